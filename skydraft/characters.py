@@ -1,0 +1,41 @@
+"""Classes of characters, Chinese first: the one place that says what counts as punctuation or content.
+
+Width variants are told apart from nothing: `，` and `,` are both comma-like. Everything here looks at single
+characters of decoded text, never at token ids (field report F11).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+COMMA_LIKE = frozenset("，,、；;：:﹐﹑﹔﹕､")
+FULL_STOP_LIKE = frozenset("。．.！!？?｡﹒﹗﹖")
+CLOSING = frozenset("”’」』）)】》〉]}\"'")
+
+_CJK_RANGES = (
+    (0x3400, 0x4DBF),  # extension A
+    (0x4E00, 0x9FFF),  # unified ideographs
+    (0xF900, 0xFAFF),  # compatibility ideographs
+    (0x20000, 0x323AF),  # extensions B to H
+)
+
+
+def is_cjk(char: str) -> bool:
+    """Whether `char` is a CJK ideograph: content, neither kana, punctuation nor digit."""
+    code = ord(char)
+    return any(low <= code <= high for low, high in _CJK_RANGES)
+
+
+def is_punctuation(char: str) -> bool:
+    """Whether `char` is punctuation by Unicode category; symbols such as `+` and spaces are not."""
+    return unicodedata.category(char).startswith("P")
+
+
+def is_content(char: str) -> bool:
+    """Whether `char` carries meaning: neither punctuation, space, symbol nor control."""
+    return unicodedata.category(char)[0] in "LN"
+
+
+def punctuation_density(text: str) -> float:
+    """Punctuation characters / characters of `text`; 0 for an empty text."""
+    return sum(map(is_punctuation, text)) / len(text) if text else 0.0

@@ -1,0 +1,67 @@
+"""The one function that picks tokens, for draft and target, in every mode: choose(logits, prefix)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skydraft.config import DecodingParams
+from skydraft.decoding.constraints import (
+    Constraint,
+    apply,
+    no_end_before,
+    no_repeat_ngram,
+    repetition_penalty,
+)
+from skydraft.decoding.sampling import sample
+from skydraft.decoding.style import style_constraints
+from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
+from skydraft.errors import EngineError
+
+
+class Chooser:
+    """`choose` with everything but the row and the prefix filled in. Immutable; holds no random state.
+
+    Steps, in order, on the raw logits:
+      1. repetition penalty, n-gram ban, minimum length (as transformers does)
+      2. style constraints
+      3. temperature, once; top-k; top-p; min-p
+      4. argmax of log p + noise(seed, position, token id)
+    Raises OptionError when a zh style meets a vocabulary without Chinese.
+    """
+
+    def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int) -> None:
+        self._params = params
+        self._constraints: list[Constraint] = []
+        if params.repetition_penalty != 1:
+            self._constraints.append(repetition_penalty(params.repetition_penalty))
+        if params.no_repeat_ngram_size:
+            self._constraints.append(no_repeat_ngram(params.no_repeat_ngram_size))
+        if params.min_new_tokens:
+            self._constraints.append(no_end_before(params.min_new_tokens, prompt_len, vocab.end_ids))
+        if params.shapes_chinese:
+            check_chinese(vocab)
+            self._constraints += style_constraints(params, vocab, prompt_len)
+
+    def choose(self, row: Any, prefix: TokenIds) -> int:
+        """The token that follows `prefix` given its raw logits `row` [vocab]. Pure: same inputs, same token."""
+        return sample(self.constrain(row, prefix), self._params, len(prefix))
+
+    def constrain(self, row: Any, prefix: TokenIds) -> Any:
+        """Steps 1 and 2: edited logits [vocab]. Where all tokens are banned the row is given back as it came."""
+        if not self._constraints:
+            edited = row
+        else:
+            edited = apply(row, (edit for constraint in self._constraints for edit in constraint(prefix)))
+        best = float(edited.max())
+        if best == -float("inf"):
+            return row
+        if best != best:
+            raise EngineError(
+                "The model gave logits that are not numbers.", hint="The model file may be damaged."
+            )
+        return edited
+
+    def rank(self, row: Any, prefix: TokenIds, token_id: int) -> int:
+        """How many tokens the constrained row puts before `token_id`: 0 is its greedy choice."""
+        edited = self.constrain(row, prefix)
+        return int((edited > edited[token_id]).sum())

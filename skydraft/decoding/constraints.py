@@ -1,0 +1,94 @@
+"""Constraints: pure functions of the prefix that give sparse edits of a row of logits.
+
+`repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens` follow transformers' logits processors to the
+letter: on raw logits, prompt included, in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import array_api_compat
+import numpy as np
+
+from skydraft.engines.vocab import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One change of some logits. `ban` sets -inf, `shift` adds `amount`.
+
+    `scale` makes a token less likely by the factor `amount`: it divides a positive logit and multiplies a
+    negative one (CTRL, arXiv 1909.05858, as in transformers). An id named twice is changed once.
+    """
+
+    op: Literal["ban", "scale", "shift"]
+    token_ids: TokenIds
+    amount: float = 0.0
+
+
+Constraint: TypeAlias = Callable[[TokenIds], Iterable[Edit]]
+
+
+def apply(row: Any, edits: Iterable[Edit]) -> Any:
+    """A copy of `row` [vocab] with the edits made in order; `row` itself when there is none."""
+    edited = row
+    for edit in edits:
+        if len(edit.token_ids) == 0:
+            continue
+        if edited is row:
+            edited = row.copy() if isinstance(row, np.ndarray) else row.clone()
+        _apply_one(edited, edit)
+    return edited
+
+
+def _apply_one(row: Any, edit: Edit) -> None:
+    xp = array_api_compat.array_namespace(row)
+    ids = xp.asarray(edit.token_ids, dtype=xp.int64, device=array_api_compat.device(row))
+    if edit.op == "ban":
+        row[ids] = -xp.inf
+        return
+    scores = row[ids]
+    if edit.op == "shift":
+        row[ids] = scores + edit.amount
+    else:
+        # Gathered before anything is written, so that an id named twice is scaled once.
+        row[ids] = xp.where(scores < 0, scores * edit.amount, scores / edit.amount)
+
+
+def repetition_penalty(penalty: float) -> Constraint:
+    """Scale every token that the prefix holds, once per distinct id."""
+    return lambda prefix: [Edit("scale", prefix, penalty)]
+
+
+def no_repeat_ngram(size: int) -> Constraint:
+    """Ban every token that would complete an n-gram which the prefix already holds."""
+
+    def ban(prefix: TokenIds) -> list[Edit]:
+        return [Edit("ban", repeating(prefix, size))]
+
+    return ban
+
+
+def repeating(history: TokenIds, size: int) -> TokenIds:
+    """Tokens Y for which (last size-1 tokens of history, Y) occurs in history; none for a history shorter than size."""
+    num_starts = len(history) - size + 1
+    if num_starts < 1:
+        return history[:0]
+    matches = np.ones(num_starts, bool)
+    tail = history[len(history) - size + 1 :]
+    for offset, token_id in enumerate(tail):
+        matches &= history[offset : offset + num_starts] == token_id
+    return history[size - 1 :][matches]
+
+
+def no_end_before(num_tokens: int, prompt_len: int, end_ids: Iterable[int]) -> Constraint:
+    """Ban the end tokens until `num_tokens` have been generated."""
+    banned = np.fromiter(end_ids, np.int32)
+
+    def ban(prefix: TokenIds) -> list[Edit]:
+        return [Edit("ban", banned)] if len(prefix) - prompt_len < num_tokens else []
+
+    return ban

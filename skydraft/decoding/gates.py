@@ -1,0 +1,110 @@
+"""Gates: which blocks go to the target. A pure question about a block in its context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from skydraft.characters import punctuation_density
+from skydraft.decoding.context import Context
+from skydraft.decoding.loops import unverified_loop
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import OptionError
+from skydraft.types import DraftBlock, Signals
+
+Reason = Literal["always", "uncertain", "density", "loop", "content", ""]
+MAX_DENSITY = 0.4
+
+_UNSURE: dict[str, Callable[[Signals, float], bool]] = {
+    "entropy": lambda signals, theta: signals.entropy > theta,
+    "margin": lambda signals, least: signals.margin < least,
+    "prob": lambda signals, least: signals.top_prob < least,
+}
+_LIMITS = {
+    "entropy": (0.0, float("inf"), "nats"),
+    "margin": (0.0, 1.0, "a probability"),
+    "prob": (0.0, 1.0, "a probability"),
+}
+_CONTENT_RULES: dict[str, re.Pattern[str]] = {
+    "digits": re.compile(r"\d"),
+    "dates": re.compile(r"\d\s*[年月日号/\-.]\s*\d?|星期[一二三四五六日天]|周[一二三四五六日末]"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """`always`, `never`, or a signal with a threshold; and the content rules added to it."""
+
+    kind: str
+    threshold: float = 0.0
+    content_rules: tuple[str, ...] = ()
+
+    @property
+    def needs_signals(self) -> bool:
+        """Whether the draft model's uncertainty has to be measured for this gate."""
+        return self.kind in _UNSURE
+
+    def unsure(self, signals: Signals) -> bool:
+        """Whether one token passes the gate."""
+        return self.needs_signals and _UNSURE[self.kind](signals, self.threshold)
+
+    def reason(self, context: Context, block: DraftBlock, vocab: Vocab) -> Reason:
+        """Why the block has to be escalated, or "" to skip it. `never` means never, whatever the text.
+
+        A round that drafted nothing is the target's.
+        """
+        if self.kind == "always" or not block.token_ids:
+            return "always"
+        if self.kind == "never":
+            return ""
+        if any(map(self.unsure, block.signals)):
+            return "uncertain"
+        text = vocab.decode(block.token_ids)
+        if punctuation_density(text) > MAX_DENSITY:
+            return "density"
+        token_ids = np.append(context.token_ids, np.array(block.token_ids, np.int32))
+        if unverified_loop(token_ids, context.prompt_len, block.base, context.seen_len):
+            return "loop"
+        return "content" if any(_CONTENT_RULES[rule].search(text) for rule in self.content_rules) else ""
+
+
+def parse_gate(text: str) -> Gate:
+    """`always`, `never`, `entropy:THETA`, `margin:M` or `prob:P`, with `+digits` and `+dates` added at will."""
+    main, *rules = text.split("+")
+    if unknown := [rule for rule in rules if rule not in _CONTENT_RULES]:
+        raise OptionError(
+            f"There is no content rule '{unknown[0]}'.", hint=f"Known: {', '.join(_CONTENT_RULES)}."
+        )
+    kind, _, value = main.partition(":")
+    if kind in ("always", "never") and not value:
+        if rules:
+            raise OptionError(f"The gate {kind} leaves nothing for the rule {rules[0]} to decide.")
+        return Gate(kind)
+    if kind == "calibrated":
+        raise OptionError(
+            "This version has no calibrated gate yet.", hint="Use entropy:3.25, margin:M or prob:P."
+        )
+    if kind not in _UNSURE:
+        raise OptionError(
+            f"There is no gate '{text}'.", hint="Use always, never, entropy:THETA, margin:M or prob:P."
+        )
+    return Gate(kind, _parse_threshold(kind, value), tuple(rules))
+
+
+def _parse_threshold(kind: str, value: str) -> float:
+    low, high, unit = _LIMITS[kind]
+    try:
+        threshold = float(value)
+    except ValueError:
+        threshold = -1.0
+    if not low <= threshold <= high:  # also refuses NaN
+        upper = "" if high == float("inf") else f" and at most {high:g}"
+        raise OptionError(
+            f"The threshold of the gate {kind} must be {unit}, at least {low:g}{upper}, not '{value}'.",
+            hint=f"For example {kind}:{'3.25' if kind == 'entropy' else '0.3'}.",
+        )
+    return threshold

@@ -1,0 +1,23 @@
+"""How sure the draft model is: entropy, margin and top probability of its raw logits at temperature 1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import array_api_compat
+
+from skydraft.types import Signals
+
+
+def measure(row: Any) -> Signals:
+    """Signals of one row of raw logits [vocab], numpy or torch. Entropy in nats, computed in the row's precision."""
+    xp = array_api_compat.array_namespace(row)
+    best = int(row.argmax())
+    shifted = row - row[best]
+    weights = xp.exp(shifted)
+    total = float(weights.sum())
+    entropy = math.log(total) - float(weights @ shifted) / total
+    weights[best] = 0
+    second = float(weights.max())
+    return Signals(max(entropy, 0.0), (1.0 - second) / total, 1.0 / total)

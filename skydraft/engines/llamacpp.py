@@ -1,0 +1,209 @@
+"""GGUF models through the low-level API of llama-cpp-python. One context, many sequences."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skydraft.engines.base import Engine, EngineOptions, Rows, Sequence
+from skydraft.engines.probe import probe, remembered
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import BrokenModel, EngineError, MissingDependency
+
+_MAX_OUTPUT_ROWS = 64
+_FLASH_ATTENTION_ON = 1
+_TYPE_F16, _TYPE_BF16 = 1, 30
+
+
+def load_library() -> Any:
+    """The ctypes module of llama.cpp, quiet. Raises MissingDependency when it is not installed."""
+    try:
+        import llama_cpp.llama_cpp as library
+    except ImportError as error:
+        raise MissingDependency(
+            "GGUF models need the package llama-cpp-python, which is not installed.",
+            hint="Install a C++ compiler (Debian: g++) and run: pip install 'skydraft[llamacpp]'.",
+        ) from error
+    library.llama_log_set(_silence(library), ctypes.c_void_p(0))
+    return library
+
+
+_callbacks: list[Any] = []  # ctypes callbacks must outlive the library that holds them
+
+
+def _silence(library: Any) -> Any:
+    if not _callbacks:
+        _callbacks.append(library.llama_log_callback(lambda level, text, data: None))
+        library.llama_backend_init()
+    return _callbacks[0]
+
+
+class LlamaCppEngine(Engine):
+    """One GGUF model in one llama.cpp context. A slot is a llama.cpp sequence id.
+
+    The KV cache holds K in float16 and V in bfloat16. With equal types llama.cpp splits a single row's keys over
+    threads from 512 cells on, so that one row and two rows at a time give other bits; with these it never does.
+    """
+
+    def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
+        self._lib = load_library()
+        self.name = name or path.stem
+        self.path = path
+        self._num_threads = options.num_threads or os.cpu_count() or 1
+        self._model = self._load_model(path, options)
+        self.vocab = _read_vocab(self._lib, self._model)
+        self.context_len = min(options.context_len, self._lib.llama_model_n_ctx_train(self._model))
+        self._context = self._open_context(options)
+        self._memory = self._lib.llama_get_memory(self._context)
+        self._num_rows_padded = self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model))
+        self._batch = self._lib.llama_batch_init(self.max_batch_rows, 0, 1)
+        self._free_slots = list(range(options.max_sequences))[::-1]
+        self.max_output_rows = _MAX_OUTPUT_ROWS
+        self._profile = remembered(self._profile_key(options), options.profile_path, lambda: probe(self))
+
+    def _load_model(self, path: Path, options: EngineOptions) -> Any:
+        params = self._lib.llama_model_default_params()
+        params.n_gpu_layers = options.gpu_layers
+        model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not model:
+            raise BrokenModel(
+                f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
+                hint="Fetch it again, or check it with: skydraft doctor.",
+            )
+        return model
+
+    def _open_context(self, options: EngineOptions) -> Any:
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = self.context_len * options.max_sequences
+        params.n_batch = params.n_ubatch = self.max_batch_rows
+        params.n_seq_max = options.max_sequences
+        params.kv_unified = False
+        params.n_outputs_max = _MAX_OUTPUT_ROWS  # the default reserves logits for whole prompts: 300 MB
+        params.n_threads = params.n_threads_batch = self._num_threads
+        params.flash_attn_type = _FLASH_ATTENTION_ON
+        params.type_k, params.type_v = _TYPE_F16, _TYPE_BF16
+        context = self._lib.llama_init_from_model(self._model, params)
+        if not context:
+            raise EngineError(
+                f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.",
+                hint="Lower --context.",
+            )
+        return context
+
+    def _profile_key(self, options: EngineOptions) -> str:
+        stat = self.path.stat()
+        import llama_cpp
+
+        processor = self._lib.llama_print_system_info().decode()
+        parts = (self.path.name, stat.st_size, int(stat.st_mtime), llama_cpp.__version__, self._num_threads)
+        return "|".join(
+            map(str, (*parts, options.gpu_layers, options.max_sequences, _cpu_model(), processor))
+        )
+
+    def allocate(self) -> int:
+        if not self._free_slots:
+            raise EngineError(f"All sequences of {self.name} are in use.", hint="Close one first.")
+        return self._free_slots.pop()
+
+    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+        batch, row = self._batch, 0
+        num_rows = sum(len(token_ids) for _, token_ids in feeds)
+        if num_rows > (self.max_output_rows if want_logits else self.max_batch_rows):
+            raise EngineError(f"{num_rows} rows are too many for one forward.")
+        for sequence, token_ids in feeds:
+            position = sequence.length
+            for token_id in token_ids:
+                batch.token[row] = token_id
+                batch.pos[row] = position
+                batch.n_seq_id[row] = 1
+                batch.seq_id[row][0] = sequence.slot
+                batch.logits[row] = want_logits
+                row += 1
+                position += 1
+        batch.n_tokens = num_rows
+        status = self._lib.llama_decode(self._context, batch)
+        if status != 0:
+            for sequence, _ in feeds:
+                self.roll_back(sequence, sequence.length)
+            raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
+        return self._rows(feeds, num_rows) if want_logits else [None] * len(feeds)
+
+    def _rows(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], num_rows: int) -> list[Rows]:
+        pointer = self._lib.llama_get_logits(self._context)
+        # [num_rows, padded vocabulary], not copied: valid until the next forward
+        logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
+        ends = np.cumsum([len(token_ids) for _, token_ids in feeds])
+        return [logits[end - len(token_ids) : end] for end, (_, token_ids) in zip(ends, feeds, strict=True)]
+
+    def roll_back(self, sequence: Sequence, length: int) -> None:
+        if not self._lib.llama_memory_seq_rm(self._memory, sequence.slot, length, -1):
+            raise EngineError(
+                f"The KV cache of {self.name} cannot be rolled back to {length}.",
+                hint="Models with recurrent layers cannot be used for speculation.",
+            )
+
+    def release(self, sequence: Sequence) -> None:
+        if self._context is not None:
+            self._lib.llama_memory_seq_rm(self._memory, sequence.slot, -1, -1)
+        self._free_slots.append(sequence.slot)
+
+    def kv_length(self, sequence: Sequence) -> int:
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence.slot)) + 1
+
+    def close(self) -> None:
+        if self._context is not None:
+            self._lib.llama_batch_free(self._batch)
+            self._lib.llama_free(self._context)
+            self._lib.llama_model_free(self._model)
+            self._context = None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _read_vocab(lib: Any, model: Any) -> Vocab:
+    vocab = lib.llama_model_get_vocab(model)
+    pieces = _read_pieces(lib, vocab)
+    bos, eos = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
+    template = lib.llama_model_chat_template(model, None)
+    return Vocab(
+        pieces,
+        lambda text: _tokenize(lib, vocab, text),
+        special_ids=(i for i in range(len(pieces)) if lib.llama_vocab_is_control(vocab, i)),
+        end_ids=(i for i in range(len(pieces)) if lib.llama_vocab_is_eog(vocab, i)),
+        chat_template=template.decode() if template else None,
+        bos_text=pieces[bos].decode() if lib.llama_vocab_get_add_bos(vocab) and bos >= 0 else "",
+        eos_text=pieces[eos].decode() if eos >= 0 else "",
+    )
+
+
+def _read_pieces(lib: Any, vocab: Any) -> list[bytes]:
+    size = lib.llama_vocab_n_tokens(vocab)
+    while size and lib.llama_vocab_get_attr(vocab, size - 1) & lib.LLAMA_TOKEN_ATTR_UNUSED:
+        size -= 1  # rows that only pad the matrix to a round number
+    buffer = ctypes.create_string_buffer(4096)
+    pieces = []
+    for token_id in range(size):
+        num_bytes = lib.llama_token_to_piece(vocab, token_id, buffer, len(buffer), 0, True)
+        pieces.append(ctypes.string_at(buffer, max(num_bytes, 0)))
+    return pieces
+
+
+def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
+    data = text.encode()
+    room = len(data) + 8  # never more tokens than bytes
+    token_ids = (lib.llama_token * room)()
+    num_tokens = lib.llama_tokenize(vocab, data, len(data), token_ids, room, False, True)
+    if num_tokens < 0:
+        raise EngineError("llama.cpp cannot tokenize this text.")
+    return list(token_ids[:num_tokens])

@@ -1,0 +1,142 @@
+"""A language model that is a table: for tests, documentation and `--edge-model toy`. It knows no language.
+
+Logits depend on the last two tokens and on the position, all read back from the KV cache, so that a cache which
+is advanced twice, not rolled back, or at wrong positions gives other logits, as in a real model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.engines.base import Engine, RowProfile, Rows, Sequence
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import OptionError
+
+_TOY_CHARACTERS = (
+    "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下过子说产种面而方后多定行学法所民得经"
+    "十三之进着等部度家电力里如水化高自二理起小物现实加量都两体制机当使点从业本去把性好应开它合还因由其些然前外天政四日那社义事平形"
+    "语速音调情绪声气快慢轻重高低清晰温柔愤怒悲伤平静，。、！？：；"
+)
+_TOY_LATIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ,.!?:;'\"()-\n"
+_TOY_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def character_vocab(characters: str) -> Vocab:
+    """A vocabulary with one token per distinct character, one per byte, and `<eos>` as the last id.
+
+    Text outside of `characters` is written in bytes, so that any text can be encoded.
+    """
+    distinct = list(dict.fromkeys(characters))
+    pieces = [char.encode() for char in distinct] + [bytes([byte]) for byte in range(256)] + [b"<eos>"]
+    ids = {char: index for index, char in enumerate(distinct)}
+    eos = len(pieces) - 1
+
+    def encode(text: str) -> list[int]:
+        token_ids: list[int] = []
+        for char in text:
+            token_ids += [ids[char]] if char in ids else [len(distinct) + byte for byte in char.encode()]
+        return token_ids
+
+    return Vocab(
+        pieces, encode, special_ids=[eos], end_ids=[eos], chat_template=_TOY_TEMPLATE, eos_text="<eos>"
+    )
+
+
+class ToyEngine(Engine):
+    """Table model over `vocab`.
+
+    `by_last` and `by_previous` are [vocab.size, vocab.size] logits for the last and the last but one token,
+    `by_position` is [period, vocab.size]. The row of a token is their sum. A slot is the list of
+    (token, position) pairs that stands for the KV cache.
+    """
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        by_last: npt.NDArray[np.float32],
+        *,
+        by_previous: npt.NDArray[np.float32] | None = None,
+        by_position: npt.NDArray[np.float32] | None = None,
+        context_len: int = 4096,
+        name: str = "toy",
+    ) -> None:
+        self.vocab = vocab
+        self.name = name
+        self.context_len = context_len
+        self._by_last = by_last
+        self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
+        self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
+        self._profile = RowProfile(invariant_rows=64, forward_ms=(0.01,))
+        self.num_forwards = 0
+
+    def allocate(self) -> list[tuple[int, int]]:
+        return []
+
+    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+        self.num_forwards += 1
+        rows_per_feed: list[Rows] = []
+        for sequence, token_ids in feeds:
+            cache: list[tuple[int, int]] = sequence.slot
+            rows = np.empty((len(token_ids), self.vocab.size), np.float32)
+            for index, token_id in enumerate(token_ids):
+                cache.append((int(token_id), len(cache)))
+                rows[index] = self._row(cache)
+            rows_per_feed.append(rows if want_logits else None)
+        return rows_per_feed
+
+    def _row(self, cache: list[tuple[int, int]]) -> npt.NDArray[np.float32]:
+        last, position = cache[-1]
+        previous = cache[-2][0] if len(cache) > 1 else last
+        row: npt.NDArray[np.float32] = self._by_last[last] + self._by_previous[previous]
+        return row + self._by_position[position % len(self._by_position)]
+
+    def roll_back(self, sequence: Sequence, length: int) -> None:
+        del sequence.slot[length:]
+
+    def release(self, sequence: Sequence) -> None:
+        sequence.slot.clear()
+
+    def kv_length(self, sequence: Sequence) -> int:
+        return len(sequence.slot)
+
+
+def random_toy(
+    vocab: Vocab,
+    *,
+    seed: int = 0,
+    drift: float = 0.0,
+    drift_seed: int = 1,
+    scale: float = 3.0,
+    name: str = "toy",
+) -> ToyEngine:
+    """A toy with random tables. `drift` mixes in other random tables: 0 is the same model, 1 or more a poor drafter."""
+    size = vocab.size
+
+    def tables(table_seed: int) -> list[npt.NDArray[np.float32]]:
+        rng = np.random.default_rng(table_seed)
+        return [rng.normal(0, scale, (rows, size)).astype(np.float32) for rows in (size, size, 7)]
+
+    own, other = tables(seed), tables(drift_seed)
+    last, previous, position = (
+        mine + np.float32(drift) * theirs for mine, theirs in zip(own, other, strict=True)
+    )
+    # Bare bytes would make broken characters, and an early end makes every test short.
+    rare = np.array([len(vocab.token_bytes(i)) == 1 and vocab.token_bytes(i)[0] >= 0x80 for i in range(size)])
+    last[:, rare | np.isin(np.arange(size), list(vocab.end_ids))] -= 4 * scale
+    return ToyEngine(vocab, last, by_previous=0.5 * previous, by_position=0.3 * position, name=name)
+
+
+def open_toy(spec: str) -> ToyEngine:
+    """The packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often."""
+    _, _, option = spec.partition(":")
+    key, _, value = option.partition("=")
+    try:
+        drift = float(value) if option else 0.0
+    except ValueError:
+        drift = -1.0
+    if (option and key != "drift") or drift < 0:
+        raise OptionError(f"'{spec}' is no toy model.", hint="Write toy, or toy:drift=0.4.")
+    return random_toy(character_vocab(_TOY_CHARACTERS + _TOY_LATIN), drift=drift, name=spec)

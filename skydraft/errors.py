@@ -1,0 +1,108 @@
+"""The one tree of errors that a caller can meet.
+
+    SkydraftError
+    ├── UsageError              the request is wrong; nothing was done
+    │   ├── UnknownModel        no such name, file, folder or hub id
+    │   ├── VocabularyMismatch  draft and target do not share a tokenizer
+    │   ├── PromptError         empty, or longer than the context
+    │   └── OptionError         an option is out of range or cannot apply here
+    ├── ModelFilesError         the files of a model could not be had
+    │   ├── HashMismatch        a file or piece is not the published one
+    │   ├── BrokenModel         a file is there but no engine can read it
+    │   ├── NotEnoughDisk       the download would not fit
+    │   └── NetworkUnavailable  neither cache nor network has it
+    ├── MissingDependency       an optional package is not installed
+    └── EngineError             a forward or a rollback was refused by the engine
+
+Every message is one line; `hint` is the next thing to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SkydraftError(Exception):
+    """Base of all errors raised on purpose.
+
+    `exit_status` is what the command line returns, `grpc_status` the name of the status that a server
+    answers with, `retryable` whether the same call may succeed later without a change.
+    """
+
+    exit_status: ClassVar[int] = 1
+    grpc_status: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class UsageError(SkydraftError):
+    """The request is wrong and nothing was done."""
+
+    exit_status = 2
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class UnknownModel(UsageError):
+    """No known name, file, folder or hub id fits the argument."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class VocabularyMismatch(UsageError):
+    """Draft and target disagree on what a token id means."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class PromptError(UsageError):
+    """The prompt is empty, or longer than a context."""
+
+
+class OptionError(UsageError):
+    """An option is out of range, or cannot apply to this request."""
+
+
+class ModelFilesError(SkydraftError):
+    """The files of a model could not be had."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class HashMismatch(ModelFilesError):
+    """A file or a piece of one is not the published one."""
+
+    grpc_status = "DATA_LOSS"
+
+
+class BrokenModel(ModelFilesError):
+    """A model file is there, but no engine can read it."""
+
+
+class NotEnoughDisk(ModelFilesError):
+    """The download would not fit on the disk."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class NetworkUnavailable(ModelFilesError):
+    """Neither the cache nor the network has the file."""
+
+    grpc_status = "UNAVAILABLE"
+    retryable = True
+
+
+class MissingDependency(SkydraftError):
+    """An optional package that this request needs is not installed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class EngineError(SkydraftError):
+    """A forward or a rollback was refused by the engine."""

@@ -1,0 +1,1 @@
+"""Measuring: every number is computed from records, never kept beside them."""

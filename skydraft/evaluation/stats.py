@@ -1,0 +1,91 @@
+"""The figures of one generation, computed from its records."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from skydraft.types import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of one generation; None where there is nothing to divide by.
+
+    acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
+    block, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. target passes and rows:
+    forwards of the target after its prefill, and the rows in them. ttft_ms: start to first committed round, prefill
+    included. itl_ms: gap between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens / time from
+    start to last round. draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest,
+    less queue and wire.
+    """
+
+    num_tokens: int
+    num_rounds: int
+    num_escalated: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    cloud_calls_per_token: float | None
+    target_passes_per_token: float | None
+    target_rows_per_token: float | None
+    ttft_ms: float | None
+    itl_ms_p50: float | None
+    itl_ms_p95: float | None
+    tokens_per_s: float | None
+    draft_ms: float
+    target_ms: float
+    overhead_ms: float
+    bytes_up: int
+    bytes_down: int
+
+
+def summarize(records: Seq[StepRecord]) -> Stats:
+    """The figures of the rounds of one generation."""
+    escalated = [record for record in records if record.outcome == "verified"]
+    drafted = [record for record in escalated if record.num_draft]
+    num_tokens = sum(record.num_committed for record in records)
+    num_draft = sum(record.num_draft for record in escalated)
+    num_accepted = sum(record.num_accepted for record in escalated)
+    gaps = _token_gaps(records)
+    return Stats(
+        num_tokens=num_tokens,
+        num_rounds=len(records),
+        num_escalated=len(escalated),
+        num_draft_tokens=num_draft,
+        num_accepted_tokens=num_accepted,
+        acceptance_rate=_ratio(num_accepted, num_draft),
+        mean_acceptance_length=_ratio(sum(record.num_committed for record in drafted), len(drafted)),
+        cloud_calls_per_token=_ratio(len(escalated), num_tokens),
+        target_passes_per_token=_ratio(sum(record.cost.num_passes for record in records), num_tokens),
+        target_rows_per_token=_ratio(sum(record.cost.num_rows for record in records), num_tokens),
+        ttft_ms=round(records[0].ended_ms, 3) if records else None,
+        itl_ms_p50=percentile(gaps, 50),
+        itl_ms_p95=percentile(gaps, 95),
+        tokens_per_s=_ratio(num_tokens * 1e3, records[-1].ended_ms) if records else None,
+        draft_ms=round(sum(record.draft_ms for record in records), 3),
+        target_ms=round(sum(record.cost.forward_ms for record in records), 3),
+        overhead_ms=round(sum(record.overhead_ms for record in records), 3),
+        bytes_up=sum(record.cost.bytes_up for record in records),
+        bytes_down=sum(record.cost.bytes_down for record in records),
+    )
+
+
+def percentile(values: Seq[float], percent: int) -> float | None:
+    """Percentile by linear interpolation; None of nothing."""
+    if len(values) < 2:
+        return round(values[0], 3) if values else None
+    return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 3)
+
+
+def _token_gaps(records: Seq[StepRecord]) -> list[float]:
+    gaps: list[float] = []
+    for before, record in zip(records, records[1:], strict=False):
+        gaps += [(record.ended_ms - before.ended_ms) / record.num_committed] * record.num_committed
+    return gaps
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None

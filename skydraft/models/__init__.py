@@ -1,0 +1,31 @@
+"""Known models, where their files lie, how they get there, and what a user's model argument means."""
+
+from skydraft.models.cache import cache_dir
+from skydraft.models.fetch import fetch
+from skydraft.models.listing import Installed, installed, verify
+from skydraft.models.manifest import KnownModel, Pair, Part, default_pair, known_models, known_pairs
+from skydraft.models.progress import Progress, no_progress, progress_on
+from skydraft.models.resolve import ModelKind, ResolvedModel, resolve
+from skydraft.models.sources import PUBLIC_SOURCES, Sources
+
+__all__ = [
+    "PUBLIC_SOURCES",
+    "Installed",
+    "KnownModel",
+    "ModelKind",
+    "Pair",
+    "Part",
+    "Progress",
+    "ResolvedModel",
+    "Sources",
+    "cache_dir",
+    "default_pair",
+    "fetch",
+    "installed",
+    "known_models",
+    "known_pairs",
+    "no_progress",
+    "progress_on",
+    "resolve",
+    "verify",
+]

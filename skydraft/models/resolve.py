@@ -1,0 +1,126 @@
+"""From what a user writes after `--edge-model` to files on this disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel
+from skydraft.models.fetch import fetch_model
+from skydraft.models.manifest import KnownModel, known_models, name_hint
+from skydraft.models.progress import Progress, no_progress
+from skydraft.models.sources import PUBLIC_SOURCES, Sources
+
+GGUF_MAGIC = b"GGUF"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
+
+ModelKind = Literal["toy", "gguf", "folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model that an engine can load: a toy by its `spec`, a .gguf file, or a checkpoint's folder."""
+
+    spec: str
+    kind: ModelKind
+    path: Path | None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) != (self.kind == "toy"):
+            raise ValueError(f"a {self.kind} model cannot have the path {self.path}")
+
+
+def resolve(
+    spec: str,
+    cache: Path,
+    *,
+    offline: bool = False,
+    progress: Progress = no_progress,
+    sources: Sources = PUBLIC_SOURCES,
+    models: Mapping[str, KnownModel] | None = None,
+) -> ResolvedModel:
+    """Find the model that `spec` names, downloading it if need be; afterwards its path exists.
+
+    In this order: `toy` or `toy:...`; a known name; a file or folder that exists; a hub file
+    `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, and what
+    `fetch_model` raises.
+    """
+    known = known_models() if models is None else models
+    local = Path(spec).expanduser()
+    if spec == "toy" or spec.startswith("toy:"):
+        return ResolvedModel(spec, "toy", None)
+    if spec in known:
+        path = fetch_model(known[spec], cache, progress=progress, offline=offline, sources=sources)
+        return ResolvedModel(spec, "gguf", path)
+    if spec and local.is_dir():
+        return _from_folder(spec, local)
+    if spec and local.exists():
+        return _from_gguf(spec, local)
+    if match := _hub_file(spec, local):
+        return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline, sources))
+    if HUB_ID.fullmatch(spec) and local.suffix != ".gguf":
+        return _from_folder(spec, sources.hub_folder(spec, offline))
+    raise _unknown(spec, local, known)
+
+
+def _hub_file(spec: str, local: Path) -> re.Match[str] | None:
+    # A file missing from a folder that is here is a slip of the pen, no wish for the hub.
+    return None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
+
+
+def _fetch_hub_file(repo: str, file: str, offline: bool, sources: Sources) -> Path:
+    if found := sources.hub_cached(repo, file):
+        return found
+    if offline:
+        raise NetworkUnavailable(
+            f"There is no file {repo}/{file} here or in the Hugging Face cache, and we are offline.",
+            hint="Go online once, or give the path of a .gguf file.",
+        )
+    return sources.hub_file(repo, file)
+
+
+def _from_gguf(spec: str, path: Path) -> ResolvedModel:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise BrokenModel(
+            f"{path} cannot be read ({error.strerror}).", hint="Check its permissions."
+        ) from error
+    if magic != GGUF_MAGIC:
+        what = "is empty" if not magic else "does not start with GGUF"
+        raise BrokenModel(
+            f"{path} {what}, so it is no GGUF model.", hint="Download it again, or give another file."
+        )
+    return ResolvedModel(spec, "gguf", path)
+
+
+def _from_folder(spec: str, folder: Path) -> ResolvedModel:
+    if (folder / "config.json").is_file():
+        return ResolvedModel(spec, "folder", folder)
+    gguf = sorted(folder.glob("*.gguf"))
+    if len(gguf) == 1:
+        return _from_gguf(spec, gguf[0])
+    if gguf:
+        raise BrokenModel(
+            f"{folder} has {len(gguf)} .gguf files.", hint=f"Name one of them, for example {gguf[0]}."
+        )
+    raise BrokenModel(
+        f"{folder} has no config.json and no .gguf file.",
+        hint="Give a transformers checkpoint's folder or a .gguf file; on the hub, org/name/file.gguf.",
+    )
+
+
+def _unknown(spec: str, local: Path, known: Mapping[str, KnownModel]) -> UnknownModel:
+    if local.suffix == ".gguf":
+        return UnknownModel(
+            f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
+        )
+    return UnknownModel(
+        f"{spec!r} is no known model, file or folder.",
+        hint=f"{name_hint(spec, known)} Or toy, a .gguf file, a checkpoint's folder, a hub id org/name.",
+    )

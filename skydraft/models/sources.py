@@ -1,0 +1,190 @@
+"""Where model files come from outside our cache. Tests put other callables into `Sources`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from skydraft.errors import MissingDependency, NetworkUnavailable, UnknownModel
+from skydraft.models.manifest import Part
+
+HUB_ANSWER_TIMEOUT_S = 4.0
+PIP_POLL_S = 0.25
+# What a transformers checkpoint is read from; leaves out second copies of the weights in other formats.
+CHECKPOINT_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The seams to disk and network.
+
+    hub_cached   (repo, file): the file in the Hugging Face cache, or None; no network.
+    hub_file     (repo, file): the file, downloaded if need be. Raises NetworkUnavailable, UnknownModel.
+    hub_folder   (repo, offline): the checkpoint's folder, likewise; with `offline` from the cache only.
+    wheel        (part, folder, on_bytes): afterwards `folder / part.wheel` exists, not yet hash-checked;
+                 `on_bytes` is told the bytes received so far. Raises NetworkUnavailable, MissingDependency.
+    free_bytes   (folder): what its disk still takes; the folder exists.
+    """
+
+    hub_cached: Callable[[str, str], Path | None]
+    hub_file: Callable[[str, str], Path]
+    hub_folder: Callable[[str, bool], Path]
+    wheel: Callable[[Part, Path, OnBytes], None]
+    free_bytes: Callable[[Path], int]
+
+
+def hub_cached(repo: str, file: str) -> Path | None:
+    """The file in the Hugging Face cache, or None."""
+    found = huggingface_hub.try_to_load_from_cache(repo, file)
+    return Path(found) if isinstance(found, str) else None
+
+
+def hub_file(repo: str, file: str) -> Path:
+    """Download one file of a hub repository into the Hugging Face cache."""
+    with _hub_failures(f"{repo}/{file}"):
+        # hf_hub_download retries for minutes without a connection; one quick question first.
+        url = huggingface_hub.hf_hub_url(repo, file)
+        huggingface_hub.get_hf_file_metadata(url, timeout=HUB_ANSWER_TIMEOUT_S)
+        return Path(huggingface_hub.hf_hub_download(repo, file))
+
+
+def hub_folder(repo: str, offline: bool) -> Path:
+    """Download a checkpoint into the Hugging Face cache, or find it there."""
+    try:
+        if offline:
+            raise NetworkUnavailable(f"{repo} is not in the Hugging Face cache, and we are offline.")
+        with _hub_failures(repo):
+            huggingface_hub.HfApi().model_info(repo, timeout=HUB_ANSWER_TIMEOUT_S)
+            return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES))
+    except NetworkUnavailable as unavailable:
+        try:
+            return Path(
+                huggingface_hub.snapshot_download(
+                    repo, allow_patterns=CHECKPOINT_FILES, local_files_only=True
+                )
+            )
+        except LocalEntryNotFoundError:
+            raise unavailable from None
+
+
+@contextmanager
+def _hub_failures(what: str) -> Iterator[None]:
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        raise _no_hub(what, error) from error
+    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+        raise UnknownModel(
+            f"The Hugging Face hub has no {what} that is open to you.",
+            hint="Check the spelling; for a private or gated one run `hf auth login`.",
+        ) from error
+    except Exception as error:
+        # The hub's client lets errors of its HTTP library through, and that library changed between versions.
+        raise _no_hub(what, error) from error
+
+
+def _no_hub(what: str, error: Exception) -> NetworkUnavailable:
+    reason = _one_line(str(error)) or type(error).__name__
+    return NetworkUnavailable(
+        f"The Hugging Face hub did not give {what} ({reason}).", hint="Check the connection and try again."
+    )
+
+
+def pip_wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
+    """Download one wheel with pip, so that the user's index and proxy apply; nothing is installed."""
+    if importlib.util.find_spec("pip") is None:
+        raise MissingDependency(
+            "Downloading the pieces needs pip, which this Python lacks.",
+            hint=f"Run `{sys.executable} -m ensurepip`.",
+        )
+    # Our own: a small /tmp is no limit, the bytes can be counted, an interruption leaves nothing.
+    scratch = folder / f"{part.wheel}.tmp"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        _run_pip(part, folder, scratch, on_bytes)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_pip(part: Part, folder: Path, scratch: Path, on_bytes: OnBytes) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
+    command += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--retries=2", "-d", str(folder)]
+    process = subprocess.Popen(
+        [*command, f"{part.package}=={part.version}"],
+        env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    with process:
+        try:
+            stderr = _wait(process, scratch, on_bytes)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0 or not (folder / part.wheel).is_file():
+        raise NetworkUnavailable(
+            f"pip could not download {part.package} {part.version} ({_pip_reason(stderr)}).",
+            hint="Check the connection and pip's index settings, then try again.",
+        )
+
+
+def _wait(process: subprocess.Popen[str], scratch: Path, on_bytes: OnBytes) -> str:
+    """What pip said on stderr, once it has ended; `on_bytes` is told meanwhile how much it has received."""
+    while True:
+        try:
+            return process.communicate(timeout=PIP_POLL_S)[1]
+        except subprocess.TimeoutExpired:
+            on_bytes(_bytes_under(scratch))
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except FileNotFoundError:
+                continue  # pip moves its files while we look
+    return total
+
+
+def _pip_reason(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.startswith("ERROR:")]
+    return _one_line(lines[-1].removeprefix("ERROR:") if lines else "no reason given")
+
+
+def _one_line(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= 160 else f"{flat[:159]}…"
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk of `folder`, in bytes."""
+    return shutil.disk_usage(folder).free
+
+
+PUBLIC_SOURCES = Sources(hub_cached, hub_file, hub_folder, pip_wheel, free_bytes)

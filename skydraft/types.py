@@ -1,0 +1,151 @@
+"""The values that travel between the rooms, and the words for them.
+
+draft model      the small model on the device (the edge); it drafts.
+target model     the large model (the cloud); its choices are the truth.
+round            one block drafted and judged.
+block            the drafted tokens of a round.
+escalate / skip  send the block to the target / commit it unverified.
+accepted         drafted and equal to the target's choice.
+recovered        the target's choice at the first difference.
+bonus            the target's choice after a fully accepted block.
+committed        the prompt and all that is final.
+base             the committed length that a block extends.
+catch-up         tokens committed by skips that the target has not seen.
+audit            whether the target would have emitted each catch-up token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "edge-fallback"]
+ORIGINS: tuple[Origin, ...] = get_args(Origin)
+
+FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted"]
+EndedBy = Literal["k", "gate", "stop"]
+Outcome = Literal["verified", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """How sure the draft model was of one token; from its raw logits at temperature 1."""
+
+    entropy: float  # nats
+    margin: float  # p1 - p2, probability
+    top_prob: float  # probability
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """The drafted tokens of one round, extending `base` committed tokens.
+
+    `signals` has one entry per token, or none at all where nobody asked for them.
+    `draft_ms` is the time spent inside forwards of the draft model.
+    """
+
+    base: int
+    token_ids: tuple[int, ...]
+    signals: tuple[Signals, ...] = ()
+    ended_by: EndedBy = "k"
+    draft_ms: float = field(default=0.0, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.base < 1:
+            raise ValueError(f"a block extends at least one committed token, not {self.base}")
+        if self.signals and len(self.signals) != len(self.token_ids):
+            raise ValueError(f"{len(self.signals)} signals for {len(self.token_ids)} tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCost:
+    """What one verification took. Rows and passes are the target's; bytes are 0 in one process."""
+
+    num_passes: int = 0
+    num_rows: int = 0
+    forward_ms: float = 0.0
+    queue_ms: float = 0.0
+    rtt_ms: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target says about a block: the first `num_accepted` tokens stand, then comes `token_id`.
+
+    `token_id` is the recovered token, or the bonus token when the whole block was accepted. It is None
+    only when `finish` says that the generation ended inside the accepted tokens. `audit` has one entry
+    per catch-up token: whether the target would have emitted it. `cost` is no part of equality.
+    """
+
+    base: int
+    num_accepted: int
+    token_id: int | None
+    finish: FinishReason | None = None
+    audit: tuple[bool, ...] = ()
+    cost: VerifyCost = field(default=VerifyCost(), compare=False)
+
+    def __post_init__(self) -> None:
+        if self.num_accepted < 0 or self.base < 1:
+            raise ValueError(f"no such verdict: base {self.base}, {self.num_accepted} accepted")
+        if self.token_id is None and (self.finish is None or self.num_accepted == 0):
+            raise ValueError("a verdict without a token must end inside its accepted tokens")
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens this verdict commits."""
+        return self.num_accepted + (self.token_id is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One round as it happened. Rates are computed from these later, never kept beside them.
+
+    `num_committed` counts what the round added to the text; `reason` says why it was escalated ("" if it was not);
+    `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the generation to it.
+    """
+
+    round: int
+    base: int
+    num_draft: int
+    num_accepted: int
+    num_committed: int
+    outcome: Outcome
+    reason: str
+    draft_ms: float
+    wall_ms: float
+    ended_ms: float
+    cost: VerifyCost = field(default=VerifyCost())
+
+    @property
+    def overhead_ms(self) -> float:
+        """Wall time less time inside engine forwards, in a queue and on the wire."""
+        return self.wall_ms - self.draft_ms - max(self.cost.rtt_ms, self.cost.queue_ms + self.cost.forward_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A committed round: what was drafted, what became final, where it came from.
+
+    `token_ids` and `origins` are equally long. `audit` has one entry per catch-up token that the round took along.
+    """
+
+    record: StepRecord
+    block: DraftBlock
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    audit: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One committed token as the caller sees it.
+
+    `text` is what it makes certain: empty while a character, or what may be a stop string, is incomplete.
+    """
+
+    token_id: int
+    origin: Origin
+    text: str
+    round: int

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .published import FakeWorld, Published, publish
+
+
+@pytest.fixture
+def published() -> Published:
+    return publish()
+
+
+@pytest.fixture
+def world(published: Published) -> FakeWorld:
+    """The index has all wheels, the hub cannot be reached, the Hugging Face cache is empty."""
+    return FakeWorld(wheels=dict(published.wheels))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "home"

@@ -1,0 +1,109 @@
+"""A tiny published model: real zip wheels, their manifest, and sources that count what they are asked."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from skydraft.errors import NetworkUnavailable
+from skydraft.models.manifest import KnownModel, Part
+from skydraft.models.sources import OnBytes, Sources
+
+PLENTY = 1 << 40
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def zipped(member: str, data: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("tiny/__init__.py", "raise SystemExit('pieces are never imported')")
+        wheel.writestr(member, data)
+    return out.getvalue()
+
+
+@dataclass
+class Published:
+    """The model, the bytes of its file, and those of its wheels by name."""
+
+    model: KnownModel
+    content: bytes
+    wheels: dict[str, bytes]
+
+
+def publish(name: str = "tiny", num_parts: int = 4) -> Published:
+    pieces = [f"{name}:{i}".encode() * (50 + i) for i in range(num_parts)]
+    pieces[0] = b"GGUF" + pieces[0]
+    wheels, parts = {}, []
+    for i, piece in enumerate(pieces):
+        member = f"tiny_part{i}/data/part.bin"
+        file = f"{name}_part{i}-1.0-py3-none-any.whl"
+        wheels[file] = zipped(member, piece)
+        parts.append(
+            Part(
+                package=f"{name}-part{i}",
+                version="1.0",
+                wheel=file,
+                wheel_sha256=sha256(wheels[file]),
+                member=member,
+                bytes=len(piece),
+            )
+        )
+    content = b"".join(pieces)
+    model = KnownModel(
+        name=name,
+        file=f"{name}.gguf",
+        license="Apache-2.0",
+        hub_repo="org/tiny-GGUF",
+        bytes=len(content),
+        sha256=sha256(content),
+        parts=tuple(parts),
+    )
+    return Published(model, content, wheels)
+
+
+@dataclass
+class FakeWorld:
+    """The hub and the index: each answers from its dict, fails where it has nothing, notes what was asked."""
+
+    wheels: dict[str, bytes] = field(default_factory=dict)
+    hub: dict[str, Path] = field(default_factory=dict)
+    hub_cache: dict[str, Path] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
+    free_bytes: int = PLENTY
+    asked: list[str] = field(default_factory=list)
+
+    def sources(self, **replaced: Callable[..., object]) -> Sources:
+        sources = Sources(
+            hub_cached=lambda repo, file: self.hub_cache.get(f"{repo}/{file}"),
+            hub_file=self._hub_file,
+            hub_folder=self._hub_folder,
+            wheel=self.wheel,
+            free_bytes=lambda folder: self.free_bytes,
+        )
+        return replace(sources, **replaced)
+
+    def wheel(self, part: Part, folder: Path, on_bytes: OnBytes) -> None:
+        self.asked.append(part.wheel)
+        if part.wheel not in self.wheels:
+            raise NetworkUnavailable("no index")
+        on_bytes(1)
+        (folder / part.wheel).write_bytes(self.wheels[part.wheel])
+
+    def _hub_file(self, repo: str, file: str) -> Path:
+        self.asked.append(f"{repo}/{file}")
+        if f"{repo}/{file}" not in self.hub:
+            raise NetworkUnavailable("no hub")
+        return self.hub[f"{repo}/{file}"]
+
+    def _hub_folder(self, repo: str, offline: bool) -> Path:
+        self.asked.append(f"{repo} offline={offline}")
+        if repo not in self.folders:
+            raise NetworkUnavailable("no hub")
+        return self.folders[repo]

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skydraft.errors import BrokenModel, NetworkUnavailable, SkydraftError, UnknownModel
+from skydraft.models import ResolvedModel, resolve
+from skydraft.models.resolve import ModelKind
+
+from .published import FakeWorld, Published
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files of every sort, and the working directory."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    (folder / "good.gguf").write_bytes(b"GGUF\x03")
+    (folder / "bad.gguf").write_bytes(b"<html>")
+    (folder / "empty.gguf").touch()
+    for name, files in {
+        "checkpoint": ["config.json", "model.gguf"],
+        "single": ["only.gguf", "README.md"],
+        "many": ["a.gguf", "b.gguf"],
+        "nothing": ["README.md"],
+        "tiny": ["config.json"],
+    }.items():
+        (folder / name).mkdir()
+        for file in files:
+            (folder / name / file).write_bytes(b"GGUF" if file.endswith("gguf") else b"{}")
+    (folder / "many" / "sub").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "path"),
+    [
+        ("toy", "toy", None),
+        ("toy:seed=3", "toy", None),
+        ("good.gguf", "gguf", "good.gguf"),
+        ("./good.gguf", "gguf", "good.gguf"),
+        ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
+        ("checkpoint", "folder", "checkpoint"),
+        ("./tiny", "folder", "tiny"),
+        ("single/", "gguf", "single/only.gguf"),
+    ],
+)
+def test_local_specs(
+    place: Path, cache: Path, world: FakeWorld, spec: str, kind: ModelKind, path: str | None
+) -> None:
+    spec = spec.format(place=place)
+    expected = None if path is None else Path(path.format(place=place))
+    assert resolve(spec, cache, sources=world.sources(), models={}) == ResolvedModel(spec, kind, expected)
+    assert world.asked == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "match"),
+    [
+        ("gone.gguf", UnknownModel, "no file gone.gguf"),
+        ("checkpoint/gone.gguf", UnknownModel, "no file"),
+        ("checkpoint/../many/gone.gguf", UnknownModel, "no file"),
+        ("many/sub/gone.gguf", UnknownModel, "no file"),
+        ("elsewhere/gone.gguf", UnknownModel, "no file"),
+        ("bad.gguf", BrokenModel, "does not start with GGUF"),
+        ("empty.gguf", BrokenModel, "is empty"),
+        ("many", BrokenModel, r"2 \.gguf files.*a\.gguf"),
+        ("nothing", BrokenModel, r"no config\.json"),
+        ("tinny", UnknownModel, r"Did you mean tiny\? Known: tiny"),
+        ("toys", UnknownModel, r"Known: tiny\..*toy"),
+        ("", UnknownModel, "Known"),
+        ("/no/such/folder", UnknownModel, "no known model"),
+        ("a/b/c", UnknownModel, "no known model"),
+        ("https://example.org/x.gguf", UnknownModel, "no file https://"),
+    ],
+)
+def test_specs_that_lead_nowhere(
+    place: Path,
+    cache: Path,
+    world: FakeWorld,
+    published: Published,
+    spec: str,
+    error: type[SkydraftError],
+    match: str,
+) -> None:
+    with pytest.raises(error, match=match) as raised:
+        resolve(spec, cache, sources=world.sources(), models={"tiny": published.model})
+    assert raised.value.hint and "\n" not in str(raised.value)
+    assert world.asked == []
+
+
+def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(
+    place: Path, cache: Path, world: FakeWorld, published: Published
+) -> None:
+    models = {"tiny": published.model}
+    resolved = resolve("tiny", cache, sources=world.sources(), models=models)
+    assert resolved == ResolvedModel("tiny", "gguf", cache / "models" / "tiny.gguf")
+    assert resolved.path is not None and resolved.path.read_bytes() == published.content
+
+
+def test_a_known_name_offline(cache: Path, world: FakeWorld, published: Published) -> None:
+    with pytest.raises(NetworkUnavailable):
+        resolve("tiny", cache, offline=True, sources=world.sources(), models={"tiny": published.model})
+    assert world.asked == []
+
+
+def test_the_packaged_names_are_the_default(cache: Path) -> None:
+    with pytest.raises(NetworkUnavailable, match="is not on this machine"):
+        resolve("qwen2.5-coder-0.5b", cache, sources=FakeWorld().sources())
+    with pytest.raises(UnknownModel, match=r"Known: qwen2\.5-coder-0\.5b, qwen2\.5-coder-1\.5b"):
+        resolve("qwen", cache, sources=FakeWorld().sources())
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_hub_checkpoint(place: Path, cache: Path, world: FakeWorld, offline: bool) -> None:
+    world.folders["org/name"] = place / "checkpoint"
+    resolved = resolve("org/name", cache, offline=offline, sources=world.sources())
+    assert resolved == ResolvedModel("org/name", "folder", place / "checkpoint")
+    assert world.asked == [f"org/name offline={offline}"]
+
+
+def test_a_hub_repository_without_a_checkpoint(place: Path, cache: Path, world: FakeWorld) -> None:
+    world.folders["org/name-GGUF"] = place / "nothing"
+    with pytest.raises(BrokenModel, match=r"org/name/file\.gguf"):
+        resolve("org/name-GGUF", cache, sources=world.sources())
+
+
+@pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
+@pytest.mark.parametrize("offline", [False, True])
+def test_an_unreachable_hub(cache: Path, world: FakeWorld, spec: str, offline: bool) -> None:
+    with pytest.raises(NetworkUnavailable):
+        resolve(spec, cache, offline=offline, sources=world.sources())
+    assert len(world.asked) == (0 if offline and spec.endswith(".gguf") else 1)
+
+
+@pytest.mark.parametrize("file", ["org/name/good.gguf", "org/name/sub/good.gguf"])
+def test_a_hub_file(place: Path, cache: Path, world: FakeWorld, file: str) -> None:
+    world.hub[file] = place / "good.gguf"
+    assert resolve(file, cache, sources=world.sources()).path == place / "good.gguf"
+    assert world.asked == [file]
+
+
+def test_a_hub_file_in_the_cache_needs_no_network(place: Path, cache: Path, world: FakeWorld) -> None:
+    world.hub_cache["org/name/good.gguf"] = place / "good.gguf"
+    resolved = resolve("org/name/good.gguf", cache, offline=True, sources=world.sources())
+    assert resolved == ResolvedModel("org/name/good.gguf", "gguf", place / "good.gguf")
+    assert world.asked == []
+
+
+def test_a_hub_file_that_is_no_gguf(place: Path, cache: Path, world: FakeWorld) -> None:
+    world.hub["org/name/bad.gguf"] = place / "bad.gguf"
+    with pytest.raises(BrokenModel):
+        resolve("org/name/bad.gguf", cache, sources=world.sources())
+
+
+@pytest.mark.parametrize(("kind", "path"), [("toy", Path("x")), ("gguf", None), ("folder", None)])
+def test_only_a_toy_has_no_path(kind: ModelKind, path: Path | None) -> None:
+    with pytest.raises(ValueError, match=kind):
+        ResolvedModel("x", kind, path)
