@@ -29,9 +29,7 @@ from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
 Execution = Literal["exact", "throughput"]
 
 
-def load(
-    model: str | os.PathLike[str], options: EngineOptions | None = None, *, offline: bool = False
-) -> Engine:
+def load(model: str | os.PathLike[str], options: EngineOptions | None = None, *, offline: bool = False) -> Engine:
     """Open a model: a known name (fetched if it is not there), a .gguf file, a local folder, or a hub id.
 
     Row costs are probed at the first load and remembered in the cache folder. Raises a SkydraftError.
@@ -180,9 +178,7 @@ def _required(engine: Engine | None, side: str) -> Engine:
     return engine
 
 
-def _k_policy(
-    plan: Plan, draft: Engine | None, target: Engine | None, verifier: TargetVerifier | None
-) -> KPolicy:
+def _k_policy(plan: Plan, draft: Engine | None, target: Engine | None, verifier: TargetVerifier | None) -> KPolicy:
     if plan.k is not None:
         return FixedK(plan.k)
     assert draft and target and verifier  # make_plan allows an adaptive k with two models only

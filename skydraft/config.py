@@ -160,7 +160,5 @@ def parse_accept(text: str) -> int:
         return 0
     name, _, rank = text.partition(":")
     if name != "top" or not rank.isdecimal() or int(rank) < 1:
-        raise OptionError(
-            f"'{text}' is no accept rule.", hint="Use exact (the default), or top:R such as top:5."
-        )
+        raise OptionError(f"'{text}' is no accept rule.", hint="Use exact (the default), or top:R such as top:5.")
     return int(rank)

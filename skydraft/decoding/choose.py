@@ -56,9 +56,7 @@ class Chooser:
         if best == -float("inf"):
             return row
         if best != best:
-            raise EngineError(
-                "The model gave logits that are not numbers.", hint="The model file may be damaged."
-            )
+            raise EngineError("The model gave logits that are not numbers.", hint="The model file may be damaged.")
         return edited
 
     def rank(self, row: Any, prefix: TokenIds, token_id: int) -> int:

@@ -76,22 +76,16 @@ def parse_gate(text: str) -> Gate:
     """`always`, `never`, `entropy:THETA`, `margin:M` or `prob:P`, with `+digits` and `+dates` added at will."""
     main, *rules = text.split("+")
     if unknown := [rule for rule in rules if rule not in _CONTENT_RULES]:
-        raise OptionError(
-            f"There is no content rule '{unknown[0]}'.", hint=f"Known: {', '.join(_CONTENT_RULES)}."
-        )
+        raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Known: {', '.join(_CONTENT_RULES)}.")
     kind, _, value = main.partition(":")
     if kind in ("always", "never") and not value:
         if rules:
             raise OptionError(f"The gate {kind} leaves nothing for the rule {rules[0]} to decide.")
         return Gate(kind)
     if kind == "calibrated":
-        raise OptionError(
-            "This version has no calibrated gate yet.", hint="Use entropy:3.25, margin:M or prob:P."
-        )
+        raise OptionError("This version has no calibrated gate yet.", hint="Use entropy:3.25, margin:M or prob:P.")
     if kind not in _UNSURE:
-        raise OptionError(
-            f"There is no gate '{text}'.", hint="Use always, never, entropy:THETA, margin:M or prob:P."
-        )
+        raise OptionError(f"There is no gate '{text}'.", hint="Use always, never, entropy:THETA, margin:M or prob:P.")
     return Gate(kind, _parse_threshold(kind, value), tuple(rules))
 
 

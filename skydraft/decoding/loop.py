@@ -63,9 +63,7 @@ class SpeculativeLoop:
     def _skip(self, block: DraftBlock, began: float) -> Round:
         """Commit the block as it is. Drafting ended it at the first stop, so only its last token can finish."""
         origin: Origin = "edge" if self._verifier is None else "skipped"
-        finish = self._stopping.finish(
-            np.append(self._context.token_ids, np.array(block.token_ids, np.int32))
-        )
+        finish = self._stopping.finish(np.append(self._context.token_ids, np.array(block.token_ids, np.int32)))
         token_ids = self._context.commit_skip(block, finish)
         return self._close_round(block, token_ids, (origin,) * len(token_ids), None, "", began)
 
@@ -110,9 +108,9 @@ class SpeculativeLoop:
 
 
 def _origins(block: DraftBlock, verdict: Verdict) -> tuple[Origin, ...]:
-    accepted: tuple[Origin, ...] = ("accepted",) * verdict.num_accepted
+    accepted: list[Origin] = ["accepted"] * verdict.num_accepted
     if verdict.token_id is None:
-        return accepted
+        return tuple(accepted)
     if not block.token_ids:
         return ("cloud",)
     return (*accepted, "bonus" if verdict.num_accepted == len(block.token_ids) else "recovered")

@@ -59,9 +59,7 @@ def make_plan(
     )
 
 
-def _check_overrides(
-    name: str, one_model: bool, gate: str | None, k: int | str | None, top: int, eager: bool
-) -> None:
+def _check_overrides(name: str, one_model: bool, gate: str | None, k: int | str | None, top: int, eager: bool) -> None:
     given = {"--gate": gate is not None, "--k": k is not None, "--accept": top > 0, "--eager": eager}
     if one_model:
         if unfit := [option for option, is_given in given.items() if is_given]:

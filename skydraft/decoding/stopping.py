@@ -13,7 +13,38 @@ from skydraft.types import FinishReason
 
 _WIDE_STOPS = FULL_STOP_LIKE - {".", "．"}
 _ABBREVIATIONS = frozenset(
-    ["e.g", "i.e", "etc", "vs", "cf", "al", "mr", "mrs", "ms", "dr", "prof", "st", "no", "fig", "eq", "vol", "p", "pp", "approx", "dept", "inc", "ltd", "co", "jr", "sr", "u.s", "u.k", "a.m", "p.m", "www"]
+    [
+        "e.g",
+        "i.e",
+        "etc",
+        "vs",
+        "cf",
+        "al",
+        "mr",
+        "mrs",
+        "ms",
+        "dr",
+        "prof",
+        "st",
+        "no",
+        "fig",
+        "eq",
+        "vol",
+        "p",
+        "pp",
+        "approx",
+        "dept",
+        "inc",
+        "ltd",
+        "co",
+        "jr",
+        "sr",
+        "u.s",
+        "u.k",
+        "a.m",
+        "p.m",
+        "www",
+    ]
 )
 _LAST_WORD = re.compile(r"[A-Za-z.]+$")
 
@@ -53,10 +84,7 @@ class Stopping:
 
     def _said_enough(self, generated: TokenIds) -> bool:
         last = int(generated[-1])
-        if not (
-            self._may_end[last]
-            or self._vocab.token_bytes(last).decode(errors="ignore").strip()[:1] in CLOSING
-        ):
+        if not (self._may_end[last] or self._vocab.token_bytes(last).decode(errors="ignore").strip()[:1] in CLOSING):
             return False
         text = self._vocab.decode(generated)
         return ends_sentence(text) and num_sentences(text) >= self._sentences

@@ -93,9 +93,7 @@ class Verification:
 
     def verdict(self, cost: VerifyCost) -> Verdict:
         """The verdict, once `next_feed` has given None."""
-        return Verdict(
-            self._block.base, self._num_accepted, self._token_id, self._finish, tuple(self._audit), cost
-        )
+        return Verdict(self._block.base, self._num_accepted, self._token_id, self._finish, tuple(self._audit), cost)
 
 
 class TargetVerifier:

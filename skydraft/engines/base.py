@@ -85,9 +85,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         if self.context_len < 16:
-            raise OptionError(
-                f"A context of {self.context_len} tokens is too short.", hint="Use --context 16 or more."
-            )
+            raise OptionError(f"A context of {self.context_len} tokens is too short.", hint="Use --context 16 or more.")
         if self.num_threads < 0:
             raise OptionError(f"--threads must not be negative, like {self.num_threads}.")
 

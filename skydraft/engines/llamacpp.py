@@ -101,9 +101,7 @@ class LlamaCppEngine(Engine):
 
         processor = self._lib.llama_print_system_info().decode()
         parts = (self.path.name, stat.st_size, int(stat.st_mtime), llama_cpp.__version__, self._num_threads)
-        return "|".join(
-            map(str, (*parts, options.gpu_layers, options.max_sequences, _cpu_model(), processor))
-        )
+        return "|".join(map(str, (*parts, options.gpu_layers, options.max_sequences, _cpu_model(), processor)))
 
     def allocate(self) -> int:
         if not self._free_slots:

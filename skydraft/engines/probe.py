@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,7 @@ def remembered(key: str, path: Path | None, measure: Callable[[], RowProfile]) -
     return RowProfile(known[key]["invariant_rows"], tuple(known[key]["forward_ms"]))
 
 
-def _read(path: Path) -> dict[str, dict[str, object]] | dict[str, dict]:  # type: ignore[type-arg]
+def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
         known = json.loads(path.read_text())
         return {k: v for k, v in known.items() if isinstance(v["invariant_rows"], int) and v["forward_ms"]}

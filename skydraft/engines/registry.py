@@ -9,9 +9,7 @@ from skydraft.engines.base import Engine, EngineOptions
 from skydraft.engines.toy import open_toy
 
 
-def open_engine(
-    kind: Literal["toy", "gguf", "folder"], spec: str, path: Path | None, options: EngineOptions
-) -> Engine:
+def open_engine(kind: Literal["toy", "gguf", "folder"], spec: str, path: Path | None, options: EngineOptions) -> Engine:
     """Open a model of a kind. Raises BrokenModel, MissingDependency or OptionError."""
     if kind == "toy":
         return open_toy(spec)

@@ -40,9 +40,10 @@ def character_vocab(characters: str) -> Vocab:
             token_ids += [ids[char]] if char in ids else [len(distinct) + byte for byte in char.encode()]
         return token_ids
 
-    return Vocab(
-        pieces, encode, special_ids=[eos], end_ids=[eos], chat_template=_TOY_TEMPLATE, eos_text="<eos>"
-    )
+    return Vocab(pieces, encode, special_ids=[eos], end_ids=[eos], chat_template=_TOY_TEMPLATE, eos_text="<eos>")
+
+
+Table = npt.NDArray[np.float32]
 
 
 class ToyEngine(Engine):
@@ -91,7 +92,8 @@ class ToyEngine(Engine):
         last, position = cache[-1]
         previous = cache[-2][0] if len(cache) > 1 else last
         row: npt.NDArray[np.float32] = self._by_last[last] + self._by_previous[previous]
-        return row + self._by_position[position % len(self._by_position)]
+        row = row + self._by_position[position % len(self._by_position)]
+        return row
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
         del sequence.slot[length:]
@@ -115,18 +117,19 @@ def random_toy(
     """A toy with random tables. `drift` mixes in other random tables: 0 is the same model, 1 or more a poor drafter."""
     size = vocab.size
 
-    def tables(table_seed: int) -> list[npt.NDArray[np.float32]]:
+    def tables(table_seed: int) -> list[Table]:
         rng = np.random.default_rng(table_seed)
         return [rng.normal(0, scale, (rows, size)).astype(np.float32) for rows in (size, size, 7)]
 
     own, other = tables(seed), tables(drift_seed)
-    last, previous, position = (
-        mine + np.float32(drift) * theirs for mine, theirs in zip(own, other, strict=True)
-    )
+    mixed: list[Table] = [mine + np.float32(drift) * theirs for mine, theirs in zip(own, other, strict=True)]
+    last, previous, position = mixed
     # Bare bytes would make broken characters, and an early end makes every test short.
     rare = np.array([len(vocab.token_bytes(i)) == 1 and vocab.token_bytes(i)[0] >= 0x80 for i in range(size)])
     last[:, rare | np.isin(np.arange(size), list(vocab.end_ids))] -= 4 * scale
-    return ToyEngine(vocab, last, by_previous=0.5 * previous, by_position=0.3 * position, name=name)
+    return ToyEngine(
+        vocab, last, by_previous=previous * np.float32(0.5), by_position=position * np.float32(0.3), name=name
+    )
 
 
 def open_toy(spec: str) -> ToyEngine:

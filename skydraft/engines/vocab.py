@@ -128,10 +128,7 @@ _CJK_LEAD_BYTES = range(0xE4, 0xEA)  # first bytes of U+4000 to U+9FFF in UTF-8
 
 
 def _classify(pieces: list[bytes]) -> TokenClasses:
-    masks = {
-        name: np.zeros(len(pieces), bool)
-        for name in ("content", "comma", "full_stop", "other", "frag", "ascii")
-    }
+    masks = {name: np.zeros(len(pieces), bool) for name in ("content", "comma", "full_stop", "other", "frag", "ascii")}
     counts = {name: np.zeros(len(pieces), np.int16) for name in ("num", "lead", "tail")}
     first_char = np.zeros(len(pieces), np.int32)
     for token_id, piece in enumerate(pieces):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def percentile(values: Seq[float], percent: int) -> float | None:
 
 def _token_gaps(records: Seq[StepRecord]) -> list[float]:
     gaps: list[float] = []
-    for before, record in zip(records, records[1:], strict=False):
+    for before, record in itertools.pairwise(records):
         gaps += [(record.ended_ms - before.ended_ms) / record.num_committed] * record.num_committed
     return gaps
 

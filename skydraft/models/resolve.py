@@ -88,14 +88,10 @@ def _from_gguf(spec: str, path: Path) -> ResolvedModel:
         with path.open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))
     except OSError as error:
-        raise BrokenModel(
-            f"{path} cannot be read ({error.strerror}).", hint="Check its permissions."
-        ) from error
+        raise BrokenModel(f"{path} cannot be read ({error.strerror}).", hint="Check its permissions.") from error
     if magic != GGUF_MAGIC:
         what = "is empty" if not magic else "does not start with GGUF"
-        raise BrokenModel(
-            f"{path} {what}, so it is no GGUF model.", hint="Download it again, or give another file."
-        )
+        raise BrokenModel(f"{path} {what}, so it is no GGUF model.", hint="Download it again, or give another file.")
     return ResolvedModel(spec, "gguf", path)
 
 
@@ -106,9 +102,7 @@ def _from_folder(spec: str, folder: Path) -> ResolvedModel:
     if len(gguf) == 1:
         return _from_gguf(spec, gguf[0])
     if gguf:
-        raise BrokenModel(
-            f"{folder} has {len(gguf)} .gguf files.", hint=f"Name one of them, for example {gguf[0]}."
-        )
+        raise BrokenModel(f"{folder} has {len(gguf)} .gguf files.", hint=f"Name one of them, for example {gguf[0]}.")
     raise BrokenModel(
         f"{folder} has no config.json and no .gguf file.",
         hint="Give a transformers checkpoint's folder or a .gguf file; on the hub, org/name/file.gguf.",

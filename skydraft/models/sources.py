@@ -70,11 +70,7 @@ def hub_folder(repo: str, offline: bool) -> Path:
             return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES))
     except NetworkUnavailable as unavailable:
         try:
-            return Path(
-                huggingface_hub.snapshot_download(
-                    repo, allow_patterns=CHECKPOINT_FILES, local_files_only=True
-                )
-            )
+            return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES, local_files_only=True))
         except LocalEntryNotFoundError:
             raise unavailable from None
 
