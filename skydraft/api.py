@@ -23,13 +23,19 @@ from skydraft.engines.registry import open_engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.evaluation.stats import Stats, summarize
-from skydraft.models import cache_dir, resolve
+from skydraft.models import Progress, cache_dir, no_progress, resolve
 from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
 
 Execution = Literal["exact", "throughput"]
 
 
-def load(model: str | os.PathLike[str], options: EngineOptions | None = None, *, offline: bool = False) -> Engine:
+def load(
+    model: str | os.PathLike[str],
+    options: EngineOptions | None = None,
+    *,
+    offline: bool = False,
+    progress: Progress = no_progress,
+) -> Engine:
     """Open a model: a known name (fetched if it is not there), a .gguf file, a local folder, or a hub id.
 
     Row costs are probed at the first load and remembered in the cache folder. Raises a SkydraftError.
@@ -38,7 +44,7 @@ def load(model: str | os.PathLike[str], options: EngineOptions | None = None, *,
     options = options or EngineOptions()
     if options.profile_path is None:
         options = replace(options, profile_path=cache / "profiles.json")
-    found = resolve(os.fspath(model), cache, offline=offline)
+    found = resolve(os.fspath(model), cache, offline=offline, progress=progress)
     return open_engine(found.kind, found.spec, found.path, options)
 
 
@@ -72,10 +78,13 @@ class Generation:
         self._texts.append(text)
         return Token(done.token_ids[index], done.origins[index], text, done.record.round)
 
-    def interrupt(self) -> None:
-        """End after what is committed so far; `finish_reason` becomes "interrupted"."""
+    def interrupt(self) -> str:
+        """End after what is committed so far; `finish_reason` becomes "interrupted". Returns the text held back."""
+        if self._context.finish is not None:
+            return ""
         self._context.interrupt()
         self._texts.append(self._stream.finish())
+        return self._texts[-1]
 
     def run(self) -> Generation:
         """Generate to the end."""

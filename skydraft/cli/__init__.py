@@ -1,0 +1,1 @@
+"""The command line: parse, build, call, print. It decides nothing."""

@@ -12,7 +12,7 @@ from skydraft.engines.base import RowProfile
 from skydraft.types import StepRecord
 
 MAX_AUTO_K = 8
-_PRIOR_ALPHA, _PRIOR_WEIGHT = 0.75, 8.0  # acceptance before anything was seen, in drafted tokens
+PRIOR_ALPHA, _PRIOR_WEIGHT = 0.75, 8.0  # acceptance before anything was seen, in drafted tokens
 _MIN_GAIN = 1.05  # drafting must promise this much over plain decoding, since only k = 0 cannot be slower
 _SMOOTHING = 0.2
 
@@ -53,7 +53,9 @@ class AutoK:
     often as it is reached.
     """
 
-    def __init__(self, draft: RowProfile, target: RowProfile, max_rows: int, *, min_k: int = 0) -> None:
+    def __init__(
+        self, draft: RowProfile, target: RowProfile, max_rows: int, *, min_k: int = 0, alpha: float = PRIOR_ALPHA
+    ) -> None:
         self._draft_ms = draft.forward_ms[0]
         self._profile_ms = target.forward_ms
         self._slowdown = 1.0  # measured time of a pass over the profile's
@@ -61,7 +63,7 @@ class AutoK:
         self._max_rows = max_rows
         self._min_k = min_k
         self._num_drafted = _PRIOR_WEIGHT
-        self._num_accepted = _PRIOR_ALPHA * _PRIOR_WEIGHT
+        self._num_accepted = alpha * _PRIOR_WEIGHT
 
     @property
     def alpha(self) -> float:

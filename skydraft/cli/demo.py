@@ -1,0 +1,49 @@
+"""`make demo`: one Chinese prompt in every mode on the real pair, then a table of what each cost."""
+
+from __future__ import annotations
+
+import sys
+
+from skydraft import api
+from skydraft.cli.options import load_engine
+from skydraft.cli.render import console_for, legend, show_tokens, stats_table
+from skydraft.config import decoding_params
+from skydraft.decoding.plan import make_plan
+from skydraft.engines.base import EngineOptions
+from skydraft.errors import SkydraftError
+from skydraft.evaluation.stats import Stats
+from skydraft.models import default_pair
+
+MODES = ("edge", "cloud", "lossless", "fluency", "quality")
+PROMPT = "请用一句话描述海边日落的景色。"
+_COST = ("num_tokens", "num_rounds", "num_escalated", "num_draft_tokens", "num_accepted_tokens", "acceptance_rate")
+_RATES = ("mean_acceptance_length", "cloud_calls_per_token", "target_passes_per_token", "target_rows_per_token")
+_TIMES = ("ttft_ms", "itl_ms_p50", "itl_ms_p95", "tokens_per_s", "draft_ms", "target_ms", "overhead_ms")
+
+
+def demo(prompt: str = PROMPT) -> None:
+    """Run `prompt` in all modes with the default pair, coloured by origin; styles and temperature at their defaults."""
+    console, pair = console_for("auto"), default_pair()
+    edge, cloud = (load_engine(name, EngineOptions(), offline=False) for name in (pair.draft, pair.target))
+    console.print(f"{pair.draft} drafts, {pair.target} checks: both on this machine, greedy.\n{prompt}\n")
+    runs: dict[str, Stats] = {}
+    for mode in MODES:
+        params = decoding_params(max_new_tokens=64)
+        with api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params) as generation:
+            console.print(f"{mode:<9} ", end="")
+            for _, tokens in generation.rounds():
+                show_tokens(console, tokens)
+            console.print()
+            if console.is_terminal:
+                console.print(f"{'':<9} ", legend(generation.origins))
+            runs[mode] = generation.stats
+    for columns in (_COST, _RATES, _TIMES):
+        console.print()
+        console.print(stats_table(runs, columns))
+
+
+if __name__ == "__main__":
+    try:
+        demo()
+    except SkydraftError as error:
+        sys.exit(f"skydraft: {error}")

@@ -1,0 +1,124 @@
+"""`skydraft generate`: one prompt, streamed and coloured by origin, or as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TextIO
+
+import click
+
+from skydraft import api
+from skydraft.cli.options import build_engine_options, decoding_options, engine_options, load_engine
+from skydraft.cli.render import as_json, console_for, legend, show_tokens, summary_line, trace_line
+from skydraft.config import MODES, decoding_params
+from skydraft.decoding.plan import make_plan
+from skydraft.errors import OptionError
+
+_INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--mode", metavar="M", help=f"One of {', '.join(MODES)} (default lossless).")
+@click.option("--gate", metavar="G", help="always, never, entropy:THETA, margin:M or prob:P; +digits, +dates.")
+@click.option("--k", metavar="N", help="Tokens in a block, or auto.")
+@click.option("--accept", metavar="RULE", help="exact (default), or top:R, which is lossy.")
+@click.option("--eager", is_flag=True, help="End a block right after the first unsure token.")
+@click.option(
+    "--execution",
+    type=click.Choice(["exact", "throughput"]),
+    default="exact",
+    show_default=True,
+    help="exact verifies in forwards that are bit-identical to single rows.",
+)
+@engine_options
+@decoding_options
+@click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
+@click.option("--json", "json_out", is_flag=True, help="Print one JSON object at the end instead of text.")
+@click.option("--trace", metavar="FILE", help="Write one JSON line per round to FILE.")
+@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
+@click.option("--quiet", is_flag=True, help="No line of figures on stderr.")
+def generate(prompt: str, json_out: bool, trace: str | None, color: str, quiet: bool, **given: Any) -> int:
+    """Generate text for PROMPT; - reads it from stdin. Text goes to stdout, everything else to stderr."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with ExitStack() as stack:
+        trace_file = stack.enter_context(_open_trace(trace)) if trace else None
+        generation = stack.enter_context(_start(text, given, with_signals=trace is not None))
+        interrupted = stack.enter_context(_catch_interrupt())
+        console = None if json_out else console_for(color)
+        for done, tokens in generation.rounds():
+            if console:
+                show_tokens(console, tokens)
+            if trace_file:
+                print(trace_line(done, tokens), file=trace_file, flush=True)
+            if interrupted and (held := generation.interrupt()) and console:
+                console.print(held, end="")
+        _finish(generation, console is None, color, quiet)
+    return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
+
+
+def _start(prompt: str, given: dict[str, Any], *, with_signals: bool) -> api.Generation:
+    """Check everything that can be checked before a model is opened, then open them."""
+    plan = make_plan(**{name: given.pop(name) for name in ("mode", "gate", "k", "accept", "eager")})
+    options, offline = build_engine_options(given), given.pop("offline")
+    edge_model, cloud_model = given.pop("edge_model"), given.pop("cloud_model")
+    system, raw, execution = given.pop("system"), given.pop("raw"), given.pop("execution")
+    given["stop"] = given["stop"] or None
+    params = decoding_params(**given)
+    if not prompt.strip():
+        raise OptionError("The prompt is empty.", hint="Give at least one word, or - to read it from stdin.")
+    if raw and system:
+        raise OptionError("--system is part of the chat template, which --raw leaves away.")
+    edge = load_engine(edge_model, options, offline=offline) if plan.drafts else None
+    cloud = load_engine(cloud_model, options, offline=offline) if plan.verifies else None
+    return api.generate(
+        prompt,
+        edge=edge,
+        cloud=cloud,
+        plan=plan,
+        params=params,
+        system=system,
+        raw=raw,
+        with_signals=with_signals,
+        execution=execution,
+    )
+
+
+def _open_trace(path: str) -> TextIO:
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"The trace file {path} cannot be written: {error.strerror}.") from error
+
+
+@contextmanager
+def _catch_interrupt() -> Iterator[list[int]]:
+    """The first Ctrl-C ends the generation after the round under way; a second one ends the process."""
+    seen: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        seen.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _finish(generation: api.Generation, json_out: bool, color: str, quiet: bool) -> None:
+    if json_out:
+        print(json.dumps(as_json(generation), ensure_ascii=False))
+        return
+    print()
+    if not quiet:
+        errors = console_for(color, stderr=True)
+        if errors.is_terminal:
+            errors.print(legend(generation.origins))
+        errors.print(summary_line(generation))

@@ -1,0 +1,71 @@
+"""`skydraft`: the entry point, and the one place where errors become a line on stderr and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence as Seq
+
+import click
+
+from skydraft import __version__
+from skydraft.cli.doctor import doctor
+from skydraft.cli.generate import generate
+from skydraft.cli.models import models
+from skydraft.errors import SkydraftError
+
+INTERRUPTED = 130  # what shells use for a process ended by Ctrl-C
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="skydraft")
+def cli() -> None:
+    """Edge-cloud speculative decoding: a small model drafts, a gate decides, a large model checks.
+
+    \b
+    skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b
+    skydraft generate "请用一句话描述海边日落的景色。" --mode quality
+    """
+
+
+cli.add_command(generate)
+cli.add_command(models)
+cli.add_command(doctor)
+
+
+def main(args: Seq[str] | None = None) -> None:
+    """Run a command and exit: 0 on success, 2 on wrong use, 1 on failure, 130 after Ctrl-C."""
+    sys.exit(run(args))
+
+
+def run(args: Seq[str] | None = None) -> int:
+    """Run a command; returns its exit status. A failure is one line on stderr, never a traceback."""
+    try:
+        status = cli.main(args, prog_name="skydraft", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except SkydraftError as error:
+        return _fail(str(error), error.exit_status)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.ClickException as error:
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "skydraft"
+        return _fail(f"{error.format_message()} See: {path} --help", error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("Interrupted.", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not complain about it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(f"{error.strerror or error}: {error.filename or 'the system refused'}.", 1)
+
+
+def _fail(message: str, status: int) -> int:
+    click.echo(f"skydraft: {' '.join(message.split())}", err=True)
+    return status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Options that more than one command takes, and how they become the objects of the Python interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from skydraft.api import load
+from skydraft.config import STYLES
+from skydraft.engines.base import Engine, EngineOptions
+from skydraft.models import default_pair, progress_on
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_PAIR = default_pair()
+
+_ENGINE = [
+    click.option(
+        "--edge-model", default=_PAIR.draft, show_default=True, help="Draft model: name, .gguf, folder, hub id."
+    ),
+    click.option("--cloud-model", default=_PAIR.target, show_default=True, help="Target model, likewise."),
+    click.option("--context", default=4096, show_default=True, metavar="N", help="Context length in tokens."),
+    click.option("--threads", default=0, metavar="N", help="Threads; 0 takes all cores."),
+    click.option("--gpu-layers", default=0, metavar="N", help="GGUF: layers on the GPU; -1 takes all."),
+    click.option("--device", default="cpu", show_default=True, help="transformers: cpu or cuda."),
+    click.option("--dtype", default="float32", show_default=True, help="transformers: float32, bfloat16 or float16."),
+    click.option("--offline", is_flag=True, help="Use what is on this disk, ask no network."),
+]
+
+_DECODING = [
+    click.option("--style", metavar="S", help=f"A set of constraints: {', '.join(STYLES)}."),
+    click.option("--temperature", type=float, help="0 is greedy (default)."),
+    click.option("--top-k", type=int, help="Keep the K best tokens; 0 is off."),
+    click.option("--top-p", type=float, help="Keep the smallest set of this mass; 1 is off."),
+    click.option("--min-p", type=float, help="Keep tokens with this share of the best probability; 0 is off."),
+    click.option("--seed", type=int, help="Seed of the noise (default 0)."),
+    click.option("--max-new-tokens", type=int, help="Stop after so many tokens (default 128)."),
+    click.option("--min-new-tokens", type=int, help="Neither end token nor sentence stop before."),
+    click.option("--sentences", type=int, help="Stop after so many sentences; 0 is off."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated."),
+    click.option("--repetition-penalty", type=float, help="As in transformers; 1 is off."),
+    click.option("--no-repeat-ngram-size", type=int, help="As in transformers; 0 is off."),
+    click.option("--content-penalty", type=float, help="Penalty on repeated CJK content tokens; 1 is off."),
+    click.option("--content-ngram-size", type=int, help="Ban repeated n-grams of CJK content; 0 is off."),
+    click.option(
+        "--no-adjacent-repeat/--adjacent-repeat", default=None, help="Ban the same CJK character twice in a row."
+    ),
+    click.option("--comma-gap", type=int, help="CJK characters between punctuation and the next comma; 0 is off."),
+    click.option("--full-stop-gap", type=int, help="Likewise before a full stop, which is made unlikely, not banned."),
+    click.option("--full-stop-shift", type=float, help="By how much (default -8)."),
+]
+
+
+def engine_options(command: Command) -> Command:
+    """Add the options that say which models to run and how."""
+    return _add(_ENGINE, command)
+
+
+def decoding_options(command: Command) -> Command:
+    """Add the options of DecodingParams. A value not given is None, so that a style shows through."""
+    return _add(_DECODING, command)
+
+
+def _add(options: list[Callable[[Any], Any]], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def build_engine_options(given: dict[str, Any]) -> EngineOptions:
+    """Take the engine's options out of what was given. Raises OptionError."""
+    return EngineOptions(
+        context_len=given.pop("context"),
+        num_threads=given.pop("threads"),
+        gpu_layers=given.pop("gpu_layers"),
+        device=given.pop("device"),
+        dtype=given.pop("dtype"),
+    )
+
+
+def load_engine(model: str, options: EngineOptions, *, offline: bool) -> Engine:
+    """Open a model, with a progress bar on stderr should it have to be fetched."""
+    with progress_on() as progress:
+        return load(model, options, offline=offline, progress=progress)

@@ -1,0 +1,113 @@
+"""How a generation looks: text coloured by origin, one line of figures, a table of several runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from skydraft.api import Generation
+from skydraft.evaluation.stats import Stats
+from skydraft.types import Origin, Round, Token
+
+# Told apart by brightness and underline as well as by hue, for eyes and terminals that see few colours.
+STYLES: dict[Origin, str] = {
+    "accepted": "green",
+    "recovered": "bold underline yellow",
+    "bonus": "bold cyan",
+    "skipped": "default",
+    "edge": "default",
+    "cloud": "bold blue",
+    "edge-fallback": "reverse",
+}
+
+
+def console_for(color: str, *, stderr: bool = False) -> Console:
+    """A console for stdout or stderr; `color` is auto, always or never."""
+    forced = {"always": True, "never": False, "auto": None}[color]
+    return Console(
+        stderr=stderr,
+        force_terminal=forced,
+        no_color=forced is False or None,
+        highlight=False,
+        soft_wrap=True,
+        color_system="standard" if forced else "auto",
+    )
+
+
+def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
+    """Print the text of tokens at once, coloured on a terminal."""
+    for token in tokens:
+        if token.text:
+            console.print(Text(token.text, style=STYLES[token.origin]), end="")
+    sys.stdout.flush()
+
+
+def legend(origins: Sequence[Origin]) -> Text:
+    """The colours that were used, by name."""
+    names = [origin for origin in STYLES if origin in origins]
+    return Text("  ").join(Text(name, style=STYLES[name]) for name in names)
+
+
+def summary_line(generation: Generation) -> str:
+    """One line about a finished generation."""
+    stats = generation.stats
+    parts = [f"{stats.num_tokens} tokens", f"{_number(stats.tokens_per_s)} tokens/s"]
+    parts += [f"{stats.num_rounds} rounds", f"{stats.num_escalated} escalated"]
+    if stats.acceptance_rate is not None:
+        parts.append(f"{stats.acceptance_rate:.0%} of drafts accepted")
+    parts += [f"{_number(stats.cloud_calls_per_token)} calls/token", f"ended by {generation.finish_reason}"]
+    return " · ".join(parts)
+
+
+def as_json(generation: Generation) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "origins": generation.origins,
+        "finish_reason": generation.finish_reason,
+        "prompt_tokens": generation.num_prompt_tokens,
+        "stats": dataclasses.asdict(generation.stats),
+    }
+
+
+def trace_line(done: Round, tokens: Sequence[Token]) -> str:
+    """One round as a line of JSON: its record, the draft with its signals, and what was committed."""
+    line = dataclasses.asdict(done.record)
+    line |= {"overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by}
+    line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
+    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit}
+    line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
+    return json.dumps(_rounded(line), ensure_ascii=False)
+
+
+def stats_table(runs: Mapping[str, Stats], columns: Sequence[str]) -> Table:
+    """Figures of several runs, a row each; `columns` are names of Stats fields."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("mode")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, stats in runs.items():
+        table.add_row(name, *(_number(getattr(stats, column)) for column in columns))
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return str(value) if isinstance(value, int) else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
