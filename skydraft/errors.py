@@ -12,7 +12,8 @@
     │   ├── NotEnoughDisk       the download would not fit
     │   └── NetworkUnavailable  neither cache nor network has it
     ├── MissingDependency       an optional package is not installed
-    └── EngineError             a forward or a rollback was refused by the engine
+    ├── EngineError             a forward or a rollback was refused by the engine
+    └── BaseMismatch            a block or verdict extends another length than the committed one
 
 Every message is one line; `hint` is the next thing to do.
 """
@@ -106,3 +107,13 @@ class MissingDependency(SkydraftError):
 
 class EngineError(SkydraftError):
     """A forward or a rollback was refused by the engine."""
+
+
+class BaseMismatch(SkydraftError):
+    """A block or verdict extends another length than the committed one. Nothing was changed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, base: int, length: int) -> None:
+        super().__init__(f"This extends {base} committed tokens, but there are {length}.")
+        self.length = length

@@ -23,7 +23,7 @@ def list_models() -> None:
     cache = cache_dir()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "size", "license", "state"):
-        table.add_column(column, justify="right" if column == "size" else "left")
+        table.add_column(column, justify="right" if column == "size" else "left", overflow="fold")
     for row in installed(cache):
         state = str(row.path) if row.present else f"not here; get it with: skydraft models fetch {row.name}"
         table.add_row(row.name, f"{row.bytes / 1e6:.0f} MB", row.license, state)

@@ -6,18 +6,8 @@ from collections.abc import Sequence as Seq
 
 from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import SkydraftError
+from skydraft.errors import BaseMismatch
 from skydraft.types import DraftBlock, FinishReason, Verdict
-
-
-class BaseMismatch(SkydraftError):
-    """A block or verdict extends another length than the committed one. Nothing was changed."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-    def __init__(self, base: int, length: int) -> None:
-        super().__init__(f"This extends {base} committed tokens, but there are {length}.")
-        self.length = length
 
 
 class Context:
@@ -73,5 +63,5 @@ class Context:
         if base != len(self):
             raise BaseMismatch(base, len(self))
         self._tokens.extend(token_ids)
-        self._finish = finish
+        self._finish = finish or self._finish  # an interrupt during the round stays
         return token_ids

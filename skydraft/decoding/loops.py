@@ -36,6 +36,13 @@ def _loop_lengths(generated: list[int], period: int, block_start: int) -> list[i
         start -= 1  # a run that began long before the block became a loop back there
     for index in range(start, len(generated)):
         run = run + 1 if generated[index] == generated[index - period] else 0
-        if run == needed and len(set(generated[index + 1 - period : index + 1])) <= MAX_DISTINCT:
+        if run == needed and _is_cycle(generated[index + 1 - period : index + 1]):
             lengths.append(index + 1)
     return lengths
+
+
+def _is_cycle(phrase: list[int]) -> bool:
+    """Whether the phrase has few distinct tokens and is no repetition of a shorter one, which is counted as such."""
+    period = len(phrase)
+    shorter = (part for part in range(1, period) if period % part == 0)
+    return len(set(phrase)) <= MAX_DISTINCT and not any(phrase[part:] == phrase[:-part] for part in shorter)

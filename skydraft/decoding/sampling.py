@@ -25,7 +25,7 @@ _STEP, _MIX_A, _MIX_B = (
     0xBF58476D1CE4E5B9,
     0x94D049BB133111EB,
 )  # SplitMix64, public domain
-# The noise has 53 bits: -log(-log(u)) with u in [2^-54, 1 - 2^-54]. What is further than this from the best
+# The noise has 53 bits: -log(-log(u)) with u in [2^-54, 1 - 2^-53]. What is further than this from the best
 # logit (in units of the temperature) can never win, whatever its noise.
 _MAX_NOISE = 37.43
 _NOISE_SPAN = _MAX_NOISE + 3.63
@@ -147,6 +147,7 @@ def _mix_int(word: int) -> int:
 
 
 def _to_gumbel(words: Words) -> Floats:
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    # The largest word would round up to 1 and give infinite noise.
+    uniform = np.minimum(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53, 1 - 2.0**-53)
     gumbel: Floats = -np.log(-np.log(uniform))
     return gumbel

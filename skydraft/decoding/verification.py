@@ -12,11 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from skydraft.decoding.choose import Chooser
-from skydraft.decoding.context import BaseMismatch, Context
+from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import roll_back
 from skydraft.decoding.stopping import Stopping
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.vocab import TokenIds
+from skydraft.errors import BaseMismatch
 from skydraft.types import DraftBlock, FinishReason, Verdict, VerifyCost
 
 
@@ -48,7 +49,7 @@ class Verification:
         top: int,
     ) -> None:
         committed = np.append(seen, np.array(catch_up, np.int32))
-        roll_back(sequence, committed)
+        roll_back(sequence, seen)  # not further: every catch-up token is audited, after a failed forward too
         self._candidate: TokenIds = np.append(committed, np.array(block.token_ids, np.int32))
         self._seen_len = len(seen)
         self._fed_len = sequence.length

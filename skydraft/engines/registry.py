@@ -12,7 +12,7 @@ from skydraft.engines.toy import open_toy
 def open_engine(kind: Literal["toy", "gguf", "folder"], spec: str, path: Path | None, options: EngineOptions) -> Engine:
     """Open a model of a kind. Raises BrokenModel, MissingDependency or OptionError."""
     if kind == "toy":
-        return open_toy(spec)
+        return open_toy(spec, options.context_len)
     assert path is not None  # models.resolve gives a path for every other kind
     if kind == "gguf":
         from skydraft.engines.llamacpp import LlamaCppEngine

@@ -112,6 +112,7 @@ def random_toy(
     drift: float = 0.0,
     drift_seed: int = 1,
     scale: float = 3.0,
+    context_len: int = 4096,
     name: str = "toy",
 ) -> ToyEngine:
     """A toy with random tables. `drift` mixes in other random tables: 0 is the same model, 1 or more a poor drafter."""
@@ -128,11 +129,16 @@ def random_toy(
     rare = np.array([len(vocab.token_bytes(i)) == 1 and vocab.token_bytes(i)[0] >= 0x80 for i in range(size)])
     last[:, rare | np.isin(np.arange(size), list(vocab.end_ids))] -= 4 * scale
     return ToyEngine(
-        vocab, last, by_previous=previous * np.float32(0.5), by_position=position * np.float32(0.3), name=name
+        vocab,
+        last,
+        by_previous=previous * np.float32(0.5),
+        by_position=position * np.float32(0.3),
+        context_len=context_len,
+        name=name,
     )
 
 
-def open_toy(spec: str) -> ToyEngine:
+def open_toy(spec: str, context_len: int = 4096) -> ToyEngine:
     """The packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often."""
     _, _, option = spec.partition(":")
     key, _, value = option.partition("=")
@@ -140,6 +146,6 @@ def open_toy(spec: str) -> ToyEngine:
         drift = float(value) if option else 0.0
     except ValueError:
         drift = -1.0
-    if (option and key != "drift") or drift < 0:
+    if (option and key != "drift") or not 0 <= drift < float("inf"):
         raise OptionError(f"'{spec}' is no toy model.", hint="Write toy, or toy:drift=0.4.")
-    return random_toy(character_vocab(_TOY_CHARACTERS + _TOY_LATIN), drift=drift, name=spec)
+    return random_toy(character_vocab(_TOY_CHARACTERS + _TOY_LATIN), drift=drift, name=spec, context_len=context_len)

@@ -1,0 +1,1 @@
+"""Measurements on the real pair. Each module is a command: python -m bench.identity, python -m bench.speed."""

@@ -1,0 +1,89 @@
+"""Counts tokens of `lossless` against `cloud` on the real pair: they must be the same ids, all of them.
+
+    python -m bench.identity [--limit PROMPTS] [--max-new-tokens N]
+
+All prompts at temperature 0 and 0.8 with k = 2, 5, 8; the first twelve also with repetition penalty and n-gram ban,
+and with zh-short; and one prompt longer than 512 tokens, past which llama.cpp may use other kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import skydraft
+from bench.workload import load_pair, machine, prompts
+from skydraft import DecodingParams, Engine, decoding_params, make_plan
+
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One setting, the prompts it is run on, and the block lengths that must all agree with `cloud`."""
+
+    name: str
+    params: DecodingParams
+    prompts: list[str]
+    ks: tuple[int, ...]
+
+
+def cases(limit: int | None, max_new_tokens: int) -> Iterator[Case]:
+    """All settings, at both temperatures."""
+    dev = prompts(limit)
+    long_prompt = "请总结下面所有的问题：" + "\n".join(prompts())[:900]
+    for temperature in (0.0, 0.8):
+        plain = decoding_params(temperature=temperature, seed=SEED, max_new_tokens=max_new_tokens)
+        penalties = replace(plain, repetition_penalty=1.1, no_repeat_ngram_size=3)
+        style = decoding_params("zh-short", temperature=temperature, seed=SEED, max_new_tokens=max_new_tokens)
+        yield Case(f"plain, T={temperature}", plain, dev, (2, 5, 8))
+        yield Case(f"penalty 1.1 + 3-gram ban, T={temperature}", penalties, dev[:12], (5,))
+        yield Case(f"zh-short, T={temperature}", style, dev[:12], (5,))
+        yield Case(f"long prompt, T={temperature}", plain, [long_prompt], (5,))
+
+
+def run(mode: str, k: int | None, prompt: str, params: DecodingParams, pair: tuple[Engine, Engine]) -> tuple[int, ...]:
+    """The tokens of one generation."""
+    edge, cloud = pair
+    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode, k=k), params=params) as generation:
+        return generation.run().token_ids
+
+
+def compare(case: Case, pair: tuple[Engine, Engine]) -> tuple[int, int]:
+    """(tokens compared, tokens equal): equal counts the common prefix, since what follows a difference says nothing."""
+    num_compared = num_equal = 0
+    for prompt in case.prompts:
+        expected = run("cloud", None, prompt, case.params, pair)
+        for k in case.ks:
+            got = run("lossless", k, prompt, case.params, pair)
+            same = next((i for i, (a, b) in enumerate(zip(expected, got)) if a != b), min(len(expected), len(got)))  # noqa: B905
+            num_compared += max(len(expected), len(got))
+            num_equal += same
+            if expected != got:
+                print(f"  DIFFERENT at token {same}, k={k}: {prompt[:40]}", flush=True)
+    return num_compared, num_equal
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, default=None, help="only the first prompts")
+    parser.add_argument("--max-new-tokens", type=int, default=40)
+    given = parser.parse_args()
+    pair = load_pair()
+    print(f"{machine()}; invariant_rows {pair[1].invariant_rows}; seed {SEED}")
+    total = total_equal = 0
+    began = time.perf_counter()
+    for case in cases(given.limit, given.max_new_tokens):
+        num_compared, num_equal = compare(case, pair)
+        total, total_equal = total + num_compared, total_equal + num_equal
+        print(f"{case.name:<36} {len(case.prompts):>3} prompts, k={case.ks}: {num_equal} of {num_compared} equal", flush=True)
+    minutes = (time.perf_counter() - began) / 60
+    print(f"lossless == cloud: {total_equal} of {total} tokens equal ({total_equal / total:.2%}), {minutes:.1f} min")
+    return 0 if total_equal == total else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

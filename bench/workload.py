@@ -1,0 +1,34 @@
+"""The prompts and the pair that every measurement here uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+
+import skydraft
+from skydraft.models import default_pair
+
+PROMPTS_FILE = Path(__file__).parent.parent / "data" / "prompts_zh_dev.jsonl"
+
+
+def prompts(limit: int | None = None) -> list[str]:
+    """The development prompts, in order."""
+    lines = PROMPTS_FILE.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"] for line in lines][:limit]
+
+
+def load_pair() -> tuple[skydraft.Engine, skydraft.Engine]:
+    """Draft and target of the demo pair."""
+    pair = default_pair()
+    return skydraft.load(pair.draft), skydraft.load(pair.target)
+
+
+def machine() -> str:
+    """One line that says where a figure was measured."""
+    import llama_cpp
+
+    cpu = Path("/proc/cpuinfo").read_text().split("model name", 1)[1].split(":", 1)[1].splitlines()[0].strip()
+    threads = os.cpu_count()
+    return f"{cpu}, {threads} threads, {platform.system()}, llama-cpp-python {llama_cpp.__version__}, Q4_K_M"

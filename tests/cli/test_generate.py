@@ -1,0 +1,226 @@
+"""`skydraft generate` on the toy pair: what it prints, where, and with which exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from skydraft.cli.main import run
+
+TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
+STATS = [
+    "num_tokens",
+    "num_rounds",
+    "num_escalated",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "cloud_calls_per_token",
+    "target_passes_per_token",
+    "target_rows_per_token",
+    "ttft_ms",
+    "itl_ms_p50",
+    "itl_ms_p95",
+    "tokens_per_s",
+    "draft_ms",
+    "target_ms",
+    "overhead_ms",
+    "bytes_up",
+    "bytes_down",
+]
+
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def invoke(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
+
+    def call(*args: str) -> tuple[int, str, str]:
+        status = run(args)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
+    status, out, err = invoke("generate", "你好", *TOYS, "--max-new-tokens", "20")
+    assert status == 0
+    assert len(out.strip()) >= 10
+    assert "20 tokens" in err
+    assert "20 tokens" not in out
+    assert "\x1b" not in out + err  # no terminal, no colours
+
+
+def test_colours_tell_origins(invoke: Invoke) -> None:
+    _, out, err = invoke("generate", "你好", *TOYS, "--color", "always")
+    assert "\x1b[32m" in out  # accepted
+    assert "\x1b[1;4;33m" in out  # recovered
+    assert "accepted" in err
+
+
+def test_json_has_the_fixed_fields(invoke: Invoke) -> None:
+    status, out, err = invoke("generate", "你好", *TOYS, "--json", "--max-new-tokens", "20")
+    answer = json.loads(out)
+    assert (status, err) == (0, "")
+    assert list(answer) == ["text", "token_ids", "origins", "finish_reason", "prompt_tokens", "stats"]
+    assert list(answer["stats"]) == STATS
+    assert len(answer["token_ids"]) == len(answer["origins"]) == answer["stats"]["num_tokens"] == 20
+    assert answer["finish_reason"] == "length"
+    assert answer["stats"]["num_accepted_tokens"] == answer["origins"].count("accepted")
+
+
+def test_lossless_prints_what_cloud_prints(invoke: Invoke) -> None:
+    for extra in (
+        [],
+        ["--temperature", "0.9", "--seed", "4"],
+        ["--style", "zh-short"],
+        ["--repetition-penalty", "1.3"],
+    ):
+        texts = [
+            invoke("generate", "你好", *TOYS, *extra, "--mode", mode, "--quiet")[1] for mode in ("cloud", "lossless")
+        ]
+        assert texts[0] == texts[1] != "\n"
+
+
+def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    args = ["generate", "你好", *TOYS, "--json", "--trace", str(trace), "--mode", "quality", "--max-new-tokens", "20"]
+    _, out, _ = invoke(*args)
+    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
+    answer = json.loads(out)
+    assert len(rounds) == answer["stats"]["num_rounds"]
+    assert [token_id for line in rounds for token_id in line["token_ids"]] == answer["token_ids"]
+    assert "".join(line["text"] for line in rounds) == answer["text"]
+    assert all(len(line["signals"]) == line["num_draft"] for line in rounds)
+
+
+def test_a_prompt_comes_from_stdin(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = invoke("generate", "今天天气", *TOYS, "--quiet")[1]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("今天天气"))
+    assert invoke("generate", "-", *TOYS, "--quiet")[1] == expected
+
+
+WRONG: dict[str, tuple[list[str], int, str]] = {
+    "empty prompt": (["", *TOYS], 2, "prompt is empty"),
+    "blank prompt": (["  \n", *TOYS], 2, "prompt is empty"),
+    "unknown model": (["你好", "--edge-model", "qwen2.5-coder-0.5"], 2, "qwen2.5-coder-0.5b"),
+    "unknown hub file": (["你好", "--edge-model", "nowhere.gguf"], 2, "nowhere.gguf"),
+    "k of 0": (["你好", *TOYS, "--k", "0"], 2, "--k must be"),
+    "k too large": (["你好", *TOYS, "--k", "1000"], 2, "--k must be"),
+    "unknown gate": (["你好", *TOYS, "--gate", "perplexity:3"], 2, "no gate 'perplexity:3'"),
+    "negative theta": (["你好", *TOYS, "--gate", "entropy:-1"], 2, "at least 0"),
+    "theta not a number": (["你好", *TOYS, "--gate", "entropy:nan"], 2, "at least 0"),
+    "unknown content rule": (["你好", *TOYS, "--gate", "entropy:1+names"], 2, "names"),
+    "unknown mode": (["你好", *TOYS, "--mode", "turbo"], 2, "no mode 'turbo'"),
+    "mode of a later version": (["你好", *TOYS, "--mode", "auto"], 2, "calibrated"),
+    "unknown style": (["你好", *TOYS, "--style", "zh-long"], 2, "zh-short"),
+    "gate in a mode with one model": (["你好", *TOYS, "--mode", "edge", "--gate", "always"], 2, "one model"),
+    "lossy gate in lossless": (["你好", *TOYS, "--mode", "lossless", "--gate", "entropy:3"], 2, "lossy"),
+    "lossy acceptance in lossless": (["你好", *TOYS, "--mode", "lossless", "--accept", "top:3"], 2, "lossy"),
+    "unknown accept rule": (["你好", *TOYS, "--accept", "best"], 2, "accept rule"),
+    "eager without a signal": (["你好", *TOYS, "--eager"], 2, "--eager"),
+    "negative temperature": (["你好", *TOYS, "--temperature", "-1"], 2, "--temperature"),
+    "temperature not a number": (["你好", *TOYS, "--temperature", "warm"], 2, "warm"),
+    "no tokens asked for": (["你好", *TOYS, "--max-new-tokens", "0"], 2, "--max-new-tokens"),
+    "context too short": (["你好", *TOYS, "--context", "2"], 2, "--context"),
+    "unknown option": (["你好", *TOYS, "--speed", "9"], 2, "--speed"),
+    "trace to nowhere": (["你好", *TOYS, "--trace", "/no/such/folder/t.jsonl"], 2, "/no/such/folder"),
+    "system prompt with raw": (["你好", *TOYS, "--raw", "--system", "x"], 2, "--raw"),
+    "toy that is none": (["你好", "--edge-model", "toy:size=3"], 2, "toy"),
+    "negative threads": (["你好", *TOYS, "--threads", "-2"], 2, "--threads"),
+    "prompt longer than the context": (["你好" * 3000, *TOYS], 2, "12000 tokens"),
+    "known model, no network and no cache": (["你好", "--offline"], 1, "qwen2.5-coder"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_clear_line(invoke: Invoke, case: str) -> None:
+    args, expected_status, fragment = WRONG[case]
+    status, out, err = invoke("generate", *args)
+    assert (status, out) == (expected_status, "")
+    assert err.startswith("skydraft: ")
+    assert err.count("\n") == 1
+    assert fragment in err
+
+
+def test_a_broken_gguf_file_is_one_clear_line(invoke: Invoke, tmp_path: Path) -> None:
+    for name, content in (("magic.gguf", b"nonsense" * 100), ("empty.gguf", b""), ("cut.gguf", b"GGUF" + bytes(500))):
+        path = tmp_path / name
+        path.write_bytes(content)
+        if name == "cut.gguf":
+            pytest.importorskip("llama_cpp")
+        status, _, err = invoke("generate", "你好", "--edge-model", str(path), "--mode", "edge")
+        assert status in (1, 2)
+        assert err.count("\n") == 1
+        assert name in err
+
+
+def test_two_vocabularies_are_refused(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    from skydraft.cli import generate
+    from skydraft.engines.toy import character_vocab, random_toy
+
+    toys = iter([random_toy(character_vocab("今天天气")), random_toy(character_vocab("今天天气好"))])
+    monkeypatch.setattr(generate, "load_engine", lambda *args, **kwargs: next(toys))
+    status, _, err = invoke("generate", "今天", *TOYS)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert "vocabulary" in err
+
+
+def test_a_zh_style_needs_a_chinese_vocabulary(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    from skydraft.cli import generate
+    from skydraft.engines.toy import character_vocab, random_toy
+
+    monkeypatch.setattr(generate, "load_engine", lambda *args, **kwargs: random_toy(character_vocab("abcdef")))
+    status, _, err = invoke("generate", "abc", *TOYS, "--style", "zh-short")
+    assert status == 2
+    assert "Chinese" in err
+
+
+def test_a_missing_llama_cpp_names_the_package_and_the_compiler(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    path = tmp_path / "some.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    status, _, err = invoke("generate", "你好", "--edge-model", str(path), "--mode", "edge")
+    assert status == 1
+    assert "llama-cpp-python" in err
+    assert "C++ compiler" in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_ends_with_what_was_generated() -> None:
+    args = [sys.executable, "-m", "skydraft.cli.main", "generate", "你好", *TOYS, "--json", "--max-new-tokens", "90000"]
+    args += ["--context", "100000"]
+    child = subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    time.sleep(1.5)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    answer = json.loads(out)
+    assert child.returncode == 130
+    assert answer["finish_reason"] == "interrupted"
+    assert 0 < answer["stats"]["num_tokens"] < 90000
+    assert len(answer["token_ids"]) == len(answer["origins"])
+    assert err == b""
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    options = "--edge-model toy --mode edge --max-new-tokens 3000"
+    command = f"{sys.executable} -m skydraft.cli.main generate 你好 {options} | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,52 @@
+"""The error tree is complete, and each class says how to exit, what to answer and whether to retry."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+import skydraft
+from skydraft import errors
+from skydraft.errors import SkydraftError
+
+GRPC_STATUSES = {
+    "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED",
+}  # fmt: skip
+
+
+def descendants(cls: type[SkydraftError]) -> list[type[SkydraftError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in descendants(child))]
+
+
+@pytest.fixture(scope="module")
+def tree() -> list[type[SkydraftError]]:
+    for module in pkgutil.walk_packages(skydraft.__path__, "skydraft."):
+        if "transformers" not in module.name:
+            importlib.import_module(module.name)
+    return [cls for cls in descendants(SkydraftError) if cls.__module__.startswith("skydraft")]
+
+
+def test_every_error_lives_in_one_file_and_in_its_drawing(tree: list[type[SkydraftError]]) -> None:
+    assert {cls.__module__ for cls in tree} == {"skydraft.errors"}
+    drawn = set(re.findall(r"^    (?:[│├└─ ]*)(\w+)", errors.__doc__ or "", re.M))
+    assert drawn == {cls.__name__ for cls in tree}
+
+
+def test_every_error_maps_to_one_status_of_each_kind(tree: list[type[SkydraftError]]) -> None:
+    for cls in tree:
+        assert cls.exit_status in (1, 2), cls
+        assert cls.grpc_status in GRPC_STATUSES, cls
+        assert cls.retryable == (cls.grpc_status == "UNAVAILABLE"), cls
+        assert (cls.exit_status == 2) == issubclass(cls, errors.UsageError), cls
+        assert (cls.__doc__ or "").strip().endswith("."), cls
+
+
+def test_the_public_names_are_what_can_be_imported() -> None:
+    public = {name for name in vars(skydraft) if not name.startswith("_")}
+    modules = {module.name for module in pkgutil.iter_modules(skydraft.__path__)}
+    assert set(skydraft.__all__) == public - modules
