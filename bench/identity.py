@@ -79,7 +79,10 @@ def main() -> int:
     for case in cases(given.limit, given.max_new_tokens):
         num_compared, num_equal = compare(case, pair)
         total, total_equal = total + num_compared, total_equal + num_equal
-        print(f"{case.name:<36} {len(case.prompts):>3} prompts, k={case.ks}: {num_equal} of {num_compared} equal", flush=True)
+        print(
+            f"{case.name:<36} {len(case.prompts):>3} prompts, k={case.ks}: {num_equal} of {num_compared} equal",
+            flush=True,
+        )
     minutes = (time.perf_counter() - began) / 60
     print(f"lossless == cloud: {total_equal} of {total} tokens equal ({total_equal / total:.2%}), {minutes:.1f} min")
     return 0 if total_equal == total else 1

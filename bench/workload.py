@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 import skydraft
+from skydraft.engines.probe import cpu_model
 from skydraft.models import default_pair
 
 PROMPTS_FILE = Path(__file__).parent.parent / "data" / "prompts_zh_dev.jsonl"
@@ -29,6 +30,5 @@ def machine() -> str:
     """One line that says where a figure was measured."""
     import llama_cpp
 
-    cpu = Path("/proc/cpuinfo").read_text().split("model name", 1)[1].split(":", 1)[1].splitlines()[0].strip()
     threads = os.cpu_count()
-    return f"{cpu}, {threads} threads, {platform.system()}, llama-cpp-python {llama_cpp.__version__}, Q4_K_M"
+    return f"{cpu_model()}, {threads} threads, {platform.system()}, llama-cpp-python {llama_cpp.__version__}, Q4_K_M"

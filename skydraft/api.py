@@ -51,7 +51,7 @@ def load(
 class Generation:
     """One generation under way. Iterate over it for tokens; the rest can be read at any time.
 
-    Closing it, or leaving its `with` block, frees the sequences; the engines stay open for the next one.
+    Its end, `close` or leaving its `with` block frees the sequences; the engines stay open for the next one.
     """
 
     def __init__(self, loop: SpeculativeLoop, context: Context, stream: TextStream) -> None:
@@ -66,6 +66,7 @@ class Generation:
         for done in self._loop.rounds():
             self._rounds.append(done)
             yield done, [self._show(done, index) for index in range(len(done.token_ids))]
+        self.close()
 
     def __iter__(self) -> Iterator[Token]:
         for _, tokens in self.rounds():
@@ -95,6 +96,10 @@ class Generation:
     def close(self) -> None:
         """Free the KV memory of this generation."""
         self._loop.close()
+
+    def __del__(self) -> None:
+        # One that is dropped half-way must not keep its seat in the engine.
+        self.close()
 
     def __enter__(self) -> Generation:
         return self

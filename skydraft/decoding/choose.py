@@ -12,6 +12,7 @@ from skydraft.decoding.constraints import (
     no_repeat_ngram,
     repetition_penalty,
 )
+from skydraft.decoding.precision import at_least_float32
 from skydraft.decoding.sampling import sample
 from skydraft.decoding.style import style_constraints
 from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
@@ -47,7 +48,11 @@ class Chooser:
         return sample(self.constrain(row, prefix), self._params, len(prefix))
 
     def constrain(self, row: Any, prefix: TokenIds) -> Any:
-        """Steps 1 and 2: edited logits [vocab]. Where all tokens are banned the row is given back as it came."""
+        """Steps 1 and 2: edited logits [vocab]. Where all tokens are banned they are the raw ones.
+
+        At least float32. Raises EngineError when a logit is not a number.
+        """
+        row = at_least_float32(row)
         if not self._constraints:
             edited = row
         else:

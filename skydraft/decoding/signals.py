@@ -7,11 +7,13 @@ from typing import Any
 
 import array_api_compat
 
+from skydraft.decoding.precision import at_least_float32
 from skydraft.types import Signals
 
 
 def measure(row: Any) -> Signals:
-    """Signals of one row of raw logits [vocab], numpy or torch. Entropy in nats, computed in the row's precision."""
+    """Signals of one row of raw logits [vocab], numpy or torch, unchanged. Entropy in nats, in float32 at least."""
+    row = at_least_float32(row)
     xp = array_api_compat.array_namespace(row)
     best = int(row.argmax())
     shifted = row - row[best]

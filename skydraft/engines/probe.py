@@ -64,6 +64,15 @@ def _probe_at(engine: Engine, length: int, max_rows: int) -> tuple[list[float], 
     return forward_ms, invariant_rows
 
 
+def cpu_model() -> str:
+    """The processor's name where the system tells it, else the number of cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{os.cpu_count()} cores"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
 def remembered(key: str, path: Path | None, measure: Callable[[], RowProfile]) -> RowProfile:
     """The profile stored under `key` in the JSON file at `path`, measured and stored if it is not there.
 

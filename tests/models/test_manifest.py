@@ -73,9 +73,7 @@ def test_pairs_must_name_known_models() -> None:
     with pytest.raises(ValidationError, match="names gone"):
         Manifest.model_validate_json(wrong)
     with pytest.raises(ValidationError, match="default pair other"):
-        Manifest.model_validate_json(
-            text.replace('"default_pair": "qwen2.5-coder"', '"default_pair": "other"')
-        )
+        Manifest.model_validate_json(text.replace('"default_pair": "qwen2.5-coder"', '"default_pair": "other"'))
     with pytest.raises(ValidationError):
         Manifest.model_validate_json("{}")
 

@@ -47,9 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("single/", "gguf", "single/only.gguf"),
     ],
 )
-def test_local_specs(
-    place: Path, cache: Path, world: FakeWorld, spec: str, kind: ModelKind, path: str | None
-) -> None:
+def test_local_specs(place: Path, cache: Path, world: FakeWorld, spec: str, kind: ModelKind, path: str | None) -> None:
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))
     assert resolve(spec, cache, sources=world.sources(), models={}) == ResolvedModel(spec, kind, expected)

@@ -84,9 +84,7 @@ def test_pip_is_run_without_dependencies_in_our_own_scratch(
     assert [path.name for path in tmp_path.iterdir()] == [part.wheel]
 
 
-def test_an_interrupt_ends_pip_and_its_scratch(
-    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_ends_pip_and_its_scratch(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes = []
     real = subprocess.Popen
 

@@ -1,0 +1,164 @@
+"""The slow and obvious way: every rule again, on whole rows and whole texts, with nothing kept between steps."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from skydraft.config import DecodingParams
+from skydraft.decoding.stopping import Stopping
+from skydraft.engines.base import Engine
+from skydraft.engines.vocab import Vocab
+
+_MASK = 2**64 - 1
+_COMMAS, _STOPS = "，,、；;：:﹐﹑﹔﹕､", "。．.！!？?｡﹒﹗﹖"
+_MARKS = _COMMAS + _STOPS + "”“（）"
+
+
+def splitmix(word: int) -> int:
+    """One output of SplitMix64 from its state, as published by Steele, Lea and Flood."""
+    word = (word + 0x9E3779B97F4A7C15) & _MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return word ^ (word >> 31)
+
+
+@lru_cache(maxsize=200_000)
+def noise(seed: int, position: int, token_id: int) -> float:
+    """Gumbel noise from plain integers."""
+    key = splitmix(splitmix(seed) + position)
+    word = splitmix(key + token_id * 0x9E3779B97F4A7C15)
+    uniform = min(((word >> 11) + 0.5) / 2**53, 1 - 2.0**-53)
+    return -math.log(-math.log(uniform))
+
+
+def warped(row: Any, params: DecodingParams) -> Any:
+    """Temperature, top-k, top-p, min-p, each by masking the whole row, as transformers' warpers do. [vocab]"""
+    scores = row.astype(np.float64) / params.temperature
+    if params.top_k:
+        scores = np.where(scores < np.sort(scores)[-min(params.top_k, len(scores))], -np.inf, scores)
+    if params.top_p < 1:
+        order = np.argsort(scores, kind="stable")
+        remove = np.cumsum(probabilities(scores)[order]) <= 1 - params.top_p
+        remove[-1] = False
+        scores[order[remove]] = -np.inf
+    if params.min_p > 0:
+        probs = probabilities(scores)
+        scores = np.where(probs < params.min_p * probs.max(), -np.inf, scores)
+    return scores
+
+
+def probabilities(scores: Any) -> Any:
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def sample(row: Any, params: DecodingParams, position: int) -> int:
+    if params.temperature == 0:
+        return int(row.argmax())
+    scores = warped(row, params)
+    kept = np.flatnonzero(scores > -np.inf)
+    return int(max(kept, key=lambda token_id: scores[token_id] + noise(params.seed, position, int(token_id))))
+
+
+def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingParams, vocab: Vocab) -> Any:
+    """The edited row. Rules for Chinese are asked of texts, token by token, never of token classes."""
+    edited = row.copy()
+    prefix = [int(token_id) for token_id in prefix]
+    generated = prefix[prompt_len:]
+    for token_id in sorted(set(prefix)):
+        _scale(edited, token_id, params.repetition_penalty)
+    if params.no_repeat_ngram_size:
+        _ban_ngrams(edited, prefix, params.no_repeat_ngram_size)
+    if len(generated) < params.min_new_tokens:
+        edited[list(vocab.end_ids)] = -np.inf
+    content = [token_id for token_id in generated if _is_content(vocab, token_id)]
+    for token_id in sorted(set(content)):
+        _scale(edited, token_id, params.content_penalty)
+    if params.content_ngram_size:
+        _ban_ngrams(edited, content, params.content_ngram_size)
+    for token_id in range(vocab.size):
+        _shape(edited, token_id, generated, params, vocab)
+    return row if edited.max() == -np.inf else edited
+
+
+def _scale(edited: Any, token_id: int, penalty: float) -> None:
+    edited[token_id] = edited[token_id] * penalty if edited[token_id] < 0 else edited[token_id] / penalty
+
+
+def _ban_ngrams(edited: Any, history: Seq[int], size: int) -> None:
+    tail = history[len(history) - size + 1 :]
+    for end in range(size, len(history) + 1):
+        if history[end - size : end - 1] == tail:
+            edited[history[end - 1]] = -np.inf
+
+
+def _shape(edited: Any, token_id: int, generated: Seq[int], params: DecodingParams, vocab: Vocab) -> None:
+    text = _text(vocab, token_id)
+    written = vocab.text_bytes(generated)
+    last = codecs.getincrementaldecoder("utf-8")("replace").decode(written)[-1:]  # a finished character
+    is_repeat = _is_content(vocab, token_id) and _is_cjk(last) and text.lstrip()[0] == last
+    if params.no_adjacent_repeat and is_repeat:
+        edited[token_id] = -np.inf
+    marks = [char for char in text if _is_mark(char)]
+    if not marks:
+        return
+    gap = _cjk_since_mark(written) + sum(map(_is_cjk, text[: text.index(marks[0])]))
+    in_number = written[-1:].isalnum() and all(char.isascii() for char in marks)
+    if any(char in _COMMAS for char in marks) and gap < params.comma_gap and not in_number:
+        edited[token_id] = -np.inf
+    if any(char in _STOPS for char in marks) and gap < params.full_stop_gap and not in_number:
+        edited[token_id] += params.full_stop_shift
+
+
+def _cjk_since_mark(written: bytes) -> int:
+    """CJK characters begun since the last punctuation, each by its first byte: 0xE4 to 0xE9 in UTF-8."""
+    start = max(written.rfind(mark.encode()) + len(mark.encode()) * (mark.encode() in written) for mark in _MARKS)
+    return sum(0xE4 <= byte <= 0xE9 for byte in written[max(start, 0) :])
+
+
+def _text(vocab: Vocab, token_id: int) -> str:
+    return vocab.token_bytes(token_id).decode(errors="ignore")
+
+
+def _is_content(vocab: Vocab, token_id: int) -> bool:
+    text = _text(vocab, token_id)
+    return any(map(_is_cjk, text)) and all(_is_cjk(char) or char.isspace() for char in text)
+
+
+def _is_cjk(char: str) -> bool:
+    return "\u4e00" <= char <= "\u9fff"
+
+
+def _is_mark(char: str) -> bool:
+    return char in _MARKS
+
+
+def row_after(engine: Engine, prefix: Seq[int]) -> Any:
+    """Logits after `prefix` from a fresh sequence. [vocab]"""
+    sequence = engine.open(list(prefix))
+    row = sequence.extend([int(prefix[-1])])[0].copy()
+    sequence.close()
+    return row
+
+
+def next_token(engine: Engine, prefix: Seq[int], prompt_len: int, params: DecodingParams) -> int:
+    """What this model alone would emit after `prefix`."""
+    edited = constrained(row_after(engine, prefix), prefix, prompt_len, params, engine.vocab)
+    return sample(edited, params, len(prefix))
+
+
+def plain(engine: Engine, prompt: Seq[int], params: DecodingParams) -> tuple[tuple[int, ...], str]:
+    """This model alone: a fresh sequence per step, no rollback. Returns tokens and the finish reason."""
+    limit = min(len(prompt) + params.max_new_tokens, engine.context_len)
+    stopping = Stopping(params, engine.vocab, len(prompt), limit)
+    token_ids = list(prompt)
+    while True:
+        token_ids.append(next_token(engine, token_ids, len(prompt), params))
+        if reason := stopping.finish(np.array(token_ids, np.int32)):
+            return tuple(token_ids[len(prompt) :]), reason

@@ -1,0 +1,75 @@
+"""The context only grows, only from where it ends, and never shows a way to change it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.decoding.context import BaseMismatch, Context
+from skydraft.engines.base import TokenBuffer
+from skydraft.types import DraftBlock, Verdict
+
+from .toys import law
+
+tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
+
+
+@law(200)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=70),
+    st.lists(st.tuples(st.booleans(), tokens, st.integers(0, 6), st.integers(-2, 2)), max_size=30),
+)
+def test_a_context_is_its_prompt_and_what_was_committed(prompt, steps):
+    context, expected, seen_len = Context(prompt), list(prompt), len(prompt)
+    for is_verdict, drafted, num_accepted, shift in steps:
+        block = DraftBlock(max(1, len(expected) + shift), tuple(drafted))
+        num_accepted = min(num_accepted, len(drafted))
+        verdict = Verdict(block.base, num_accepted, 7)
+        if block.base != len(expected):
+            with pytest.raises(BaseMismatch):
+                context.commit_verdict(block, verdict) if is_verdict else context.commit_skip(block, "eos")
+        elif is_verdict:
+            assert context.commit_verdict(block, verdict) == (*drafted[:num_accepted], 7)
+            expected += [*drafted[:num_accepted], 7]
+            seen_len = len(expected)
+        else:
+            assert context.commit_skip(block, None) == tuple(drafted)
+            expected += drafted
+        assert context.token_ids.tolist() == expected
+        assert (len(context), context.prompt_len) == (len(expected), len(prompt))
+        assert (context.seen_len, context.catch_up) == (seen_len, tuple(expected[seen_len:]))
+        assert context.finish is None
+
+
+def test_the_tokens_cannot_be_written_from_outside():
+    context = Context([1, 2, 3])
+    with pytest.raises(ValueError, match="read-only"):
+        context.token_ids[0] = 9
+
+
+def test_how_it_ends_and_that_the_first_reason_stays():
+    natural, broken = Context([1]), Context([1])
+    natural.commit_skip(DraftBlock(1, (2,)), "sentences")
+    natural.interrupt()
+    assert natural.finish == "sentences"
+    broken.interrupt()
+    broken.commit_skip(DraftBlock(1, (2,)), None)
+    assert broken.finish == "interrupted"
+
+
+@law(200)
+@given(st.lists(st.tuples(tokens, st.floats(0, 1)), max_size=40))
+def test_a_token_buffer_is_a_list(steps):
+    buffer, expected = TokenBuffer(), []
+    for added, share in steps:
+        buffer.extend(added)
+        expected += added
+        assert buffer.view.tolist() == expected
+        length = round(share * len(expected))
+        buffer.truncate(length)
+        del expected[length:]
+        assert buffer.view.tolist() == expected and len(buffer) == len(expected)
+    for wrong in (-1, len(expected) + 1):
+        with pytest.raises(ValueError):
+            buffer.truncate(wrong)

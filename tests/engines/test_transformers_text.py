@@ -1,0 +1,385 @@
+"""The transformers engine on random models of two layers, made on the spot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skydraft
+from skydraft.config import DecodingParams
+from skydraft.engines.base import Engine, EngineOptions, Sequence
+from skydraft.engines.probe import to_numpy
+from skydraft.engines.transformers_text import TransformersEngine
+from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
+
+from .tiny_checkpoint import NUM_PADDING_ROWS, OPTIONS, save_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+PROMPTS = ["今天天气很好", "请用一句话描述这段语音的情绪：", "The small model drafts", "a"]
+# Largest difference between two ways to compute the same row in float32; logits here reach 20. Measured: 2e-5.
+TOLERANCE = 2e-4
+
+
+def hf_generate(folder: Path, prompt_ids: tuple[int, ...], params: DecodingParams) -> tuple[int, ...]:
+    """What transformers itself generates, greedily, never a token that only pads the head."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    settings = {"repetition_penalty": params.repetition_penalty, "no_repeat_ngram_size": params.no_repeat_ngram_size}
+    if params.min_new_tokens:
+        settings["min_new_tokens"] = params.min_new_tokens
+    token_ids = model.generate(
+        torch.tensor([prompt_ids]),
+        attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=params.max_new_tokens,
+        pad_token_id=0,
+        suppress_tokens=list(range(model.config.vocab_size - NUM_PADDING_ROWS, model.config.vocab_size)),
+        **settings,
+    )[0]
+    return tuple(token_ids[len(prompt_ids) :].tolist())
+
+
+def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraft.Generation:
+    k = given.pop("k", None)
+    with skydraft.generate(prompt, plan=skydraft.make_plan(mode, k=k), params=params, raw=True, **given) as generation:
+        return generation.run()
+
+
+# --- equality with transformers ---
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        DecodingParams(max_new_tokens=50),
+        DecodingParams(max_new_tokens=50, repetition_penalty=1.3),
+        DecodingParams(max_new_tokens=50, no_repeat_ngram_size=2),
+        DecodingParams(max_new_tokens=50, repetition_penalty=1.1, no_repeat_ngram_size=3),
+    ],
+)
+def test_edge_mode_equals_generate(params: DecodingParams, target: TransformersEngine) -> None:
+    for prompt in PROMPTS:
+        expected = hf_generate(target.path, target.vocab.encode(prompt), params)
+        assert run(prompt, "edge", params, edge=target).token_ids == expected
+
+
+@pytest.mark.parametrize("min_new_tokens", [0, 20])
+def test_end_tokens_of_the_generation_config_equal_generate(
+    min_new_tokens: int, target: TransformersEngine, tmp_path: Path
+) -> None:
+    params = DecodingParams(max_new_tokens=40, min_new_tokens=min_new_tokens)
+    end_id = run(PROMPTS[0], "edge", DecodingParams(max_new_tokens=40), edge=target).token_ids[11]
+    for file in target.path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end_id]}))
+    engine = TransformersEngine(tmp_path, OPTIONS)
+    assert engine.vocab.end_ids == {0, end_id}
+    ends = 0
+    for prompt in PROMPTS:
+        generation = run(prompt, "edge", params, edge=engine)
+        assert generation.token_ids == hf_generate(tmp_path, engine.vocab.encode(prompt), params)
+        assert len(generation.token_ids) > min_new_tokens
+        ends += generation.finish_reason == "eos"
+    assert ends or min_new_tokens
+
+
+# --- speculation ---
+
+
+@pytest.mark.parametrize("k", [2, 5, 8])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft: Engine) -> None:
+    num_drafted = num_accepted = 0
+    for seed, prompt in enumerate(PROMPTS):
+        params = DecodingParams(max_new_tokens=60, temperature=temperature, seed=seed, repetition_penalty=1.05)
+        lossless = run(prompt, "lossless", params, edge=draft, cloud=target, k=k)
+        assert lossless.token_ids == run(prompt, "cloud", params, cloud=target).token_ids
+        num_drafted += lossless.stats.num_draft_tokens
+        num_accepted += lossless.stats.num_accepted_tokens
+    assert 0 < num_accepted < num_drafted, "the pair must agree sometimes, not always, or nothing was tested"
+
+
+# --- the KV cache ---
+
+
+def fresh_row(engine: Engine, token_ids: list[int]) -> np.ndarray:
+    """Logits [vocab] after token_ids, from a sequence that was never rolled back."""
+    sequence = engine.open(token_ids)
+    row = to_numpy(sequence.extend(token_ids[-1:])[0])
+    sequence.close()
+    return row
+
+
+def test_random_steps_leave_no_trace(target: Engine) -> None:
+    """Extends of any size, truncations to any length: each last row is that of a fresh sequence, within TOLERANCE."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, target.vocab.size, 9).tolist()
+    sequence, tokens = target.open(prompt), prompt[:-1]
+    for step in range(1200):
+        if len(tokens) > 80 or rng.random() < 0.3:
+            length = int(rng.integers(0, len(tokens) + 1))
+            for _ in range(2):  # the second time changes nothing
+                sequence.truncate(length)
+            tokens = tokens[:length]
+        fed = rng.integers(0, target.vocab.size, rng.integers(1, 9)).tolist()
+        rows = to_numpy(sequence.extend(fed))
+        tokens = tokens + fed
+        assert rows.shape == (len(fed), target.vocab.size) and sequence.token_ids.tolist() == tokens
+        if step % 2 == 0:
+            expected = fresh_row(target, tokens)
+            assert np.abs(rows[-1] - expected).max() < TOLERANCE, step
+            assert rows[-1].argmax() == expected.argmax(), step
+
+
+def test_accept_and_reject_within_invariant_rows_is_bit_equal(target: Engine) -> None:
+    """Draft, keep a part, go on: the same prefix always gives the same bits, and those of a fresh sequence."""
+    rng = np.random.default_rng(1)
+    prompt = rng.integers(0, target.vocab.size, 12).tolist()
+    sequence, seen, num_again = target.open(prompt), {}, 0
+    assert target.invariant_rows >= 1
+    for step in range(400):
+        if sequence.length > 40:
+            sequence.truncate(len(prompt) - 1)
+        base = sequence.length
+        block = [prompt[-1]] if base < len(prompt) else []
+        block += rng.integers(0, 3, rng.integers(1, 7)).tolist()  # few choices, so that prefixes come again
+        for start in range(0, len(block), target.invariant_rows):
+            fed = block[start : start + target.invariant_rows]
+            for index, row in enumerate(to_numpy(sequence.extend(fed)), sequence.length - len(fed) + 1):
+                key = tuple(sequence.token_ids[:index].tolist())
+                num_again += key in seen
+                assert np.array_equal(seen.setdefault(key, row), row), step
+        sequence.truncate(int(rng.integers(max(base, len(prompt)), sequence.length + 1)))
+    assert num_again > 100
+    fresh = target.open(prompt)
+    longest = max(seen, key=len)
+    for index in range(len(prompt), len(longest) + 1):
+        assert np.array_equal(to_numpy(fresh.extend(longest[index - 1 : index])[0]), seen[longest[:index]])
+
+
+def test_rows_outlive_later_forwards_and_are_cut_to_the_tokenizer(target: TransformersEngine) -> None:
+    sequence = target.open([3, 4, 5])
+    rows = sequence.extend([5, 6])
+    before = rows.clone()
+    sequence.truncate(1)
+    sequence.extend([7, 8, 9])
+    assert torch.equal(rows, before) and rows.dtype == torch.float32
+    assert rows.shape[1] == target.vocab.size == target._model.config.vocab_size - NUM_PADDING_ROWS
+
+
+def test_a_batch_gives_the_bits_of_one_by_one(target: Engine) -> None:
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(0, target.vocab.size, length).tolist() for length in (3, 11, 40)]
+    feeds = [[prompt[-1], 5, 6, 7][: index + 1] for index, prompt in enumerate(prompts)]
+    batched = target.extend_batch([(target.open(p), feed) for p, feed in zip(prompts, feeds, strict=True)])
+    for prompt, feed, rows in zip(prompts, feeds, batched, strict=True):
+        assert torch.equal(target.open(prompt).extend(feed), rows)
+
+
+def break_layer(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, *, after_calls: int) -> None:
+    layer = engine._model.model.layers[1].mlp
+    calls = iter(range(1000))
+    plain = layer.forward
+
+    def fail(hidden: Any) -> Any:
+        if next(calls) >= after_calls:
+            raise RuntimeError("out of memory\nmore lines")
+        return plain(hidden)
+
+    monkeypatch.setattr(layer, "forward", fail)
+
+
+def test_a_failed_forward_leaves_every_cache_as_it_was(
+    target: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = [target.open([3, 4, 5]), target.open([9, 8, 7, 6]), target.open([1])]
+    expected = [sequence.extend([2]) for sequence in sequences]
+    for sequence, length in zip(sequences, (2, 3, 0), strict=True):
+        sequence.truncate(length)
+    with monkeypatch.context() as patched:
+        break_layer(target, patched, after_calls=1)
+        with pytest.raises(EngineError, match=r"refused a forward of 6 rows: out of memory$"):
+            target.extend_batch([(sequence, [2, 3]) for sequence in sequences])
+    assert [target.kv_length(sequence) for sequence in sequences] == [2, 3, 0]
+    for sequence, rows in zip(sequences, expected, strict=True):
+        assert torch.equal(sequence.extend([2]), rows)
+
+
+def test_a_cache_of_uneven_layers_is_noticed(target: TransformersEngine) -> None:
+    sequence = target.open([3, 4, 5])
+    layer = sequence.slot.layers[1]
+    layer.keys = layer.keys[..., :-1, :]
+    with pytest.raises(EngineError, match=r"hold \[2, 3\] tokens"):
+        sequence.extend([5])
+
+
+# --- positions (F8) ---
+
+
+def largest_difference(engine: TransformersEngine, seed: int = 0) -> float:
+    """Between rows of a sequence fed piece by piece, with rollbacks, and those of one plain forward of the model."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, engine.vocab.size, 60).tolist()
+    with torch.inference_mode():
+        expected = engine._model(torch.tensor([tokens])).logits[0, :, : engine.vocab.size]
+    sequence: Sequence = engine.open(tokens[:10])
+    worst = 0.0
+    while sequence.length < len(tokens):
+        base = sequence.length
+        fed = tokens[base : base + int(rng.integers(1, 6))]
+        rows = sequence.extend(fed)
+        worst = max(worst, float((rows - expected[base : base + len(fed)]).abs().max()))
+        if rng.random() < 0.3 and sequence.length < len(tokens):
+            sequence.truncate(int(rng.integers(base, sequence.length)))
+    return worst
+
+
+class PositionsFromZero(TransformersEngine):
+    """Each step counts its positions from 0, as if nothing came before."""
+
+    def _position_ids(self, base: int, num_rows: int) -> Any:
+        return super()._position_ids(0, num_rows)
+
+
+class PositionsNotRolledBack(TransformersEngine):
+    """Positions count what was ever fed, rollbacks left out."""
+
+    num_fed = 0
+
+    def _position_ids(self, base: int, num_rows: int) -> Any:
+        self.num_fed = self.num_fed + num_rows if base else num_rows
+        return super()._position_ids(self.num_fed - num_rows, num_rows)
+
+
+def test_piece_by_piece_equals_one_forward(target: TransformersEngine) -> None:
+    assert max(largest_difference(target, seed) for seed in range(5)) < TOLERANCE
+
+
+@pytest.mark.parametrize("broken", [PositionsFromZero, PositionsNotRolledBack])
+def test_wrong_positions_are_caught(broken: type[TransformersEngine], target: TransformersEngine) -> None:
+    assert largest_difference(broken(target.path, OPTIONS)) > 1000 * TOLERANCE
+
+
+def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, "MistralConfig", seed=3, sliding_window=8, head_dim=8)
+    engine = TransformersEngine(folder, OPTIONS)
+    assert max(largest_difference(engine, seed) for seed in range(5)) < TOLERANCE
+    params = DecodingParams(max_new_tokens=40)
+    expected = hf_generate(folder, engine.vocab.encode(PROMPTS[1]), params)
+    assert run(PROMPTS[1], "edge", params, edge=engine).token_ids == expected
+
+
+# --- precision and devices ---
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_lossless_equals_cloud_in_half_precision(dtype: str, folders: tuple[Path, Path]) -> None:
+    options = EngineOptions(context_len=128, num_threads=1, dtype=dtype)
+    target, draft = (TransformersEngine(folder, options) for folder in folders)
+    assert str(target.open([1]).extend([1]).dtype) == f"torch.{dtype}" and target.invariant_rows == 1
+    for seed, prompt in enumerate(PROMPTS):
+        params = DecodingParams(max_new_tokens=60, temperature=0.8 * (seed % 2), seed=seed, repetition_penalty=1.1)
+        cloud = run(prompt, "cloud", params, cloud=target)
+        assert run(prompt, "lossless", params, edge=draft, cloud=target).token_ids == cloud.token_ids
+        assert run(prompt, "quality", params, edge=draft, cloud=target).stats.num_tokens == len(cloud.token_ids)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_lossless_equals_cloud_on_a_gpu(folders: tuple[Path, Path]) -> None:
+    options = EngineOptions(context_len=640, device="cuda")
+    target, draft = (TransformersEngine(folder, options) for folder in folders)
+    params = DecodingParams(max_new_tokens=60, temperature=0.8, repetition_penalty=1.05)
+    lossless = run(PROMPTS[0], "lossless", params, edge=draft, cloud=target)
+    assert lossless.token_ids == run(PROMPTS[0], "cloud", params, cloud=target).token_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (EngineOptions(dtype="int8"), "--dtype must be one of float32, bfloat16, float16, not 'int8'"),
+        (EngineOptions(device="tpu"), "--device must be cpu or cuda, not 'tpu'"),
+        (EngineOptions(device="cuda:"), "--device must be cpu or cuda, not 'cuda:'"),
+        (EngineOptions(device="cuda:99"), "torch sees no device cuda:99 here"),
+    ],
+)
+def test_options_that_cannot_apply(options: EngineOptions, message: str, folders: tuple[Path, Path]) -> None:
+    with pytest.raises(OptionError, match=message):
+        TransformersEngine(folders[0], options)
+
+
+def test_the_context_is_the_smaller_of_both(target: Engine, folders: tuple[Path, Path]) -> None:
+    assert target.context_len == 640
+    assert TransformersEngine(folders[0], EngineOptions(context_len=9999, num_threads=1)).context_len == 1024
+
+
+# --- loading ---
+
+
+def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    options = EngineOptions(context_len=64, num_threads=1, profile_path=tmp_path / "profiles.json")
+    first = TransformersEngine(folders[0], options).profile
+    assert TransformersEngine(folders[0], options).profile == first
+    TransformersEngine(folders[0], EngineOptions(**{**vars_of(options), "dtype": "bfloat16"}))
+    keys = list(json.loads(options.profile_path.read_text()))
+    assert len(keys) == 2 and torch.__version__ in keys[0] and "model.safetensors" in keys[0]
+
+
+def vars_of(options: EngineOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in options.__dataclass_fields__}
+
+
+def copy_without(source: Path, folder: Path, left_out: str) -> Path:
+    for file in source.iterdir():
+        if file.name != left_out:
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("left_out", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_an_incomplete_folder(left_out: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(BrokenModel) as caught:
+        TransformersEngine(copy_without(folders[0], tmp_path, left_out), OPTIONS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_off_weight_file(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    weights = copy_without(folders[0], tmp_path, "") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(BrokenModel, match="cannot load"):
+        TransformersEngine(tmp_path, OPTIONS)
+
+
+def test_a_missing_weight_is_not_drawn_at_random(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folders[0] / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copy_without(folders[0], tmp_path, "") / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BrokenModel, match=r"lacks weights of its model: model\.layers\.1\.mlp\.up_proj\.weight"):
+        TransformersEngine(tmp_path, OPTIONS)
+
+
+def test_a_model_with_recurrent_layers_is_refused(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, "Lfm2Config", seed=4, layer_types=["conv", "full_attention"])
+    with pytest.raises(EngineError, match="cannot be rolled back: it has layers of the kind LinearAttentionLayer"):
+        TransformersEngine(folder, OPTIONS)
+
+
+def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'skydraft\[transformers\]'"):
+        TransformersEngine(tmp_path, OPTIONS)
+
+
+def test_the_module_is_light_to_import() -> None:
+    code = "import sys, skydraft.engines.transformers_text; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,119 @@
+"""The vocabulary that the transformers engine reads out of a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft.engines.base import Engine, EngineOptions
+from skydraft.engines.transformers_text import read_vocab
+from skydraft.errors import BrokenModel
+from skydraft.models import cache_dir, default_pair, known_models
+from skydraft.models.cache import model_path
+
+from .tiny_checkpoint import END, TEMPLATE, TEXT
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+pytest.importorskip("torch")
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_text_survives_the_vocabulary(target: Engine, text: str) -> None:
+    """As NFC: Qwen2's tokenizer composes characters before anything else."""
+    assert target.vocab.decode(target.vocab.encode(text)) == unicodedata.normalize("NFC", text)
+
+
+def test_special_tokens_are_read_and_not_shown(target: Engine, draft: Engine) -> None:
+    vocab = target.vocab
+    token_ids = vocab.encode(f"<|im_start|>今天{END}")
+    assert token_ids[0] == 1 and token_ids[-1] == 0 and vocab.special_ids == {0, 1}
+    assert vocab.decode(token_ids) == "今天"
+    assert (vocab.end_ids, vocab.eos_text, vocab.bos_text, vocab.chat_template) == ({0}, END, "", TEMPLATE)
+    assert vocab.fingerprint == draft.vocab.fingerprint
+    assert "天" in {vocab.token_bytes(i).decode(errors="ignore") for i in np.flatnonzero(vocab.classes.content)}
+
+
+def sentence_piece_tokenizer(*, adds_bos: bool) -> Any:
+    """A tokenizer built like Llama 2's: `▁` for a space, bytes as <0xNN>, BOS put in front."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "天", "a", "b", "▁a"]
+    tokenizer = Tokenizer(
+        models.BPE({p: i for i, p in enumerate(pieces)}, [("▁", "a")], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")]
+    )
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_a_sentencepiece_vocabulary(adds_bos: bool) -> None:
+    tokenizer = sentence_piece_tokenizer(adds_bos=adds_bos)
+    tokenizer.chat_template = {"default": "chat", "tool_use": "tools"}
+    vocab = read_vocab(tokenizer, SimpleNamespace(eos_token_id=[2, 262]))
+    text = "天 a b员\n"
+    assert vocab.decode(vocab.encode(text)) == text and vocab.size == 264
+    assert vocab.encode("<s>a")[0] == 1 and vocab.special_ids == {0, 1, 2} and vocab.end_ids == {2, 262}
+    assert vocab.bos_text == ("<s>" if adds_bos else "") and vocab.chat_template == "chat"
+
+
+def test_a_vocabulary_of_unknown_bytes_is_refused() -> None:
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}))
+    tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(BrokenModel, match="its bytes are unknown"):
+        read_vocab(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer), None)
+
+
+def test_long_text_is_not_cut(target: Engine) -> None:
+    assert target.vocab.decode(target.vocab.encode("".join(TEXT) * 200)) == "".join(TEXT) * 200
+
+
+@pytest.mark.model
+def test_the_fingerprint_is_that_of_the_gguf(tmp_path: Path) -> None:
+    """The demo model's tokenizer out of its GGUF, made into what the checkpoint on the hub has."""
+    for needed in ("llama_cpp", "gguf"):
+        pytest.importorskip(needed)
+    known = known_models()[default_pair().draft]
+    path = model_path(known, cache_dir())
+    if not path.is_file():
+        pytest.skip(f"no model: {path} is missing")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    parts = json.loads(file.read_text())
+    # The GGUF pads the vocabulary to the size of the head; on the hub these are no special tokens, either.
+    vocab = {piece: i for piece, i in parts["model"]["vocab"].items() if not piece.startswith("[PAD")}
+    parts["model"]["vocab"] = vocab
+    for token in parts["added_tokens"]:
+        token["special"] = token["id"] < 151657
+    file.write_text(json.dumps(parts))
+    ours = read_vocab(transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|im_end|>"), None)
+    engine = skydraft.load(known.name, EngineOptions(context_len=64), offline=True)
+    assert ours.size == engine.vocab.size and ours.fingerprint == engine.vocab.fingerprint
+    assert ours.special_ids != engine.vocab.special_ids
+    for text in [
+        *TEXT,
+        "def f(x):\n\treturn  x**2  # 平方\n",
+        "<|im_start|>user\n你好<|im_end|>",
+        "👩‍👩‍👧é\u0301 １２３",
+    ]:
+        assert ours.encode(text) == engine.vocab.encode(text)
+    engine.close()

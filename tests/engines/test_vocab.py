@@ -1,0 +1,192 @@
+"""Vocabularies: bytes, classes from characters (F11), fingerprints, and which pairs may work together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skydraft.characters import is_cjk, is_content, is_punctuation, punctuation_density
+from skydraft.engines.toy import character_vocab
+from skydraft.engines.vocab import Vocab, check_chinese, check_same
+from skydraft.errors import OptionError, VocabularyMismatch
+
+law = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+def vocab_of(*pieces: str | bytes, special_ids=(), end_ids=()) -> Vocab:
+    raw = [piece if isinstance(piece, bytes) else piece.encode() for piece in pieces]
+    return Vocab(raw, list, special_ids=special_ids, end_ids=end_ids)
+
+
+# piece: classes it is in, (CJK characters, before the first mark, after the last mark)
+CLASSES = {
+    "我": ("content", 1, 1, 1),
+    "我们": ("content", 2, 2, 2),
+    " 在": ("content", 1, 1, 1),
+    "在 ": ("content", 1, 1, 1),
+    "我a": ("", 1, 1, 1),
+    "我3": ("", 1, 1, 1),
+    "，": ("comma", 0, 0, 0),
+    ",": ("comma ascii_punct", 0, 0, 0),
+    "、": ("comma", 0, 0, 0),
+    "；": ("comma", 0, 0, 0),
+    "：": ("comma", 0, 0, 0),
+    "。": ("full_stop", 0, 0, 0),
+    "。\n\n": ("full_stop", 0, 0, 0),
+    ".": ("full_stop ascii_punct", 0, 0, 0),
+    ".com": ("full_stop ascii_punct", 0, 0, 0),
+    "?!": ("full_stop ascii_punct", 0, 0, 0),
+    "！": ("full_stop", 0, 0, 0),
+    "，我": ("comma", 1, 0, 1),
+    "你们，我": ("comma", 3, 2, 1),
+    "我，你。他们": ("comma full_stop", 4, 1, 2),
+    "，。": ("comma full_stop", 0, 0, 0),
+    "，.": ("comma full_stop", 0, 0, 0),
+    "”": ("other_punct", 0, 0, 0),
+    "（笑": ("other_punct", 1, 0, 1),
+    "-": ("other_punct ascii_punct", 0, 0, 0),
+    "abc": ("", 0, 0, 0),
+    "3": ("", 0, 0, 0),
+    "é": ("", 0, 0, 0),
+    "+": ("", 0, 0, 0),
+    " ": ("", 0, 0, 0),
+    "\n": ("", 0, 0, 0),
+    "": ("", 0, 0, 0),
+    "の": ("", 0, 0, 0),
+    "𠀀": ("content", 1, 1, 1),
+    "㐀": ("content", 1, 1, 1),
+    b"\xe5": ("fragment", 1, 1, 1),
+    b"\xe5\x91": ("fragment", 1, 1, 1),
+    b"\x98": ("fragment", 0, 0, 0),
+    b"\x98\xe5": ("fragment", 1, 1, 1),
+    b"\xef\xbc": ("fragment", 0, 0, 0),  # begins a wide comma, not an ideograph
+}
+MASKS = ("content", "comma", "full_stop", "other_punct", "fragment", "ascii_punct")
+
+
+@pytest.mark.parametrize("piece", CLASSES, ids=repr)
+def test_classes(piece):
+    classes = vocab_of(piece).classes
+    names, *counts = CLASSES[piece]
+    assert {name for name in MASKS if getattr(classes, name)[0]} == set(names.split())
+    assert [int(getattr(classes, name)[0]) for name in ("num_cjk", "lead_cjk", "tail_cjk")] == counts
+    assert classes.punct[0] == bool({"comma", "full_stop", "other_punct"} & set(names.split()))
+    expected = ord(piece.strip()[0]) if names == "content" else 0
+    assert classes.first_char[0] == expected
+
+
+def test_every_token_has_its_classes_and_special_tokens_have_none():
+    pieces = [*CLASSES, "我，"]
+    vocab = vocab_of(*pieces, special_ids=[len(pieces) - 1])
+    for name in MASKS:
+        mask = getattr(vocab.classes, name)
+        assert mask.shape == (vocab.size,) and mask.dtype == bool and not mask[-1]
+        assert mask[:-1].tolist() == [name in CLASSES[piece][0].split() for piece in CLASSES]
+    assert vocab.classes is vocab.classes
+
+
+def test_only_what_a_token_is_decides_its_class():
+    """Alone or among others, at any id."""
+    together = vocab_of(*CLASSES).classes
+    for token_id, piece in enumerate(CLASSES):
+        alone = vocab_of(piece).classes
+        for name in (*MASKS, "num_cjk", "lead_cjk", "tail_cjk", "first_char"):
+            assert getattr(together, name)[token_id] == getattr(alone, name)[0], (piece, name)
+
+
+@law
+@given(st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=6), st.data())
+def test_a_fingerprint_changes_with_any_byte_order_or_border(pieces, data):
+    vocab = vocab_of(*pieces)
+    assert vocab.fingerprint == vocab_of(*pieces).fingerprint
+    assert len(vocab.fingerprint) == 32 and int(vocab.fingerprint, 16) >= 0
+    at = data.draw(st.integers(0, len(pieces) - 1))
+    others = [
+        [*pieces[:at], pieces[at] + b"x", *pieces[at + 1 :]],
+        [*pieces, b""],
+        [*pieces[:at], *pieces[at + 1 :]],
+        pieces[::-1],
+        [b"".join(pieces)] + [b""] * (len(pieces) - 1),  # the same bytes, other borders
+    ]
+    for other in others:
+        assert (vocab_of(*other).fingerprint == vocab.fingerprint) == (other == pieces)
+
+
+def test_a_fingerprint_cannot_be_forged_by_pieces_that_look_like_its_separators():
+    assert vocab_of("a", " 1 b").fingerprint != vocab_of("a 1 ", "b").fingerprint
+    assert vocab_of(" 0 ", "").fingerprint != vocab_of("", " 0 ").fingerprint
+
+
+def test_a_pair_must_read_every_id_alike():
+    check_same(vocab_of("a", "b", end_ids=[1]), vocab_of("a", "b"))
+    for other in (vocab_of("a"), vocab_of("b", "a"), vocab_of("a", "b", "")):
+        with pytest.raises(VocabularyMismatch, match="2 tokens"):
+            check_same(vocab_of("a", "b"), other)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (["我", "们"], "我们"),
+        ([b"\xe5", b"\x91", b"\x98"], "员"),
+        ([b"\xe5", b"\x91"], ""),  # half a character at the end is left out
+        (["a", b"\xe5"], "a"),
+        ([b"\x91", "a"], "\ufffda"),  # a wrong byte in between is shown as such
+        ([b"\xe5", "a"], "\ufffda"),
+        ([b"\xf0\xa0", b"\x80\x80"], "𠀀"),
+        ([], ""),
+    ],
+)
+def test_decoding(pieces, text):
+    assert vocab_of(*pieces).decode(range(len(pieces))) == text
+
+
+@law
+@given(st.text("我们ab，。é𠀀 3", max_size=12))
+def test_a_character_vocabulary_gives_back_any_text(text):
+    vocab = character_vocab("我a，")
+    token_ids = vocab.encode(text)
+    assert vocab.decode(token_ids) == text
+    assert vocab.text_bytes(np.array(token_ids, np.int32)) == text.encode()
+    assert b"".join(vocab.token_bytes(token_id) for token_id in token_ids) == text.encode()
+
+
+def test_special_tokens_add_nothing():
+    vocab = character_vocab("ab")
+    (eos,) = vocab.end_ids
+    assert (vocab.token_bytes(eos), vocab.decode([0, eos, 1])) == (b"", "ab")
+    assert vocab.eos_text == "<eos>" and eos == vocab.size - 1
+
+
+def test_a_chinese_vocabulary_has_chinese_tokens():
+    check_chinese(vocab_of("我", *["a"] * 99))
+    for poor in (vocab_of("我", *["a"] * 101), vocab_of("，", "。"), vocab_of()):
+        with pytest.raises(OptionError, match="Chinese"):
+            check_chinese(poor)
+
+
+@pytest.mark.parametrize(
+    ("char", "cjk", "punctuation", "content"),
+    [
+        ("我", True, False, True),
+        ("a", False, False, True),
+        ("3", False, False, True),
+        ("，", False, True, False),
+        ("“", False, True, False),
+        ("-", False, True, False),
+        ("+", False, False, False),
+        (" ", False, False, False),
+        ("の", False, False, True),
+        ("\ufffd", False, False, False),
+        ("\u9fff", True, False, True),
+        ("\u3400", True, False, True),
+    ],
+)
+def test_characters(char, cjk, punctuation, content):
+    assert (is_cjk(char), is_punctuation(char), is_content(char)) == (cjk, punctuation, content)
+
+
+def test_punctuation_density():
+    assert (punctuation_density(""), punctuation_density("我，"), punctuation_density(",,, ")) == (0, 0.5, 0.75)

@@ -1,0 +1,141 @@
+"""The laws on the real pair: a sample of what `make bench-identity` runs in full, and the engine's promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import skydraft
+from bench.bare_loop import BareLoop
+from bench.workload import prompts
+from skydraft import DecodingParams, Engine, decoding_params, make_plan
+from skydraft.decoding.chat import render_prompt
+from skydraft.decoding.choose import Chooser
+from skydraft.engines.base import Sequence
+from skydraft.models import cache_dir, default_pair, resolve
+
+DEV = prompts()
+SHORT = DecodingParams(max_new_tokens=20)
+IDENTITY: dict[str, tuple[str, int, DecodingParams]] = {
+    "greedy, k=5": (DEV[0], 5, SHORT),
+    "greedy, k=2": (DEV[24], 2, SHORT),
+    "T=0.8, k=5": (DEV[14], 5, replace(SHORT, temperature=0.8, seed=7)),
+    "T=0.8, k=8": (DEV[53], 8, replace(SHORT, temperature=0.8, seed=8)),
+    "penalty and n-gram ban": (DEV[48], 5, replace(SHORT, repetition_penalty=1.1, no_repeat_ngram_size=3)),
+    "zh-short": (DEV[12], 5, decoding_params("zh-short", max_new_tokens=24)),
+    "zh-short, T=0.8": (DEV[2], 5, decoding_params("zh-short", temperature=0.8, max_new_tokens=24)),
+    "longer than 512 tokens": ("请总结：" + "\n".join(DEV)[:850], 5, replace(SHORT, max_new_tokens=12)),
+}
+
+
+def generate(prompt: str, mode: str, edge: Engine, cloud: Engine, params: DecodingParams, k: int | None = None):
+    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode, k=k), params=params) as generation:
+        return generation.run()
+
+
+@pytest.mark.parametrize("case", IDENTITY)
+def test_lossless_gives_the_tokens_of_cloud(case: str, edge: Engine, cloud: Engine) -> None:
+    prompt, k, params = IDENTITY[case]
+    expected = generate(prompt, "cloud", edge, cloud, params)
+    got = generate(prompt, "lossless", edge, cloud, params, k)
+    assert got.token_ids == expected.token_ids
+    assert got.text == expected.text
+    assert set(expected.origins) == {"cloud"}
+
+
+def test_f14_edge_is_a_plain_llama_cpp_loop(edge: Engine, cloud: Engine) -> None:
+    path = resolve(default_pair().draft, cache_dir(), offline=True).path
+    assert path is not None
+    bare = BareLoop(path, os.cpu_count() or 1)
+    for prompt in (DEV[3], DEV[30], DEV[58]):
+        expected, _ = bare.generate(edge.vocab.encode(render_prompt(edge.vocab, prompt)), 32)
+        assert list(generate(prompt, "edge", edge, cloud, DecodingParams(max_new_tokens=32)).token_ids) == expected
+    bare.close()
+
+
+def test_f14_skipped_segments_equal_edge_alone_from_their_prefix(edge: Engine, cloud: Engine) -> None:
+    params = DecodingParams(max_new_tokens=40)
+    plan = make_plan(gate="entropy:1.5", k=4)
+    with skydraft.generate(DEV[15], edge=edge, cloud=cloud, plan=plan, params=params) as mixed:
+        mixed.run()
+    skipped = [record for record in mixed.records if record.outcome == "skipped"]
+    assert 0 < len(skipped) < len(mixed.records)
+    prompt_ids = edge.vocab.encode(render_prompt(edge.vocab, DEV[15]))
+    all_ids = [*prompt_ids, *mixed.token_ids]
+    chooser = Chooser(params, edge.vocab, len(prompt_ids))
+    for record in skipped:
+        alone = edge.open(prompt_ids)
+        for at in range(len(prompt_ids) - 1, record.base + record.num_committed - 1):
+            row = alone.extend(all_ids[at : at + 1])[0]  # one token at a time, as the edge alone does
+            if at + 1 >= record.base:
+                assert chooser.choose(row, np.array(all_ids[: at + 1], np.int32)) == all_ids[at + 1]
+        alone.close()
+
+
+def test_kv_random_extends_and_truncates_are_bit_identical_to_never_having_left(edge: Engine) -> None:
+    rng = np.random.default_rng(5)
+    path = [int(i) for i in rng.integers(0, edge.vocab.size, 60)]
+    reference = singly(edge, path)
+    sequence = edge.open(path[:1])
+    for _ in range(800):
+        sequence.truncate(int(rng.integers(0, sequence.length + 1)))
+        start = sequence.length
+        if rng.random() < 0.4 and start < 50:  # a rejected draft
+            sequence.extend([int(i) for i in rng.integers(0, edge.vocab.size, int(rng.integers(1, 4)))])
+            sequence.truncate(start)
+        num_rows = int(rng.integers(1, edge.invariant_rows + 1))
+        if start + num_rows <= len(path):
+            rows = sequence.extend(path[start : start + num_rows])
+            assert np.array_equal(rows, reference[start : start + num_rows])
+    sequence.close()
+
+
+def test_batch_is_single_within_the_invariant_rows(three_seats: Engine) -> None:
+    rng = np.random.default_rng(6)
+    paths = [[int(i) for i in rng.integers(0, three_seats.vocab.size, 12)] for _ in range(3)]
+    references = [singly(three_seats, path) for path in paths]
+    sequences: list[Sequence] = [three_seats.open(path[:1]) for path in paths]
+    for at in range(12):
+        if at == 6:
+            sequences[1].truncate(3)  # one of them falls back
+        feeds = [
+            (sequence, path[sequence.length : sequence.length + 1])
+            for sequence, path in zip(sequences, paths, strict=True)
+        ]
+        starts = [sequence.length for sequence in sequences]
+        if three_seats.invariant_rows < 3:
+            pytest.skip("this machine promises nothing for three rows")
+        for rows, reference, start in zip(three_seats.extend_batch(feeds), references, starts, strict=True):
+            assert np.array_equal(rows[0], reference[start])
+    for sequence in sequences:
+        sequence.close()
+
+
+def singly(engine: Engine, path: list[int]) -> np.ndarray:
+    """Logits of a path fed one token at a time, [len(path), vocab]."""
+    sequence = engine.open(path[:1])
+    rows = np.stack([sequence.extend([token_id])[0].copy() for token_id in path])
+    sequence.close()
+    return rows
+
+
+def test_peak_memory_is_the_two_files_and_a_gigabyte() -> None:
+    pytest.importorskip("llama_cpp")
+    paths = [resolve(name, cache_dir(), offline=True).path for name in (default_pair().draft, default_pair().target)]
+    allowed = sum(path.stat().st_size for path in paths if path) + 1e9
+    prompt = "今天天气很好。" * 60
+    code = (
+        "import resource, sys; from skydraft.cli.main import run;"
+        f"status = run(['generate', '{prompt}', '--max-new-tokens', '8', '--quiet', '--offline', '--context', '4096']);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024); sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert int(done.stdout.split()[-1]) <= allowed
