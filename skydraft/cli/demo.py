@@ -16,9 +16,6 @@ from skydraft.models import default_pair
 
 MODES = ("edge", "cloud", "lossless", "fluency", "quality")
 PROMPT = "请用一句话描述海边日落的景色。"
-_COST = ("num_tokens", "num_rounds", "num_escalated", "num_draft_tokens", "num_accepted_tokens", "acceptance_rate")
-_RATES = ("mean_acceptance_length", "cloud_calls_per_token", "target_passes_per_token", "target_rows_per_token")
-_TIMES = ("ttft_ms", "itl_ms_p50", "itl_ms_p95", "tokens_per_s", "draft_ms", "target_ms", "overhead_ms")
 
 
 def demo(prompt: str = PROMPT) -> None:
@@ -37,9 +34,8 @@ def demo(prompt: str = PROMPT) -> None:
             if console.is_terminal:
                 console.print(f"{'':<9} ", legend(generation.origins))
             runs[mode] = generation.stats
-    for columns in (_COST, _RATES, _TIMES):
-        console.print()
-        console.print(stats_table(runs, columns))
+    console.print()
+    console.print(stats_table(runs))
 
 
 if __name__ == "__main__":

@@ -88,21 +88,21 @@ def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     return json.dumps(_rounded(line), ensure_ascii=False)
 
 
-def stats_table(runs: Mapping[str, Stats], columns: Sequence[str]) -> Table:
-    """Figures of several runs, a row each; `columns` are names of Stats fields."""
+def stats_table(runs: Mapping[str, Stats]) -> Table:
+    """All figures of several runs: a row each figure, a column each run."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("mode")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, stats in runs.items():
-        table.add_row(name, *(_number(getattr(stats, column)) for column in columns))
+    table.add_column("")
+    for name in runs:
+        table.add_column(name, justify="right")
+    for field in dataclasses.fields(Stats):
+        table.add_row(field.name, *(_number(getattr(stats, field.name)) for stats in runs.values()))
     return table
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
-    return str(value) if isinstance(value, int) else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    return str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def _rounded(value: Any) -> Any:

@@ -16,7 +16,6 @@ from skydraft.decoding.precision import at_least_float32
 from skydraft.decoding.sampling import sample
 from skydraft.decoding.style import style_constraints
 from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
-from skydraft.errors import EngineError
 
 
 class Chooser:
@@ -48,21 +47,12 @@ class Chooser:
         return sample(self.constrain(row, prefix), self._params, len(prefix))
 
     def constrain(self, row: Any, prefix: TokenIds) -> Any:
-        """Steps 1 and 2: edited logits [vocab]. Where all tokens are banned they are the raw ones.
-
-        At least float32. Raises EngineError when a logit is not a number.
-        """
+        """Steps 1 and 2: edited logits [vocab], at least float32. Where all tokens are banned they are the raw ones."""
         row = at_least_float32(row)
         if not self._constraints:
-            edited = row
-        else:
-            edited = apply(row, (edit for constraint in self._constraints for edit in constraint(prefix)))
-        best = float(edited.max())
-        if best == -float("inf"):
             return row
-        if best != best:
-            raise EngineError("The model gave logits that are not numbers.", hint="The model file may be damaged.")
-        return edited
+        edited = apply(row, (edit for constraint in self._constraints for edit in constraint(prefix)))
+        return row if float(edited.max()) == -float("inf") else edited
 
     def rank(self, row: Any, prefix: TokenIds, token_id: int) -> int:
         """How many tokens the constrained row puts before `token_id`: 0 is its greedy choice."""

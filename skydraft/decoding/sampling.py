@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.config import DecodingParams
+from skydraft.errors import EngineError
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -34,9 +35,15 @@ _HASH_CHUNK = 8192  # temporaries stay in the processor's cache: 4 times faster 
 
 
 def sample(scores: Any, params: DecodingParams, position: int) -> int:
-    """The token for `position` from edited logits [vocab]; argmax at temperature 0, lowest id among equals."""
+    """The token for `position` from edited logits [vocab]; argmax at temperature 0, lowest id among equals.
+
+    Raises EngineError when a logit is not a number.
+    """
+    best = int(scores.argmax())  # a NaN, if there is one
+    if scores[best] != scores[best]:
+        raise EngineError("The model gave logits that are not numbers.", hint="The model file may be damaged.")
     if params.temperature == 0:
-        return int(scores.argmax())
+        return best
     if not params.top_k and params.top_p == 1 and params.min_p == 0:
         return _sample_all(scores, params, position)
     token_ids, log_weights = _nucleus(*_survivors(scores, params), params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
+import unicodedata
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 from typing import Any
@@ -17,7 +18,6 @@ from skydraft.engines.vocab import Vocab
 
 _MASK = 2**64 - 1
 _COMMAS, _STOPS = "，,、；;：:﹐﹑﹔﹕､", "。．.！!？?｡﹒﹗﹖"
-_MARKS = _COMMAS + _STOPS + "”“（）"
 
 
 def splitmix(word: int) -> int:
@@ -108,18 +108,29 @@ def _shape(edited: Any, token_id: int, generated: Seq[int], params: DecodingPara
     marks = [char for char in text if _is_mark(char)]
     if not marks:
         return
-    gap = _cjk_since_mark(written) + sum(map(_is_cjk, text[: text.index(marks[0])]))
-    in_number = written[-1:].isalnum() and all(char.isascii() for char in marks)
+    gap = _cjk_since_mark(generated, vocab) + sum(map(_is_cjk, text[: text.index(marks[0])]))
+    in_number = (
+        bool(generated) and vocab.token_bytes(generated[-1])[-1:].isalnum() and all(char.isascii() for char in marks)
+    )
     if any(char in _COMMAS for char in marks) and gap < params.comma_gap and not in_number:
         edited[token_id] = -np.inf
     if any(char in _STOPS for char in marks) and gap < params.full_stop_gap and not in_number:
         edited[token_id] += params.full_stop_shift
 
 
-def _cjk_since_mark(written: bytes) -> int:
-    """CJK characters begun since the last punctuation, each by its first byte: 0xE4 to 0xE9 in UTF-8."""
-    start = max(written.rfind(mark.encode()) + len(mark.encode()) * (mark.encode() in written) for mark in _MARKS)
-    return sum(0xE4 <= byte <= 0xE9 for byte in written[max(start, 0) :])
+def _cjk_since_mark(generated: Seq[int], vocab: Vocab) -> int:
+    """CJK characters begun since the last token with punctuation, each by its first byte: 0xE4 to 0xE9 in UTF-8.
+
+    Punctuation that is spelled in several tokens is not seen as such.
+    """
+    since = b""
+    for token_id in reversed(generated):
+        text = _text(vocab, token_id)
+        if marks := [index for index, char in enumerate(text) if _is_mark(char)]:
+            since = text[marks[-1] + 1 :].encode() + since
+            break
+        since = vocab.token_bytes(token_id) + since
+    return sum(0xE4 <= byte <= 0xE9 for byte in since)
 
 
 def _text(vocab: Vocab, token_id: int) -> str:
@@ -136,7 +147,7 @@ def _is_cjk(char: str) -> bool:
 
 
 def _is_mark(char: str) -> bool:
-    return char in _MARKS
+    return unicodedata.category(char).startswith("P")
 
 
 def row_after(engine: Engine, prefix: Seq[int]) -> Any:

@@ -42,6 +42,13 @@ def test_a_context_is_its_prompt_and_what_was_committed(prompt, steps):
         assert context.finish is None
 
 
+def test_a_long_generation_keeps_its_beginning():
+    context = Context([5, 6])
+    for length in range(2, 500):
+        context.commit_skip(DraftBlock(length, (length,)), None)
+    assert context.token_ids.tolist() == [5, 6, *range(2, 500)]
+
+
 def test_the_tokens_cannot_be_written_from_outside():
     context = Context([1, 2, 3])
     with pytest.raises(ValueError, match="read-only"):
@@ -70,6 +77,9 @@ def test_a_token_buffer_is_a_list(steps):
         buffer.truncate(length)
         del expected[length:]
         assert buffer.view.tolist() == expected and len(buffer) == len(expected)
+    buffer.extend(more := list(range(1000)))  # past any room it had
+    expected += more
+    assert buffer.view.tolist() == expected
     for wrong in (-1, len(expected) + 1):
         with pytest.raises(ValueError):
             buffer.truncate(wrong)

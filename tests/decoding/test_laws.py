@@ -12,6 +12,7 @@ from scipy.special import entr
 
 from skydraft import DecodingParams, Generation, generate, make_plan
 from skydraft.decoding.plan import Plan
+from skydraft.engines.base import RowProfile
 from skydraft.engines.toy import character_vocab, open_toy, random_toy
 from skydraft.types import Signals
 
@@ -54,6 +55,10 @@ def assert_consistent(generation: Generation, params: DecodingParams) -> None:
             assert record.reason == "" and record.num_committed == record.num_draft > 0
             assert set(mine) <= {"skipped", "edge"}
         base, start = base + record.num_committed, start + record.num_committed
+    text = toys.VOCAB.decode(generation.token_ids)
+    if generation.finish_reason == "stop_string":
+        text = text[: min(text.find(stop) for stop in params.stop if stop in text)]
+    assert generation.text == text
     stats = generation.stats
     assert stats.num_tokens == len(origins)
     assert stats.num_accepted_tokens == origins.count("accepted")
@@ -220,6 +225,16 @@ def test_the_same_request_gives_the_same_answer_twice(pair, params, gate, k):
     edge, cloud = pair
     first, second = (decode(make_plan(gate=gate, k=k), params, edge, cloud) for _ in range(2))
     assert first.token_ids == second.token_ids and first.origins == second.origins
+
+
+def test_an_adaptive_k_drafts_nothing_only_where_every_block_is_the_targets_anyway():
+    edge, cloud = toys.toy(4), toys.toy(4)
+    edge._profile = RowProfile(1, (1000.0,))  # a drafter not worth waiting for
+    params = DecodingParams(max_new_tokens=30, min_new_tokens=30)
+    always = decode(make_plan(k="auto"), params, edge, cloud)
+    gated = decode(make_plan(gate="entropy:0.5", k="auto"), params, edge, cloud)
+    assert always.origins[0] == "cloud"
+    assert min(record.num_draft for record in gated.records) >= 1
 
 
 def test_verifying_runs_fewer_passes_than_tokens_with_a_good_drafter():

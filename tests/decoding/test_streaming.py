@@ -46,6 +46,11 @@ def test_what_is_shown_when(pieces, stop, shown, rest):
     assert stream(ids(*pieces), stop) == (shown, rest)
 
 
+@pytest.mark.parametrize(("stop", "shown"), [(["b"], "x"), (["a", "b"], "x"), (["b", "a"], "x"), (["a"], "xbyb")])
+def test_a_token_with_several_stop_strings_is_cut_at_the_first(stop, shown):
+    assert TextStream(Vocab([b"xbyba"], list), stop).push(0) == shown
+
+
 @law(400)
 @given(
     st.lists(st.integers(0, VOCAB.size - 1), max_size=14),

@@ -214,6 +214,14 @@ def test_closing_twice_frees_once():
     assert len(released) == 1
 
 
+@pytest.mark.parametrize(("prompt_len", "num_forwards"), [(1, 0), (2, 1), (4, 1), (5, 2), (7, 2)])
+def test_a_prompt_is_fed_in_as_few_forwards_as_it_takes_and_none_is_empty(prompt_len, num_forwards):
+    engine = toy()
+    engine.max_batch_rows = 3
+    engine.open([1] * prompt_len)
+    assert engine.num_forwards == num_forwards
+
+
 class WideRowsDiffer(ToyEngine):
     """From three rows on the last bits are others, as with other kernels."""
 
@@ -223,9 +231,17 @@ class WideRowsDiffer(ToyEngine):
         return rows if not want_logits or num_rows < 3 else [np.nextafter(row, np.float32(9)) for row in rows]
 
 
+class ThreeRowsDiffer(WideRowsDiffer):
+    def forward(self, feeds, *, want_logits):
+        is_three = sum(len(token_ids) for _, token_ids in feeds) == 3
+        kind = super() if is_three else super(WideRowsDiffer, self)
+        return kind.forward(feeds, want_logits=want_logits)
+
+
 def test_probing_finds_how_many_rows_are_bit_equal():
     assert probe(toy(context_len=600)).invariant_rows == 8
     assert probe(toy(context_len=32)).invariant_rows == 8
+    assert probe(toy(ThreeRowsDiffer, context_len=600)).invariant_rows == 2  # four are equal again: no help
     profile = probe(toy(WideRowsDiffer, context_len=600))
     assert profile.invariant_rows == 2
     assert len(profile.forward_ms) == 8 and min(profile.forward_ms) > 0
