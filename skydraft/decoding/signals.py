@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import array_api_compat
-import array_api_compat.numpy  # noqa: F401  takes 0.1 s, which would fall into the first round
+import array_api_compat.numpy  # takes 0.1 s, which would fall into the first round
 
 from skydraft.decoding.precision import at_least_float32
 from skydraft.types import Signals
