@@ -81,6 +81,7 @@ def as_json(generation: Generation) -> dict[str, Any]:
 def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     """One round as a line of JSON: its record, the draft with its signals, and what was committed."""
     line = dataclasses.asdict(done.record)
+    line |= line.pop("cost")
     line |= {"overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by}
     line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
     line |= {"text": "".join(token.text for token in tokens), "audit": done.audit}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -202,20 +201,22 @@ def test_a_missing_llama_cpp_names_the_package_and_the_compiler(
     assert err.count("\n") == 1
 
 
-def test_ctrl_c_ends_with_what_was_generated() -> None:
-    args = [sys.executable, "-m", "skydraft.cli.main", "generate", "你好", *TOYS, "--json", "--max-new-tokens", "90000"]
-    args += ["--context", "100000"]
-    child = subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    )
-    time.sleep(1.5)
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
+def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    args = [sys.executable, "-m", "skydraft.cli.main", "generate", "你好", *TOYS, "--json", "--trace", str(trace)]
+    args += ["--max-new-tokens", "90000", "--context", "100000"]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 60
+        while not (trace.exists() and trace.stat().st_size > 2000) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
     answer = json.loads(out)
     assert child.returncode == 130
     assert answer["finish_reason"] == "interrupted"
     assert 0 < answer["stats"]["num_tokens"] < 90000
     assert len(answer["token_ids"]) == len(answer["origins"])
+    assert len(trace.read_text().splitlines()) == answer["stats"]["num_rounds"]
     assert err == b""
 
 
