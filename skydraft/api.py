@@ -167,12 +167,12 @@ def generate(
     target = _required(cloud, "cloud") if plan.verifies else None
     if draft and target:
         check_same(draft.vocab, target.vocab)
-    engines = [engine for engine in (target, draft) if engine]
-    vocab = engines[0].vocab
+    # The one whose text this is sets the limits; a draft model with a shorter context stops drafting there.
+    author = _required(target or draft, "cloud")
+    vocab = author.vocab
     prompt_ids = vocab.encode(vocab.bos_text + prompt if raw else render_prompt(vocab, prompt, system))
-    for engine in engines:
-        engine.check_prompt(prompt_ids)
-    max_len = min([len(prompt_ids) + params.max_new_tokens, *(engine.context_len for engine in engines)])
+    author.check_prompt(prompt_ids)
+    max_len = min(len(prompt_ids) + params.max_new_tokens, author.context_len)
     chooser = Chooser(params, vocab, len(prompt_ids))
     stopping = Stopping(params, vocab, len(prompt_ids), max_len)
     context = Context(prompt_ids)

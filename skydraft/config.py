@@ -10,6 +10,7 @@ from skydraft.errors import OptionError
 MAX_K = 32
 DEFAULT_K = 5
 _INT32_MAX = 2**31 - 1
+_LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow
 
 # name: (lowest, highest) that makes sense; both ends allowed
 _RANGES: dict[str, tuple[float, float]] = {
@@ -70,8 +71,10 @@ class DecodingParams:
             if not low <= value <= high:  # also refuses NaN
                 option = "--" + name.replace("_", "-")
                 raise OptionError(f"{option} must lie between {low:g} and {high:g}, not {value}.")
-        if any(not text for text in self.stop):
-            raise OptionError("A stop string must not be empty.")
+        if 0 < self.temperature < _LOWEST_TEMPERATURE:
+            raise OptionError(f"--temperature must be 0, which is greedy, or at least {_LOWEST_TEMPERATURE:g}.")
+        if isinstance(self.stop, str) or not all(self.stop):
+            raise OptionError("Stop strings come as a tuple of texts, none of them empty.")
 
     @property
     def shapes_chinese(self) -> bool:

@@ -59,11 +59,15 @@ class DraftBlock:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """What one verification took. Rows and passes are the target's; bytes are 0 in one process."""
+    """What one verification took. Rows and passes are the target's; bytes are 0 in one process.
+
+    `prefill_ms` is the part of `forward_ms` that opening the sequence took; its rows are not counted.
+    """
 
     num_passes: int = 0
     num_rows: int = 0
     forward_ms: float = 0.0
+    prefill_ms: float = 0.0
     queue_ms: float = 0.0
     rtt_ms: float = 0.0
     bytes_up: int = 0

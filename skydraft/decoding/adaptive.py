@@ -102,7 +102,7 @@ class AutoK:
         if cost.num_passes:
             rows_each = max(1, round(cost.num_rows / cost.num_passes))
             expected_ms = cost.num_passes * self._pass_ms(rows_each) / self._slowdown
-            self._slowdown = _moved(self._slowdown, cost.forward_ms / expected_ms)
+            self._slowdown = _moved(self._slowdown, (cost.forward_ms - cost.prefill_ms) / expected_ms)
         if cost.rtt_ms:
             self._wire_ms = _moved(self._wire_ms, max(cost.rtt_ms - cost.forward_ms, 0.0))
 

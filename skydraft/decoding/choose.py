@@ -55,6 +55,8 @@ class Chooser:
         return row if float(edited.max()) == -float("inf") else edited
 
     def rank(self, row: Any, prefix: TokenIds, token_id: int) -> int:
-        """How many tokens the constrained row puts before `token_id`: 0 is its greedy choice."""
+        """How many tokens the constrained row puts before `token_id`: 0 is its greedy choice, a ban is behind all."""
         edited = self.constrain(row, prefix)
+        if float(edited[token_id]) == -float("inf"):
+            return len(edited)
         return int((edited > edited[token_id]).sum())

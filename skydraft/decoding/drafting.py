@@ -51,6 +51,10 @@ class Drafter:
         self._with_signals = with_signals or plan.gate.needs_signals
         self._sequence: Sequence | None = None
 
+    def room(self, context: Context) -> int:
+        """How many tokens can be drafted after `context` before the draft model's own context is full; 0 if none."""
+        return max(self._engine.context_len - len(context) + 1, 0)
+
     def draft(self, context: Context, k: int) -> DraftBlock:
         """A block of at most `k` tokens after `context`, each what the draft model alone would emit there."""
         token_ids: list[int] = []

@@ -33,6 +33,7 @@ _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
     "dates": re.compile(r"\d\s*[年月日号/\-.]\s*\d?|星期[一二三四五六日天]|周[一二三四五六日末]"),
 }
+_LOOKBACK = 8  # tokens; longer than anything a content rule matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,15 @@ class Gate:
         token_ids = np.append(context.token_ids, np.array(block.token_ids, np.int32))
         if unverified_loop(token_ids, context.prompt_len, block.base, context.seen_len):
             return "loop"
-        return "content" if any(_CONTENT_RULES[rule].search(text) for rule in self.content_rules) else ""
+        return "content" if self._matches_content(context, text, vocab) else ""
+
+    def _matches_content(self, context: Context, text: str, vocab: Vocab) -> bool:
+        """Whether a content rule matches text that reaches into the block, perhaps from before it."""
+        if not self.content_rules:
+            return False
+        before = vocab.decode(context.token_ids[context.prompt_len :][-_LOOKBACK:])
+        found = (match for rule in self.content_rules for match in _CONTENT_RULES[rule].finditer(before + text))
+        return any(match.end() > len(before) for match in found)
 
 
 def parse_gate(text: str) -> Gate:

@@ -55,7 +55,8 @@ class SpeculativeLoop:
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
 
     def _draft(self) -> DraftBlock:
-        k = self._k_policy.next_k() if self._drafter else 0
+        """A block of the drafter; an empty one, which the target continues alone, where it has nothing to add."""
+        k = min(self._k_policy.next_k(), self._drafter.room(self._context)) if self._drafter else 0
         if self._drafter is None or k == 0:
             return DraftBlock(len(self._context), ())
         return self._drafter.draft(self._context, k)

@@ -47,6 +47,8 @@ def make_plan(
         raise OptionError(
             f"--eager ends a block at the first unsure token, which the gate {parsed_gate.kind} never sees."
         )
+    if top and parsed_gate.kind == "never":
+        raise OptionError("--accept says how to verify; the gate never does not verify.")
     if k == "auto" and parsed_gate.kind == "never":
         raise OptionError("--k auto weighs drafting against verifying; the gate never does not verify.")
     return Plan(
@@ -67,5 +69,6 @@ def _check_overrides(name: str, one_model: bool, gate: str | None, k: int | str 
     elif name == "lossless" and (top or (gate is not None and parse_gate(gate).kind != "always")):
         option = "--accept top" if top else f"--gate {gate}"
         raise OptionError(
-            f"{option} is lossy, and mode lossless is not.", hint="Leave --mode away, or use --mode quality."
+            f"{option} is lossy, and mode lossless is not.",
+            hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )

@@ -11,13 +11,16 @@ import array_api_compat.numpy  # takes 0.1 s, which would fall into the first ro
 from skydraft.decoding.precision import at_least_float32
 from skydraft.types import Signals
 
+_NO_WEIGHT = -200.0  # exp of it is 0 in float32
+
 
 def measure(row: Any) -> Signals:
     """Signals of one row of raw logits [vocab], numpy or torch, unchanged. Entropy in nats, in float32 at least."""
     row = at_least_float32(row)
     xp = array_api_compat.array_namespace(row)
     best = int(row.argmax())
-    shifted = row - row[best]
+    # Where the model rules a token out by -inf, any weight that rounds to nothing will do.
+    shifted = xp.clip(row - row[best], min=_NO_WEIGHT)
     weights = xp.exp(shifted)
     total = float(weights.sum())
     entropy = math.log(total) - float(weights @ shifted) / total

@@ -74,13 +74,15 @@ class Stopping:
         return "length" if len(token_ids) >= self._max_len else None
 
     def _ends_with_stop_string(self, generated: TokenIds) -> bool:
+        """Whether a stop string lies in the text so that the last token completed it."""
         last = self._vocab.token_bytes(int(generated[-1]))
-        for stop in self._stop:
-            # Every token of the stop string adds at least a byte, so its tail lies in the last len(stop) tokens.
-            tail = self._vocab.text_bytes(generated[-len(stop) - 1 :])
-            if stop in tail[-(len(last) + len(stop) - 1) :]:
-                return True
-        return False
+        needed = len(last) + max(map(len, self._stop)) - 1
+        tail = b""
+        for token_id in generated[::-1]:
+            if len(tail) >= needed:
+                break
+            tail = self._vocab.token_bytes(int(token_id)) + tail
+        return any(stop in tail[-(len(last) + len(stop) - 1) :] for stop in self._stop)
 
     def _said_enough(self, generated: TokenIds) -> bool:
         last = int(generated[-1])

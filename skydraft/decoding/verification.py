@@ -129,7 +129,7 @@ class TargetVerifier:
         began = time.perf_counter()
         if self._sequence is None:
             self._sequence = self._engine.open(self._context.token_ids)
-        forward_s = time.perf_counter() - began
+        prefill_s = forward_s = time.perf_counter() - began
         job = Verification(
             self._context.token_ids, catch_up, block, self._sequence, self._chooser, self._stopping, self._top
         )
@@ -140,7 +140,7 @@ class TargetVerifier:
             forward_s += time.perf_counter() - began
             job.absorb(rows)
             num_passes, num_rows = num_passes + 1, num_rows + len(token_ids)
-        verdict = job.verdict(VerifyCost(num_passes, num_rows, forward_ms=forward_s * 1e3))
+        verdict = job.verdict(VerifyCost(num_passes, num_rows, forward_s * 1e3, prefill_s * 1e3))
         # Only now, so that a failed forward leaves nothing half done and the request can be repeated.
         self._context.commit_skip(DraftBlock(len(self._context), tuple(catch_up)), None)
         self._context.commit_verdict(block, verdict)

@@ -100,6 +100,11 @@ class Sequence:
         self._closed = False
 
     @property
+    def is_closed(self) -> bool:
+        """Whether its memory was given back."""
+        return self._closed
+
+    @property
     def length(self) -> int:
         """How many tokens have valid KV."""
         return len(self._tokens)
@@ -190,6 +195,8 @@ class Engine(ABC):
 
         Each sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order.
         """
+        if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
+            raise EngineError("A sequence may occur once in a batch.")
         for sequence, token_ids in feeds:
             self._check_feed(sequence, token_ids)
         rows = self.forward(feeds, want_logits=True)
@@ -209,6 +216,8 @@ class Engine(ABC):
         self._check_ids(prompt)
 
     def _check_feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> None:
+        if sequence.is_closed:
+            raise EngineError("This sequence is closed.")
         if len(token_ids) == 0:
             raise EngineError("Nothing to feed.")
         if sequence.length + len(token_ids) > self.context_len:

@@ -246,7 +246,6 @@ def test_verifying_runs_fewer_passes_than_tokens_with_a_good_drafter():
     assert fast.stats.target_rows_per_token == 1
 
 
-@pytest.mark.xfail(strict=True, reason="reported: the context of the draft model limits the lossless text")
 def test_lossless_goes_on_where_the_context_of_the_draft_model_ends():
     params = DecodingParams(max_new_tokens=40, min_new_tokens=40)
     edge, cloud = toys.toy(1, context_len=20), toys.toy(1)

@@ -78,14 +78,12 @@ def test_conflicts_are_refused_with_a_reason(options, says):
     assert raised.value.exit_status == 2
 
 
-@pytest.mark.xfail(strict=True, reason="reported: where nothing is verified an accept rule is dropped in silence")
 @pytest.mark.parametrize("options", [{"gate": "never"}, {"mode": "quality", "gate": "never"}])
 def test_an_accept_rule_without_verification_is_refused(options):
     with pytest.raises(OptionError):
         make_plan(**options, accept="top:5")
 
 
-@pytest.mark.xfail(strict=True, reason="reported: the hint says to leave --mode away, which was done")
 def test_the_hint_for_an_accept_rule_alone_works():
     with pytest.raises(OptionError) as raised:
         make_plan(accept="top:5")
