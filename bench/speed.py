@@ -21,6 +21,7 @@ from bench.workload import load_pair, machine, prompts
 from skydraft import Engine, Generation, decoding_params, make_plan
 from skydraft.decoding.adaptive import expected_tokens
 from skydraft.decoding.chat import render_prompt
+from skydraft.engines.probe import probe
 from skydraft.models import cache_dir, default_pair, resolve
 
 KS = (2, 5, 8)
@@ -39,9 +40,11 @@ def seconds(generation: Generation) -> float:
 
 
 def show_profiles(edge: Engine, cloud: Engine) -> None:
+    """Forward times measured now; the remembered ones, which --k auto starts from, may be from another day."""
     for side, engine in (("t_d", edge), ("t_v", cloud)):
-        times = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(engine.profile.forward_ms, 1))
-        print(f"{side}(n) ms, forward of n rows   {times}   invariant_rows {engine.invariant_rows}")
+        profile = probe(engine)
+        times = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(profile.forward_ms, 1))
+        print(f"{side}(n) ms, forward of n rows   {times}   invariant_rows {profile.invariant_rows}")
 
 
 def edge_against_bare(edge: Engine, cloud: Engine, dev: list[str], num_tokens: int) -> None:

@@ -38,7 +38,7 @@ class DecodingParams:
 
     Sampling: `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `seed` seeds the noise.
     Constraints with the semantics of transformers, prompt included: `repetition_penalty` (1 is off),
-    `no_repeat_ngram_size` (0 is off), `min_new_tokens` (no end token before).
+    `no_repeat_ngram_size` (0 is off), `min_new_tokens` (no end token before; with `sentences`, unless they are said).
     Constraints for Chinese text, over the generated part: `content_penalty` multiplies down CJK content tokens
     that occurred; `content_ngram_size` bans n-grams of content tokens seen before, punctuation left out;
     `no_adjacent_repeat` bans a content token that begins with the character just written; `comma_gap` and

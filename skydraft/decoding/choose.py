@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from skydraft.config import DecodingParams
 from skydraft.decoding.constraints import (
     Constraint,
+    Edit,
     apply,
     no_end_before,
     no_repeat_ngram,
@@ -14,6 +16,7 @@ from skydraft.decoding.constraints import (
 )
 from skydraft.decoding.precision import at_least_float32
 from skydraft.decoding.sampling import sample
+from skydraft.decoding.stopping import has_said
 from skydraft.decoding.style import style_constraints
 from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
 
@@ -37,7 +40,9 @@ class Chooser:
         if params.no_repeat_ngram_size:
             self._constraints.append(no_repeat_ngram(params.no_repeat_ngram_size))
         if params.min_new_tokens:
-            self._constraints.append(no_end_before(params.min_new_tokens, prompt_len, vocab.end_ids))
+            ban = no_end_before(params.min_new_tokens, prompt_len, vocab.end_ids)
+            # A model that has said what it was asked for may end: held on, it would begin something else.
+            self._constraints.append(unless_said(params.sentences, vocab, prompt_len, ban) if params.sentences else ban)
         if params.shapes_chinese:
             check_chinese(vocab)
             self._constraints += style_constraints(params, vocab, prompt_len)
@@ -60,3 +65,13 @@ class Chooser:
         if float(edited[token_id]) == -float("inf"):
             return len(edited)
         return int((edited > edited[token_id]).sum())
+
+
+def unless_said(sentences: int, vocab: Vocab, prompt_len: int, ban: Constraint) -> Constraint:
+    """`ban`, except where the generated text is complete: it ends a sentence, and has as many as wanted."""
+
+    def lifted(prefix: TokenIds) -> Iterable[Edit]:
+        edits = list(ban(prefix))
+        return [] if edits and has_said(vocab.decode(prefix[prompt_len:]), sentences) else edits
+
+    return lifted

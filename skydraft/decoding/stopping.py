@@ -88,8 +88,12 @@ class Stopping:
         last = int(generated[-1])
         if not (self._may_end[last] or self._vocab.token_bytes(last).decode(errors="ignore").strip()[:1] in CLOSING):
             return False
-        text = self._vocab.decode(generated)
-        return ends_sentence(text) and num_sentences(text) >= self._sentences
+        return has_said(self._vocab.decode(generated), self._sentences)
+
+
+def has_said(text: str, sentences: int) -> bool:
+    """Whether the text ends at a sentence end and holds at least so many sentences."""
+    return ends_sentence(text) and num_sentences(text) >= sentences
 
 
 def ends_sentence(text: str) -> bool:

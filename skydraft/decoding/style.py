@@ -6,12 +6,14 @@ penalties that drive a model from one punctuation mark to the next (F12).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from skydraft.characters import is_cjk
 from skydraft.config import DecodingParams
 from skydraft.decoding.constraints import Constraint, Edit, repeating
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Mask, TokenIds, Vocab
 
 _MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most four tokens
 
@@ -26,9 +28,11 @@ def style_constraints(params: DecodingParams, vocab: Vocab, prompt_len: int) -> 
     if params.no_adjacent_repeat:
         constraints.append(_no_adjacent_repeat(vocab, prompt_len))
     if params.comma_gap:
-        constraints.append(_comma_gap(params.comma_gap, vocab, prompt_len))
+        early_comma = _too_early(vocab.classes.comma, params.comma_gap, vocab, prompt_len)
+        constraints.append(lambda prefix: [Edit("ban", early_comma(prefix))])
     if params.full_stop_gap:
-        constraints.append(_full_stop_gap(params.full_stop_gap, params.full_stop_shift, vocab, prompt_len))
+        early_stop = _too_early(vocab.classes.full_stop, params.full_stop_gap, vocab, prompt_len)
+        constraints.append(lambda prefix: [Edit("shift", early_stop(prefix), params.full_stop_shift)])
     return constraints
 
 
@@ -64,34 +68,20 @@ def _no_adjacent_repeat(vocab: Vocab, prompt_len: int) -> Constraint:
     return ban
 
 
-def _comma_gap(gap: int, vocab: Vocab, prompt_len: int) -> Constraint:
-    commas = np.flatnonzero(vocab.classes.comma).astype(np.int32)
-    lead = vocab.classes.lead_cjk[commas]
-    wide_only = ~vocab.classes.ascii_punct[commas]
+def _too_early(marks: Mask, gap: int, vocab: Vocab, prompt_len: int) -> Callable[[TokenIds], TokenIds]:
+    """Which of the marked tokens come less than `gap` CJK characters after the last punctuation of a prefix."""
+    mark_ids = np.flatnonzero(marks).astype(np.int32)
+    lead = vocab.classes.lead_cjk[mark_ids]
+    wide_only = ~vocab.classes.ascii_punct[mark_ids]
 
-    def ban(prefix: TokenIds) -> list[Edit]:
+    def find(prefix: TokenIds) -> TokenIds:
         generated = prefix[prompt_len:]
-        too_early = num_cjk_since_punctuation(generated, vocab, gap) + lead < gap
+        early = num_cjk_since_punctuation(generated, vocab, gap) + lead < gap
         if _ends_in_ascii_word(generated, vocab):
-            too_early &= wide_only  # 3,000 is no pause
-        return [Edit("ban", commas[too_early])]
+            early &= wide_only  # 3.5 is no sentence end, 3,000 no pause
+        return mark_ids[early]
 
-    return ban
-
-
-def _full_stop_gap(gap: int, amount: float, vocab: Vocab, prompt_len: int) -> Constraint:
-    stops = np.flatnonzero(vocab.classes.full_stop).astype(np.int32)
-    lead = vocab.classes.lead_cjk[stops]
-    wide_only = ~vocab.classes.ascii_punct[stops]
-
-    def shift(prefix: TokenIds) -> list[Edit]:
-        generated = prefix[prompt_len:]
-        too_early = num_cjk_since_punctuation(generated, vocab, gap) + lead < gap
-        if _ends_in_ascii_word(generated, vocab):
-            too_early &= wide_only  # 3.5 is no sentence end
-        return [Edit("shift", stops[too_early], amount)]
-
-    return shift
+    return find
 
 
 def num_cjk_since_punctuation(generated: TokenIds, vocab: Vocab, enough: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from skydraft.config import DecodingParams
-from skydraft.decoding.stopping import Stopping
+from skydraft.decoding.stopping import Stopping, ends_sentence, num_sentences
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 
@@ -75,7 +75,9 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
         _scale(edited, token_id, params.repetition_penalty)
     if params.no_repeat_ngram_size:
         _ban_ngrams(edited, prefix, params.no_repeat_ngram_size)
-    if len(generated) < params.min_new_tokens:
+    text = vocab.decode(generated)
+    said = params.sentences and ends_sentence(text) and num_sentences(text) >= params.sentences
+    if len(generated) < params.min_new_tokens and not said:
         edited[list(vocab.end_ids)] = -np.inf
     content = [token_id for token_id in generated if _is_content(vocab, token_id)]
     for token_id in sorted(set(content)):

@@ -145,6 +145,17 @@ class ScriptedToy(ToyEngine):
         return row
 
 
+def test_f13_a_model_that_has_said_its_sentence_may_end_before_the_minimum() -> None:
+    end = VOCAB.size - 1
+    params = decoding_params(sentences=1, min_new_tokens=16)
+    for script, expected in (("今天气很好。", "今天气很好。"), ("今天气很好", "今天气很好今")):
+        toy = ScriptedToy(VOCAB, np.zeros((VOCAB.size, VOCAB.size), np.float32), [*VOCAB.encode(script), end])
+        with skydraft.generate("人", edge=toy, plan=make_plan("edge"), params=params) as generation:
+            text = generation.run().text
+        assert text.startswith(expected)
+        assert (generation.finish_reason == "eos") == (script[-1] == "。")
+
+
 def test_f13_the_style_asks_for_one_sentence_of_sixteen_tokens() -> None:
     short, detailed = STYLES["zh-short"], STYLES["zh-detailed"]
     assert (short["sentences"], short["min_new_tokens"]) == (1, 16)
