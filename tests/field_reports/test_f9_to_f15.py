@@ -153,7 +153,7 @@ def test_f13_a_model_that_has_said_its_sentence_may_end_before_the_minimum() -> 
         with skydraft.generate("人", edge=toy, plan=make_plan("edge"), params=params) as generation:
             text = generation.run().text
         assert text.startswith(expected)
-        assert (generation.finish_reason == "eos") == (script[-1] == "。")
+        assert (len(generation.token_ids) < 16) == (script[-1] == "。")
 
 
 def test_f13_the_style_asks_for_one_sentence_of_sixteen_tokens() -> None:
