@@ -31,11 +31,6 @@ def is_punctuation(char: str) -> bool:
     return unicodedata.category(char).startswith("P")
 
 
-def is_content(char: str) -> bool:
-    """Whether `char` carries meaning: neither punctuation, space, symbol nor control."""
-    return unicodedata.category(char)[0] in "LN"
-
-
 def punctuation_density(text: str) -> float:
     """Punctuation characters / characters of `text`; 0 for an empty text."""
     return sum(map(is_punctuation, text)) / len(text) if text else 0.0

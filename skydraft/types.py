@@ -17,10 +17,9 @@ audit            whether the target would have emitted each catch-up token.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "edge-fallback"]
-ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted"]
 EndedBy = Literal["k", "gate", "stop"]

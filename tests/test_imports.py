@@ -92,8 +92,8 @@ def test_a_backward_arrow_is_found(room: str, source: str) -> None:
 def test_the_command_line_needs_neither_torch_nor_llama_cpp_to_start() -> None:
     code = (
         "import sys, skydraft.cli.main as m;"
-        "m.run(['generate', '你好', '--edge-model', 'toy', '--mode', 'edge', '--quiet']);"
-        "sys.exit(bool({'torch', 'transformers', 'llama_cpp'} & set(sys.modules)))"
+        "status = m.run(['generate', '你好', '--edge-model', 'toy', '--mode', 'edge', '--quiet']);"
+        "sys.exit(status or bool({'torch', 'transformers', 'llama_cpp'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 

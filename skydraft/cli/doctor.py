@@ -22,7 +22,7 @@ from skydraft.engines.base import Engine, RowProfile
 from skydraft.engines.probe import probe
 from skydraft.engines.vocab import check_same
 from skydraft.errors import SkydraftError
-from skydraft.models import cache_dir, installed
+from skydraft.models import cache_dir, installed, verify
 
 _OPTIONAL = {
     "llama-cpp-python": ("llama_cpp", "GGUF models", "install a C++ compiler, then: pip install 'skydraft[llamacpp]'"),
@@ -55,14 +55,14 @@ def _system(console: Console) -> Iterator[str]:
     console.print(f"python       {platform.python_version()} on {platform.system()} {platform.machine()}")
     console.print(f"processor    {os.cpu_count()} cores, {memory:.1f} GB of memory")
     console.print(f"cache        {cache} ({free:.1f} GB free)")
-    if free < 1 and not all(row.present for row in installed(cache)):
-        yield "less than 1 GB of disk is free; set SKYDRAFT_HOME to a folder with more room"
+    if free < 4 and not all(row.present for row in installed(cache)):
+        yield "less than 4 GB of disk are free; set SKYDRAFT_HOME to a folder with more room"
 
 
 def _packages(console: Console) -> Iterator[str]:
     for package, (module, purpose, remedy) in _OPTIONAL.items():
         if importlib.util.find_spec(module) is None:
-            console.print(f"{package:<17} not installed (for {purpose})")
+            console.print(f"{package:<17} not installed; for {purpose}: {remedy}")
             if package == "llama-cpp-python":
                 yield f"{package} is missing, which runs {purpose}: {remedy}"
         else:
@@ -74,6 +74,11 @@ def _models(console: Console) -> Iterator[str]:
         console.print(f"{row.name:<20} {row.bytes / 1e6:>6.0f} MB  {row.path if row.present else 'not here'}")
         if not row.present:
             yield f"get the model: skydraft models fetch {row.name}"
+            continue
+        try:
+            verify(row.path)
+        except SkydraftError as error:
+            yield str(error)
 
 
 def _measure(console: Console, given: dict[str, Any]) -> list[str]:

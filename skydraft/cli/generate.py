@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import sys
@@ -14,9 +15,9 @@ import click
 from skydraft import api
 from skydraft.cli.options import build_engine_options, decoding_options, engine_options, load_engine
 from skydraft.cli.render import as_json, console_for, legend, show_tokens, summary_line, trace_line
-from skydraft.config import MODES, decoding_params
-from skydraft.decoding.plan import make_plan
-from skydraft.errors import OptionError
+from skydraft.config import MODES, DecodingParams, decoding_params
+from skydraft.decoding.plan import Plan, make_plan
+from skydraft.errors import OptionError, PromptError
 
 _INTERRUPTED = 130
 
@@ -25,7 +26,11 @@ _INTERRUPTED = 130
 @click.argument("prompt")
 @click.option("--mode", metavar="M", help=f"One of {', '.join(MODES)} (default lossless).")
 @click.option("--gate", metavar="G", help="always, never, entropy:THETA, margin:M or prob:P; +digits, +dates.")
-@click.option("--k", metavar="N", help="Tokens in a block, or auto.")
+@click.option(
+    "--k",
+    metavar="N",
+    help="Tokens in a block, or auto: from measured times, so that with a gate texts may differ from run to run.",
+)
 @click.option("--accept", metavar="RULE", help="exact (default), or top:R, which is lossy.")
 @click.option("--eager", is_flag=True, help="End a block right after the first unsure token.")
 @click.option(
@@ -46,9 +51,10 @@ _INTERRUPTED = 130
 def generate(prompt: str, json_out: bool, trace: str | None, color: str, quiet: bool, **given: Any) -> int:
     """Generate text for PROMPT; - reads it from stdin. Text goes to stdout, everything else to stderr."""
     text = sys.stdin.read() if prompt == "-" else prompt
+    request = _parse(text, given)
     with ExitStack() as stack:
         trace_file = stack.enter_context(_open_trace(trace)) if trace else None
-        generation = stack.enter_context(_start(text, given, with_signals=trace is not None))
+        generation = stack.enter_context(_start(request, given, with_signals=trace is not None))
         interrupted = stack.enter_context(_catch_interrupt())
         console = None if json_out else console_for(color)
         for done, tokens in generation.rounds():
@@ -57,36 +63,44 @@ def generate(prompt: str, json_out: bool, trace: str | None, color: str, quiet: 
             if trace_file:
                 print(trace_line(done, tokens), file=trace_file, flush=True)
             if interrupted and (held := generation.interrupt()) and console:
-                console.print(held, end="")
+                sys.stdout.write(held)
         _finish(generation, console is None, color, quiet)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
-def _start(prompt: str, given: dict[str, Any], *, with_signals: bool) -> api.Generation:
-    """Check everything that can be checked before a model is opened, then open them."""
+def _parse(prompt: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `api.generate` but for the engines; takes them out of `given`. Nothing is opened yet."""
+    mode, gate, execution = given["mode"], given["gate"], given.pop("execution")
     plan = make_plan(**{name: given.pop(name) for name in ("mode", "gate", "k", "accept", "eager")})
-    options, offline = build_engine_options(given), given.pop("offline")
-    edge_model, cloud_model = given.pop("edge_model"), given.pop("cloud_model")
-    system, raw, execution = given.pop("system"), given.pop("raw"), given.pop("execution")
-    given["stop"] = given["stop"] or None
-    params = decoding_params(**given)
-    if not prompt.strip():
-        raise OptionError("The prompt is empty.", hint="Give at least one word, or - to read it from stdin.")
+    if execution == "throughput" and (mode or ("lossless" if gate is None else "")) == "lossless":
+        raise OptionError(
+            "--execution throughput is exact but for near ties, and mode lossless is exact.",
+            hint="Give --gate always and no --mode.",
+        )
+    system, raw = given.pop("system"), given.pop("raw")
     if raw and system:
         raise OptionError("--system is part of the chat template, which --raw leaves away.")
-    edge = load_engine(edge_model, options, offline=offline) if plan.drafts else None
-    cloud = load_engine(cloud_model, options, offline=offline) if plan.verifies else None
-    return api.generate(
-        prompt,
-        edge=edge,
-        cloud=cloud,
-        plan=plan,
-        params=params,
-        system=system,
-        raw=raw,
-        with_signals=with_signals,
-        execution=execution,
-    )
+    names = {field.name for field in dataclasses.fields(DecodingParams)}
+    chosen = {name: given.pop(name) for name in names}
+    params = decoding_params(given.pop("style"), **{**chosen, "stop": chosen["stop"] or None})
+    if not prompt.strip():
+        raise PromptError("The prompt is empty.", hint="Give at least one word, or - to read it from stdin.")
+    if not all(_is_text(text) for text in (prompt, system or "", *params.stop)):
+        raise PromptError("The prompt, or another text, is not valid UTF-8.", hint="Convert it first, with iconv say.")
+    return {"prompt": prompt, "plan": plan, "params": params, "system": system, "raw": raw, "execution": execution}
+
+
+def _is_text(text: str) -> bool:
+    """Whether it has no lone surrogates, which is how bytes that are no UTF-8 arrive."""
+    return text.encode(errors="replace") == text.encode(errors="surrogatepass")
+
+
+def _start(request: dict[str, Any], given: dict[str, Any], *, with_signals: bool) -> api.Generation:
+    options, offline = build_engine_options(given), given.pop("offline")
+    plan: Plan = request["plan"]
+    edge = load_engine(given["edge_model"], options, offline=offline) if plan.drafts else None
+    cloud = load_engine(given["cloud_model"], options, offline=offline) if plan.verifies else None
+    return api.generate(edge=edge, cloud=cloud, with_signals=with_signals, **request)
 
 
 def _open_trace(path: str) -> TextIO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence as Seq
@@ -40,6 +41,8 @@ def main(args: Seq[str] | None = None) -> None:
 
 def run(args: Seq[str] | None = None) -> int:
     """Run a command; returns its exit status. A failure is one line on stderr, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a mark for it
     try:
         status = cli.main(args, prog_name="skydraft", standalone_mode=False)
         sys.stdout.flush()

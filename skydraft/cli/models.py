@@ -6,7 +6,7 @@ import click
 from rich.table import Table
 
 from skydraft.cli.render import console_for
-from skydraft.models import cache_dir, fetch, installed, progress_on
+from skydraft.models import cache_dir, fetch, installed, progress_on, verify
 
 
 @click.group(invoke_without_command=True)
@@ -38,4 +38,5 @@ def fetch_models(names: tuple[str, ...], offline: bool) -> None:
     with progress_on() as progress:
         paths = [fetch(name, cache_dir(), progress=progress, offline=offline) for name in names]
     for path in paths:
+        verify(path)
         click.echo(path)

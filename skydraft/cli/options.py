@@ -37,7 +37,9 @@ _DECODING = [
     click.option("--min-p", type=float, help="Keep tokens with this share of the best probability; 0 is off."),
     click.option("--seed", type=int, help="Seed of the noise (default 0)."),
     click.option("--max-new-tokens", type=int, help="Stop after so many tokens (default 128)."),
-    click.option("--min-new-tokens", type=int, help="Neither end token nor sentence stop before."),
+    click.option(
+        "--min-new-tokens", type=int, help="No sentence stop before, nor an end token unless --sentences are said."
+    ),
     click.option("--sentences", type=int, help="Stop after so many sentences; 0 is off."),
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated."),
     click.option("--repetition-penalty", type=float, help="As in transformers; 1 is off."),

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -36,16 +38,19 @@ def console_for(color: str, *, stderr: bool = False) -> Console:
         force_terminal=forced,
         no_color=forced is False or None,
         highlight=False,
+        markup=False,
+        emoji=False,
         soft_wrap=True,
         color_system="standard" if forced else "auto",
     )
 
 
 def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
-    """Print the text of tokens at once, coloured on a terminal."""
+    """Write the text of tokens at once and as it is, tabs and all; coloured on a terminal."""
+    colored = console.is_terminal and not console.no_color
     for token in tokens:
-        if token.text:
-            console.print(Text(token.text, style=STYLES[token.origin]), end="")
+        style = Style.parse(STYLES[token.origin])
+        sys.stdout.write(style.render(token.text, color_system=ColorSystem.STANDARD) if colored else token.text)
     sys.stdout.flush()
 
 

@@ -94,7 +94,8 @@ class AutoK:
         if record.outcome != "verified" or record.round == 0:
             return
         if record.num_draft:
-            self._draft_ms = _moved(self._draft_ms, record.draft_ms / record.num_draft)
+            # A block may hold the draft model's prefill, or its catch-up after rounds without it: no step is that slow.
+            self._draft_ms = _moved(self._draft_ms, min(record.draft_ms / record.num_draft, 3 * self._draft_ms))
             # At the first difference judging ends, so one judged draft more than was accepted, if any is left.
             self._num_drafted += min(record.num_accepted + 1, record.num_draft)
             self._num_accepted += record.num_accepted

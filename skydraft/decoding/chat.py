@@ -19,7 +19,7 @@ def render_prompt(vocab: Vocab, prompt: str, system: str | None = None) -> str:
     if vocab.chat_template is None:
         if system:
             raise PromptError("This model has no chat template, so a system prompt has no place.")
-        return prompt
+        return vocab.bos_text + prompt
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

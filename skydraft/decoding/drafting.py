@@ -53,6 +53,8 @@ class Drafter:
 
     def room(self, context: Context) -> int:
         """How many tokens can be drafted after `context` before the draft model's own context is full; 0 if none."""
+        if context.prompt_len >= self._engine.context_len:
+            return 0  # such a prompt cannot even be opened
         return max(self._engine.context_len - len(context) + 1, 0)
 
     def draft(self, context: Context, k: int) -> DraftBlock:

@@ -31,7 +31,9 @@ _LIMITS = {
 }
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
-    "dates": re.compile(r"\d\s*[年月日号/\-.]\s*\d?|星期[一二三四五六日天]|周[一二三四五六日末]"),
+    "dates": re.compile(
+        r"[\d一二三四五六七八九十]\s*[年月日号]|\d\s*[/-]\s*\d|\d{4}\.\d|(?:星期|周)[一二三四五六日天末]"
+    ),
 }
 _LOOKBACK = 8  # tokens; longer than anything a content rule matches
 

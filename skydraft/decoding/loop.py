@@ -48,6 +48,7 @@ class SpeculativeLoop:
 
     def rounds(self) -> Iterator[Round]:
         """Decode until the context is finished; yields each round as soon as it is committed."""
+        self._started = time.perf_counter()
         while self._context.finish is None:
             began = time.perf_counter()
             block = self._draft()

@@ -2,7 +2,7 @@
 
 There is no random state. The noise of a token is a pure hash of (seed, position, token id), so that draft and
 target share it and any position can be computed again (Gumbel coupling, arXiv 2408.07978). Temperature and all
-that follows run in float64 on the host over the surviving candidates only, the same for numpy and torch rows.
+that follows run in float64 on the host over the surviving tokens only, the same for numpy and torch rows.
 """
 
 from __future__ import annotations

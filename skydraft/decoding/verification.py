@@ -50,7 +50,7 @@ class Verification:
     ) -> None:
         committed = np.append(seen, np.array(catch_up, np.int32))
         roll_back(sequence, seen)  # not further: every catch-up token is audited, after a failed forward too
-        self._candidate: TokenIds = np.append(committed, np.array(block.token_ids, np.int32))
+        self._extended: TokenIds = np.append(committed, np.array(block.token_ids, np.int32))
         self._seen_len = len(seen)
         self._fed_len = sequence.length
         self._block = block
@@ -65,7 +65,7 @@ class Verification:
 
     def next_feed(self, max_rows: int) -> TokenIds | None:
         """The next tokens to feed, at most `max_rows`; None when the verdict is known."""
-        return None if self._done else self._candidate[self._fed_len : self._fed_len + max_rows]
+        return None if self._done else self._extended[self._fed_len : self._fed_len + max_rows]
 
     def absorb(self, rows: Rows) -> None:
         """Take the logits [len(feed), vocab] of the tokens that `next_feed` gave."""
@@ -75,14 +75,14 @@ class Verification:
                 self._judge(row, self._fed_len)
 
     def _judge(self, row: Rows, position: int) -> None:
-        prefix = self._candidate[:position]
+        prefix = self._extended[:position]
         choice = self._chooser.choose(row, prefix)
-        drafted = int(self._candidate[position]) if position < len(self._candidate) else None
+        drafted = int(self._extended[position]) if position < len(self._extended) else None
         if position < self._block.base:
             self._audit.append(choice == drafted)
         elif drafted is not None and (choice == drafted or self._in_top(row, prefix, drafted)):
             self._num_accepted += 1
-            self._finish = self._stopping.finish(self._candidate[: position + 1])
+            self._finish = self._stopping.finish(self._extended[: position + 1])
             self._done = self._finish is not None
         else:
             self._token_id = choice
@@ -125,7 +125,7 @@ class TargetVerifier:
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """Raises BaseMismatch, and changes nothing, when the block extends another length."""
         if block.base != len(self._context) + len(catch_up):
-            raise BaseMismatch(block.base, len(self._context) + len(catch_up))
+            raise BaseMismatch(block.base - len(catch_up), len(self._context))
         began = time.perf_counter()
         if self._sequence is None:
             self._sequence = self._engine.open(self._context.token_ids)

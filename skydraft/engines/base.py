@@ -124,6 +124,8 @@ class Sequence:
 
     def truncate(self, length: int) -> None:
         """Cut to an absolute length; the same length again changes nothing. Raises EngineError if refused."""
+        if self._closed:
+            raise EngineError("This sequence is closed.")
         if not 0 <= length <= self.length:
             raise EngineError(f"Cannot truncate a sequence of {self.length} tokens to {length}.")
         if length < self.length:

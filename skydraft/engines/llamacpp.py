@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from skydraft.engines.base import Engine, EngineOptions, Rows, Sequence
-from skydraft.engines.probe import cpu_model, probe, remembered
+from skydraft.engines.probe import PROBED_LEN, cpu_model, probe, remembered
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError, MissingDependency
 
-_MAX_OUTPUT_ROWS = 64
+_MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
+_PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
 _TYPE_F16, _TYPE_BF16 = 1, 30
 
@@ -24,9 +25,11 @@ def load_library() -> Any:
     """The ctypes module of llama.cpp, quiet. Raises MissingDependency when it is not installed."""
     try:
         import llama_cpp.llama_cpp as library
-    except ImportError as error:
+
+        library.LLAMA_LOAD_MODE_AUTO  # noqa: B018  not there in versions whose structures differ from ours
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
         raise MissingDependency(
-            "GGUF models need the package llama-cpp-python, which is not installed.",
+            "GGUF models need the package llama-cpp-python 0.3.36, which is not installed or does not load.",
             hint="Install a C++ compiler (Debian: g++) and run: pip install 'skydraft[llamacpp]'.",
         ) from error
     library.llama_log_set(_silence(library), ctypes.c_void_p(0))
@@ -52,6 +55,7 @@ class LlamaCppEngine(Engine):
 
     def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
         self._lib = load_library()
+        self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
         self.name = name or path.stem
         self.path = path
         self._num_threads = options.num_threads or os.cpu_count() or 1
@@ -63,14 +67,11 @@ class LlamaCppEngine(Engine):
         self._num_rows_padded = self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model))
         self._batch = self._lib.llama_batch_init(self.max_batch_rows, 0, 1)
         self._free_slots = list(range(options.max_sequences))[::-1]
-        self.max_output_rows = _MAX_OUTPUT_ROWS
         self._profile = remembered(self._profile_key(options), options.profile_path, lambda: probe(self))
 
     def _load_model(self, path: Path, options: EngineOptions) -> Any:
         params = self._lib.llama_model_default_params()
         params.n_gpu_layers = options.gpu_layers
-        # Read, not mapped: repacked weights would otherwise be resident twice, 0.6 GB more for the demo pair.
-        params.load_mode = self._lib.LLAMA_LOAD_MODE_NONE
         model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             raise BrokenModel(
@@ -102,7 +103,8 @@ class LlamaCppEngine(Engine):
         import llama_cpp
 
         processor = self._lib.llama_print_system_info().decode()
-        parts = (self.path.name, stat.st_size, int(stat.st_mtime), llama_cpp.__version__, self._num_threads)
+        lengths = f"{min(self.context_len, PROBED_LEN)} cells, {_TYPE_F16}/{_TYPE_BF16}"
+        parts = (lengths, self.path.name, stat.st_size, int(stat.st_mtime), llama_cpp.__version__, self._num_threads)
         return "|".join(map(str, (*parts, options.gpu_layers, options.max_sequences, cpu_model(), processor)))
 
     def allocate(self) -> int:

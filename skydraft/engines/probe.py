@@ -23,6 +23,7 @@ from skydraft.engines.base import Engine, RowProfile, Rows
 MAX_PROBED_ROWS = 8
 _SHORT_LEN, _LONG_LEN = 16, 544  # tokens; the second is past the first 512 cells of a KV cache
 _NUM_TOKENS = MAX_PROBED_ROWS
+PROBED_LEN = _LONG_LEN + _NUM_TOKENS  # a shorter context is not probed at the longer length
 
 
 def to_numpy(rows: Rows) -> npt.NDArray[np.floating]:
@@ -35,7 +36,7 @@ def to_numpy(rows: Rows) -> npt.NDArray[np.floating]:
 def probe(engine: Engine, *, max_rows: int = MAX_PROBED_ROWS) -> RowProfile:
     """Feed the same tokens one by one and n at a time, at two lengths; compare bits and take times."""
     forward_ms, invariant_rows = _probe_at(engine, min(_SHORT_LEN, engine.context_len // 2), max_rows)
-    if invariant_rows > 1 and engine.context_len >= _LONG_LEN + _NUM_TOKENS:
+    if invariant_rows > 1 and engine.context_len >= PROBED_LEN:
         invariant_rows = min(invariant_rows, _probe_at(engine, _LONG_LEN, invariant_rows)[1])
     return RowProfile(invariant_rows, tuple(forward_ms))
 

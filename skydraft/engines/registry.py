@@ -7,10 +7,12 @@ from typing import Literal
 
 from skydraft.engines.base import Engine, EngineOptions
 from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError
 
 
 def open_engine(kind: Literal["toy", "gguf", "folder"], spec: str, path: Path | None, options: EngineOptions) -> Engine:
     """Open a model of a kind. Raises BrokenModel, MissingDependency or OptionError."""
+    _check_applies(kind, spec, options)
     if kind == "toy":
         return open_toy(spec, options.context_len)
     assert path is not None  # models.resolve gives a path for every other kind
@@ -21,3 +23,20 @@ def open_engine(kind: Literal["toy", "gguf", "folder"], spec: str, path: Path | 
     from skydraft.engines.transformers_text import TransformersEngine
 
     return TransformersEngine(path, options, name=spec)
+
+
+_TAKEN: dict[str, set[str]] = {
+    "toy": set(),
+    "gguf": {"num_threads", "gpu_layers"},
+    "folder": {"num_threads", "device", "dtype"},
+}
+
+
+def _check_applies(kind: str, spec: str, options: EngineOptions) -> None:
+    """Raise OptionError for an option that this kind of model cannot follow."""
+    default = EngineOptions()
+    for name in ("num_threads", "gpu_layers", "device", "dtype"):
+        if name not in _TAKEN[kind] and getattr(options, name) != getattr(default, name):
+            option = "--" + name.removeprefix("num_").replace("_", "-")
+            what = {"toy": "a toy", "gguf": "a GGUF model", "folder": "a transformers checkpoint"}[kind]
+            raise OptionError(f"{option} cannot apply to {spec}, which is {what}.", hint="Leave it away.")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from skydraft.engines.base import Engine, EngineOptions, RowProfile, Rows, Sequence
-from skydraft.engines.probe import cpu_model, probe, remembered
+from skydraft.engines.probe import PROBED_LEN, cpu_model, probe, remembered
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
 
@@ -86,7 +86,16 @@ class TransformersEngine(Engine):
         on_gpu = self._device.type == "cuda"
         processor = torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         versions = (torch.__version__, self._transformers.__version__)
-        parts = (self.path.resolve(), *stats, *versions, self._device, options.dtype, torch.get_num_threads())
+        probed_len = min(self.context_len, PROBED_LEN)
+        parts = (
+            probed_len,
+            self.path.resolve(),
+            *stats,
+            *versions,
+            self._device,
+            options.dtype,
+            torch.get_num_threads(),
+        )
         return "|".join(map(str, (*parts, cpu_model(), processor)))
 
     def allocate(self) -> Any:

@@ -15,7 +15,7 @@ class Stats:
     """Figures of one generation; None where there is nothing to divide by.
 
     acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
-    block, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. target passes and rows:
+    round, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. target passes and rows:
     forwards of the target after its prefill, and the rows in them. ttft_ms: start to first committed round, prefill
     included. itl_ms: gap between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens / time from
     start to last round. draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest,
@@ -46,7 +46,6 @@ class Stats:
 def summarize(records: Seq[StepRecord]) -> Stats:
     """The figures of the rounds of one generation."""
     escalated = [record for record in records if record.outcome == "verified"]
-    drafted = [record for record in escalated if record.num_draft]
     num_tokens = sum(record.num_committed for record in records)
     num_draft = sum(record.num_draft for record in escalated)
     num_accepted = sum(record.num_accepted for record in escalated)
@@ -58,7 +57,7 @@ def summarize(records: Seq[StepRecord]) -> Stats:
         num_draft_tokens=num_draft,
         num_accepted_tokens=num_accepted,
         acceptance_rate=_ratio(num_accepted, num_draft),
-        mean_acceptance_length=_ratio(sum(record.num_committed for record in drafted), len(drafted)),
+        mean_acceptance_length=_ratio(sum(record.num_committed for record in escalated), len(escalated)),
         cloud_calls_per_token=_ratio(len(escalated), num_tokens),
         target_passes_per_token=_ratio(sum(record.cost.num_passes for record in records), num_tokens),
         target_rows_per_token=_ratio(sum(record.cost.num_rows for record in records), num_tokens),

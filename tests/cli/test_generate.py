@@ -134,6 +134,9 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     "temperature not a number": (["你好", *TOYS, "--temperature", "warm"], 2, "warm"),
     "no tokens asked for": (["你好", *TOYS, "--max-new-tokens", "0"], 2, "--max-new-tokens"),
     "context too short": (["你好", *TOYS, "--context", "2"], 2, "--context"),
+    "threads for a toy": (["你好", *TOYS, "--threads", "2"], 2, "--threads cannot apply"),
+    "lossless that is not exact": (["你好", *TOYS, "--execution", "throughput"], 2, "--execution"),
+    "bytes that are no text": (["\udcff", *TOYS], 2, "not valid UTF-8"),
     "unknown option": (["你好", *TOYS, "--speed", "9"], 2, "--speed"),
     "trace to nowhere": (["你好", *TOYS, "--trace", "/no/such/folder/t.jsonl"], 2, "/no/such/folder"),
     "system prompt with raw": (["你好", *TOYS, "--raw", "--system", "x"], 2, "--raw"),
@@ -224,4 +227,31 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     options = "--edge-model toy --mode edge --max-new-tokens 3000"
     command = f"{sys.executable} -m skydraft.cli.main generate 你好 {options} | head -c 10"
     done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert len(done.stdout) == 10
     assert b"Traceback" not in done.stderr
+
+
+def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from skydraft.cli import generate
+    from skydraft.engines.toy import ToyEngine, character_vocab
+
+    vocab = character_vocab("[/b]\t:x")
+    table = np.zeros((vocab.size, vocab.size), np.float32)
+    script = vocab.encode("[/b]\t:x")
+    for here, there in zip(script, [*script[1:], script[0]], strict=True):
+        table[here, there] = 20
+    monkeypatch.setattr(generate, "load_engine", lambda *args, **kwargs: ToyEngine(vocab, table))
+    args = ["generate", "x", *TOYS, "--mode", "edge", "--max-new-tokens", "14", "--quiet"]
+    assert invoke(*args)[1] == "[/b]\t:x" * 2 + "\n"
+    colored = invoke(*args, "--color", "always")[1]
+    assert "\t" in colored
+    assert "[" in colored
+
+
+def test_wrong_use_leaves_an_old_trace_alone(invoke: Invoke, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("precious")
+    assert invoke("generate", "你好", *TOYS, "--gate", "nope", "--trace", str(trace))[0] == 2
+    assert trace.read_text() == "precious"

@@ -103,7 +103,7 @@ def test_a_wrong_base_raises_and_changes_nothing(first, shift, second):
     for wrong in ((base + shift), base + 100):
         with pytest.raises(BaseMismatch) as raised:
             verifier.verify(DraftBlock(max(1, wrong), block), catch_up)
-        assert raised.value.length == base
+        assert raised.value.length == len(PROMPT_IDS)  # what is committed on that side, without the catch-up
     verdicts = [side.verify(DraftBlock(base, block), catch_up) for side in (verifier, untouched)]
     assert verdicts[0] == verdicts[1]
     with pytest.raises(BaseMismatch):  # the same block once more: it was committed

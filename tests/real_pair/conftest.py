@@ -8,7 +8,7 @@ import pytest
 
 import skydraft
 from skydraft import Engine, EngineOptions
-from skydraft.errors import SkydraftError
+from skydraft.errors import NetworkUnavailable
 from skydraft.models import default_pair
 
 
@@ -22,8 +22,8 @@ def _load(name: str, options: EngineOptions | None = None) -> Engine:
     pytest.importorskip("llama_cpp")
     try:
         return skydraft.load(name, options, offline=True)
-    except SkydraftError as error:
-        pytest.skip(f"no model: {error}")
+    except NetworkUnavailable as error:
+        pytest.skip(f"not here and not to be had: {error}")
 
 
 @pytest.fixture(scope="session")
