@@ -1,6 +1,6 @@
 """Counts tokens of `lossless` against `cloud` on the real pair: they must be the same ids, all of them.
 
-    python -m bench.identity [--limit PROMPTS] [--max-new-tokens N]
+    python -m bench.identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT]
 
 All prompts at temperature 0 and 0.8 with k = 2, 5, 8; the first twelve also with repetition penalty and n-gram ban,
 and with zh-short; and one prompt longer than 512 tokens, past which llama.cpp may use other kernels.
@@ -71,12 +71,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=int, default=None, help="only the first prompts")
     parser.add_argument("--max-new-tokens", type=int, default=40)
+    parser.add_argument("--only", default="", metavar="TEXT", help="only settings whose name holds TEXT")
     given = parser.parse_args()
     pair = load_pair()
     print(f"{machine()}; invariant_rows {pair[1].invariant_rows}; seed {SEED}")
     total = total_equal = 0
     began = time.perf_counter()
-    for case in cases(given.limit, given.max_new_tokens):
+    for case in (case for case in cases(given.limit, given.max_new_tokens) if given.only in case.name):
         num_compared, num_equal = compare(case, pair)
         total, total_equal = total + num_compared, total_equal + num_equal
         print(

@@ -60,6 +60,7 @@ class LlamaCppEngine(Engine):
         self.path = path
         self._num_threads = options.num_threads or os.cpu_count() or 1
         self._model = self._load_model(path, options)
+        _forget_mapped_pages(path)
         self.vocab = _read_vocab(self._lib, self._model)
         self.context_len = min(options.context_len, self._lib.llama_model_n_ctx_train(self._model))
         self._context = self._open_context(options)
@@ -163,6 +164,26 @@ class LlamaCppEngine(Engine):
             self._lib.llama_free(self._context)
             self._lib.llama_model_free(self._model)
             self._context = None
+
+
+_MADV_DONTNEED = 4
+
+
+def _forget_mapped_pages(path: Path) -> None:
+    """Let go of the pages of a mapped file; those still needed come back from the page cache when they are touched.
+
+    Weights that llama.cpp has repacked would otherwise be resident twice: 0.6 GB for the demo pair. Linux only.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        madvise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return
+    for line in lines:
+        span, access, *_, name = line.split(maxsplit=5)
+        if name == str(path.resolve()) and "w" not in access:
+            start, end = (int(address, 16) for address in span.split("-"))
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
 def _read_vocab(lib: Any, model: Any) -> Vocab:
