@@ -17,7 +17,7 @@ from skydraft.errors import OptionError, VocabularyMismatch
 TokenIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
-_MIN_CHINESE_SHARE = 0.01  # Qwen 0.16, Llama 2 0.02, GPT-2 0.001
+_MIN_CHINESE_SHARE = 0.01  # Qwen2.5 has 0.17
 
 
 @dataclass(frozen=True, slots=True)
