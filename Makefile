@@ -4,8 +4,11 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 PAIR := qwen2.5-coder-0.5b qwen2.5-coder-1.5b
 READY := $(VENV)/.ready
+PROTO := skydraft/protocol/verifier.proto
+PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
+FRESH := $(VENV)/protocol
 
-.PHONY: setup models demo test lint bench bench-identity
+.PHONY: setup models demo test lint protocol bench bench-identity
 
 setup: $(READY)
 
@@ -30,6 +33,14 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	mkdir -p $(FRESH)
+	$(PROTOC) --python_out=$(FRESH) --pyi_out=$(FRESH) $(PROTO)
+	diff $(FRESH)/skydraft/protocol/verifier_pb2.py skydraft/protocol/verifier_pb2.py
+	diff $(FRESH)/skydraft/protocol/verifier_pb2.pyi skydraft/protocol/verifier_pb2.pyi
+
+# Writes the code that verifier.proto stands for; lint fails when that was forgotten.
+protocol: $(READY)
+	$(PROTOC) --python_out=. --pyi_out=. $(PROTO)
 
 bench: models
 	$(BIN)/python -m bench.speed

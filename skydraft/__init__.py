@@ -1,6 +1,6 @@
 """skydraft: edge-cloud speculative decoding. A small model drafts, a gate decides, a large model checks."""
 
-from skydraft.api import Generation, generate, load
+from skydraft.api import Generation, connect, generate, load
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine, EngineOptions
@@ -20,6 +20,7 @@ __all__ = [
     "Stats",
     "StepRecord",
     "Token",
+    "connect",
     "decoding_params",
     "generate",
     "load",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 from skydraft.config import DecodingParams
 from skydraft.decoding.adaptive import AutoK, FixedK, KPolicy
@@ -17,7 +17,7 @@ from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.stopping import Stopping
 from skydraft.decoding.streaming import TextStream
-from skydraft.decoding.verification import TargetVerifier
+from skydraft.decoding.target import Execution, InProcess, Rules, Target
 from skydraft.engines.base import Engine, EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.engines.vocab import check_same
@@ -26,7 +26,8 @@ from skydraft.evaluation.stats import Stats, summarize
 from skydraft.models import Progress, cache_dir, no_progress, resolve
 from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
 
-Execution = Literal["exact", "throughput"]
+if TYPE_CHECKING:
+    from skydraft.edge.cloud import Cloud
 
 
 def load(
@@ -143,11 +144,38 @@ class Generation:
         return summarize(self.records)
 
 
+def connect(
+    address: str,
+    *,
+    token: str | None = None,
+    tls_ca: bytes | None = None,
+    tls_name: str | None = None,
+    insecure: bool = False,
+    timeout_s: float = 30.0,
+    require: bool = False,
+    open_ahead: bool = False,
+    notify: Callable[[str], None] | None = None,
+) -> Cloud:
+    """A cloud verifier at HOST:PORT, to be passed to `generate` as `cloud`. Nothing is sent before it is needed.
+
+    Beyond this machine TLS is spoken: by the system's roots, or by `tls_ca` (PEM), to a server called `tls_name` or as
+    its address says; `insecure` speaks plaintext. `timeout_s` is how long a cloud is waited for where nothing else can
+    be done; a gated plan goes on alone within a second, unless `require`. `open_ahead` opens each session in the
+    background at once. `notify` gets a line when the cloud goes and when it is back. Raises OptionError.
+    """
+    from skydraft.edge.cloud import Cloud
+    from skydraft.edge.link import LinkOptions
+
+    link = LinkOptions(address, token=token, tls_ca=tls_ca, tls_name=tls_name, insecure=insecure)
+    behaviour: dict[str, Any] = {"notify": notify} if notify else {}
+    return Cloud(link, timeout_s=timeout_s, require=require, open_ahead=open_ahead, **behaviour)
+
+
 def generate(
     prompt: str,
     *,
     edge: Engine | None = None,
-    cloud: Engine | None = None,
+    cloud: Engine | Cloud | None = None,
     plan: Plan | None = None,
     params: DecodingParams | None = None,
     system: str | None = None,
@@ -155,47 +183,72 @@ def generate(
     with_signals: bool = False,
     execution: Execution = "exact",
 ) -> Generation:
-    """Start a generation. `edge` drafts, `cloud` verifies; a plan with one model alone takes just that one.
+    """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
-    `plan` comes from `make_plan` (default: lossless). `raw` leaves the chat template away. `with_signals` measures
-    the draft model's uncertainty even where the gate does not need it. `execution` "throughput" verifies in one
-    forward instead of within `invariant_rows`: faster on a GPU, but near ties may fall otherwise than alone.
-    Raises UsageError before anything is computed.
+    `plan` comes from `make_plan` (default: lossless); a plan with one model alone takes just that one, but with a
+    remote cloud `edge` is needed in any case, for its tokenizer. `raw` leaves the chat template away. `with_signals`
+    measures the draft model's uncertainty even where the gate does not need it. `execution` "throughput" verifies in
+    one forward instead of within `invariant_rows`: faster on a GPU, but near ties may fall otherwise than alone; a
+    server has its own. Raises UsageError before anything is computed.
     """
     plan, params = plan or make_plan(), params or DecodingParams()
-    draft = _required(edge, "edge") if plan.drafts else None
-    target = _required(cloud, "cloud") if plan.verifies else None
-    if draft and target:
-        check_same(draft.vocab, target.vocab)
+    if plan.verifies and cloud is None:
+        raise _missing("cloud")
+    here = cloud if isinstance(cloud, Engine) else None
+    if edge is None and (plan.drafts or here is None):
+        raise _missing("edge")
+    if edge and here and plan.drafts and plan.verifies:
+        check_same(edge.vocab, here.vocab)
     # The one whose text this is sets the limits; a draft model with a shorter context stops drafting there.
-    author = _required(target or draft, "cloud")
+    author = here if here and plan.verifies else edge
+    assert author is not None
     vocab = author.vocab
     prompt_ids = vocab.encode(vocab.bos_text + prompt if raw else render_prompt(vocab, prompt, system))
-    author.check_prompt(prompt_ids)
-    max_len = min(len(prompt_ids) + params.max_new_tokens, author.context_len)
+    max_len = len(prompt_ids) + params.max_new_tokens
+    target: Target | None = None
+    if plan.verifies:
+        target = InProcess(here, execution) if here else cloud  # type: ignore[assignment]  # no Engine, not None
+    if target is None or here:
+        author.check_prompt(prompt_ids)
+        max_len = min(max_len, author.context_len)
     chooser = Chooser(params, vocab, len(prompt_ids))
-    stopping = Stopping(params, vocab, len(prompt_ids), max_len)
+    rules = Rules(plan, params, vocab, chooser, Stopping(params, vocab, len(prompt_ids), max_len))
+    return _start(prompt_ids, edge if plan.drafts else None, target, rules, with_signals=with_signals)
+
+
+def _start(
+    prompt_ids: tuple[int, ...], draft: Engine | None, target: Target | None, rules: Rules, *, with_signals: bool
+) -> Generation:
+    plan = rules.plan
     context = Context(prompt_ids)
-    drafter = Drafter(draft, chooser, stopping, plan, with_signals=with_signals) if draft else None
-    verifier = None
-    if target:
-        max_rows = target.invariant_rows if execution == "exact" else target.max_output_rows
-        verifier = TargetVerifier(target, prompt_ids, chooser, stopping, max_rows=max_rows, top=plan.top)
-    k_policy = _k_policy(plan, draft, target, verifier)
-    loop = SpeculativeLoop(context, drafter, plan.gate, verifier, k_policy, stopping, vocab)
-    return Generation(loop, context, TextStream(vocab, params.stop))
+    drafter = Drafter(draft, rules.chooser, rules.stopping, plan, with_signals=with_signals) if draft else None
+    k_policy = FixedK(plan.k) if plan.k is not None else _adaptive_k(plan, draft, target)
+    loop = SpeculativeLoop(
+        context,
+        drafter,
+        plan.gate,
+        target.verifier(context, rules) if target else None,
+        k_policy,
+        rules.stopping,
+        rules.vocab,
+        falls_back=bool(target and target.falls_back(plan)),
+    )
+    return Generation(loop, context, TextStream(rules.vocab, rules.params.stop))
 
 
-def _required(engine: Engine | None, side: str) -> Engine:
-    if engine is None:
-        raise OptionError(f"This plan needs the {side} model.", hint=f"Pass {side}=skydraft.load(NAME).")
-    return engine
+def _missing(side: str) -> OptionError:
+    return OptionError(f"This plan needs the {side} model.", hint=f"Pass {side}=skydraft.load(NAME).")
 
 
-def _k_policy(plan: Plan, draft: Engine | None, target: Engine | None, verifier: TargetVerifier | None) -> KPolicy:
-    if plan.k is not None:
-        return FixedK(plan.k)
-    assert draft and target and verifier  # make_plan allows an adaptive k with two models only
-    # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
-    min_k = 0 if plan.gate.kind == "always" else 1
-    return AutoK(draft.profile, target.profile, verifier.max_rows, min_k=min_k)
+def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPolicy:
+    assert draft and target  # make_plan allows an adaptive k with two models only
+    costs = target.costs()
+    return AutoK(
+        draft.profile,
+        costs.profile,
+        costs.max_rows,
+        # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
+        min_k=0 if plan.gate.kind == "always" else 1,
+        wire_ms=costs.wire_ms or 0.0,
+        streams=costs.wire_ms is not None,
+    )

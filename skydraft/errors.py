@@ -5,7 +5,9 @@
     │   ├── UnknownModel        no such name, file, folder or hub id
     │   ├── VocabularyMismatch  draft and target do not share a tokenizer
     │   ├── PromptError         empty, or longer than the context
-    │   └── OptionError         an option is out of range or cannot apply here
+    │   ├── OptionError         an option is out of range or cannot apply here
+    │   ├── ProtocolError       a message that the other side cannot read
+    │   └── LimitExceeded       a message, prompt or block beyond the server's limits
     ├── ModelFilesError         the files of a model could not be had
     │   ├── HashMismatch        a file or piece is not the published one
     │   ├── BrokenModel         a file is there but no engine can read it
@@ -13,7 +15,17 @@
     │   └── NetworkUnavailable  neither cache nor network has it
     ├── MissingDependency       an optional package is not installed
     ├── EngineError             a forward or a rollback was refused by the engine
-    └── BaseMismatch            a block or verdict extends another length than the committed one
+    ├── BaseMismatch            a block or verdict extends another length than the committed one
+    └── CloudError              the cloud did not do what it was asked
+        ├── CloudLost           no answer: no link, no server, or one that is going down
+        │   └── CloudTimeout    no answer within the time allowed
+        ├── CloudBusy           all seats or places in the queue are taken
+        ├── RateLimited         this token has used up its share for now
+        ├── NotAuthorized       no token, or one that is not known
+        ├── SessionNotFound     the session ended, was evicted, or the server is another one
+        ├── SessionTaken        another generation has a session of this number
+        ├── Diverged            the two sides hold different tokens under one length
+        └── CloudFailure        the server failed in a way that it does not explain
 
 Every message is one line; `hint` is the next thing to do.
 """
@@ -70,6 +82,16 @@ class OptionError(UsageError):
     """An option is out of range, or cannot apply to this request."""
 
 
+class ProtocolError(UsageError):
+    """A message that the other side cannot read."""
+
+
+class LimitExceeded(UsageError):
+    """A message, prompt or block is beyond the server's limits."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+
 class ModelFilesError(SkydraftError):
     """The files of a model could not be had."""
 
@@ -116,4 +138,68 @@ class BaseMismatch(SkydraftError):
 
     def __init__(self, base: int, length: int) -> None:
         super().__init__(f"This extends {base} committed tokens, but there are {length}.")
+        self.base = base
         self.length = length
+
+
+class CloudError(SkydraftError):
+    """The cloud did not do what it was asked."""
+
+
+class CloudLost(CloudError):
+    """No answer: no link, no server, or one that is going down."""
+
+    grpc_status = "UNAVAILABLE"
+    retryable = True
+
+
+class CloudTimeout(CloudLost):
+    """No answer within the time allowed."""
+
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class CloudBusy(CloudError):
+    """All seats or places in the queue are taken."""
+
+    grpc_status = "UNAVAILABLE"
+    retryable = True
+
+
+class RateLimited(CloudError):
+    """This token has used up its share for now; `retry_after_s` says when it has some again."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class NotAuthorized(CloudError):
+    """No token was given, or one that is not known."""
+
+    grpc_status = "UNAUTHENTICATED"
+
+
+class SessionNotFound(CloudError):
+    """The session ended, was evicted, or the server is another one. Opening again with all tokens loses nothing."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class SessionTaken(CloudError):
+    """Another generation has a session of this number."""
+
+    grpc_status = "ALREADY_EXISTS"
+
+
+class Diverged(CloudError):
+    """The two sides hold different tokens under one length. Nothing was changed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class CloudFailure(CloudError):
+    """The server failed in a way that it does not explain; its log does."""

@@ -12,6 +12,7 @@ committed        the prompt and all that is final.
 base             the committed length that a block extends.
 catch-up         tokens committed by skips that the target has not seen.
 audit            whether the target would have emitted each catch-up token.
+fallback         commit a block unverified that should have been, because the cloud is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "
 
 FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted"]
 EndedBy = Literal["k", "gate", "stop"]
-Outcome = Literal["verified", "skipped"]
+Outcome = Literal["verified", "skipped", "fallback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ class Verdict:
 
     `token_id` is the recovered token, or the bonus token when the whole block was accepted. It is None
     only when `finish` says that the generation ended inside the accepted tokens. `audit` has one entry
-    per catch-up token: whether the target would have emitted it. `cost` is no part of equality.
+    per catch-up token: whether the target would have emitted it; `audit_ranks` has one per token where it would not:
+    how many tokens its constrained logits put before that one. `cost` is no part of equality.
     """
 
     base: int
@@ -87,6 +89,7 @@ class Verdict:
     token_id: int | None
     finish: FinishReason | None = None
     audit: tuple[bool, ...] = ()
+    audit_ranks: tuple[int, ...] = ()
     cost: VerifyCost = field(default=VerifyCost(), compare=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +97,8 @@ class Verdict:
             raise ValueError(f"no such verdict: base {self.base}, {self.num_accepted} accepted")
         if self.token_id is None and (self.finish is None or self.num_accepted == 0):
             raise ValueError("a verdict without a token must end inside its accepted tokens")
+        if len(self.audit_ranks) != self.audit.count(False):
+            raise ValueError(f"{len(self.audit_ranks)} ranks for {self.audit.count(False)} failed audits")
 
     @property
     def num_tokens(self) -> int:
@@ -105,8 +110,10 @@ class Verdict:
 class StepRecord:
     """One round as it happened. Rates are computed from these later, never kept beside them.
 
-    `num_committed` counts what the round added to the text; `reason` says why it was escalated ("" if it was not);
-    `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the generation to it.
+    `num_committed` counts what the round added to the text; `reason` says why it was escalated, or should have been
+    ("" if it was not to be); `num_audited` counts the catch-up tokens it took along, `num_agreed` those that the target
+    would have written too; `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the
+    generation to it.
     """
 
     round: int
@@ -120,6 +127,8 @@ class StepRecord:
     wall_ms: float
     ended_ms: float
     cost: VerifyCost = field(default=VerifyCost())
+    num_audited: int = 0
+    num_agreed: int = 0
 
     @property
     def overhead_ms(self) -> float:
@@ -131,7 +140,7 @@ class StepRecord:
 class Round:
     """A committed round: what was drafted, what became final, where it came from.
 
-    `token_ids` and `origins` are equally long. `audit` has one entry per catch-up token that the round took along.
+    `token_ids` and `origins` are equally long. `audit` and `audit_ranks` are those of the verdict.
     """
 
     record: StepRecord
@@ -139,6 +148,7 @@ class Round:
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     audit: tuple[bool, ...] = ()
+    audit_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

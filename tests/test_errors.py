@@ -41,7 +41,8 @@ def test_every_error_maps_to_one_status_of_each_kind(tree: list[type[SkydraftErr
     for cls in tree:
         assert cls.exit_status in (1, 2), cls
         assert cls.grpc_status in GRPC_STATUSES, cls
-        assert cls.retryable == (cls.grpc_status == "UNAVAILABLE"), cls
+        assert cls.retryable <= (cls.grpc_status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")), cls
+        assert cls.retryable >= (cls.grpc_status in ("UNAVAILABLE", "DEADLINE_EXCEEDED")), cls
         assert (cls.exit_status == 2) == issubclass(cls, errors.UsageError), cls
         assert (cls.__doc__ or "").strip().endswith("."), cls
 

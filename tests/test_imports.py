@@ -22,9 +22,13 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"skydraft.errors"},
     "engines": _LEAVES,
     "decoding": _CONTRACT,
+    "protocol": _LEAVES,
+    "cloud": _CONTRACT | {"skydraft.decoding", "skydraft.protocol"},
+    "edge": _CONTRACT | {"skydraft.decoding", "skydraft.protocol"},
     "models": {"skydraft.errors"},
     "evaluation": _CONTRACT | {"skydraft.decoding"},
-    "api": _CONTRACT | {"skydraft.engines.registry", "skydraft.decoding", "skydraft.models", "skydraft.evaluation"},
+    "api": _CONTRACT
+    | {"skydraft.engines.registry", "skydraft.decoding", "skydraft.models", "skydraft.evaluation", "skydraft.edge"},
     "__init__": {"skydraft"},
     "cli": {"skydraft"},
 }

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from skydraft import api
-from skydraft.cli.options import build_engine_options, engine_options
+from skydraft.cli.options import build_engine_options, engine_options, target_name
 from skydraft.cli.render import console_for
 from skydraft.decoding.adaptive import MAX_AUTO_K, AutoK
 from skydraft.engines.base import Engine, RowProfile
@@ -83,7 +83,7 @@ def _models(console: Console) -> Iterator[str]:
 
 def _measure(console: Console, given: dict[str, Any]) -> list[str]:
     """Load both models, show their row costs and what block length these suggest; returns what went wrong."""
-    names = {"draft": given.pop("edge_model"), "target": given.pop("cloud_model")}
+    names = {"draft": given["edge_model"], "target": target_name(given)}
     given.pop("offline")
     options = build_engine_options(given)
     engines: dict[str, Engine] = {}

@@ -13,7 +13,8 @@ from typing import Any, TextIO
 import click
 
 from skydraft import api
-from skydraft.cli.options import build_engine_options, decoding_options, engine_options, load_engine
+from skydraft.cli.connection import cloud_options, cloud_use_options, take_cloud
+from skydraft.cli.options import build_engine_options, decoding_options, engine_options, load_engine, target_name
 from skydraft.cli.render import as_json, console_for, legend, show_tokens, summary_line, trace_line
 from skydraft.config import MODES, DecodingParams, decoding_params
 from skydraft.decoding.plan import Plan, make_plan
@@ -36,10 +37,10 @@ _INTERRUPTED = 130
 @click.option(
     "--execution",
     type=click.Choice(["exact", "throughput"]),
-    default="exact",
-    show_default=True,
-    help="exact verifies in forwards that are bit-identical to single rows.",
+    help="exact (default) verifies in forwards that are bit-identical to single rows. A server has its own.",
 )
+@cloud_options
+@cloud_use_options
 @engine_options
 @decoding_options
 @click.option("--system", metavar="TEXT", help="System prompt.")
@@ -52,6 +53,7 @@ def generate(prompt: str, json_out: bool, trace: str | None, color: str, quiet: 
     """Generate text for PROMPT; - reads it from stdin. Text goes to stdout, everything else to stderr."""
     text = sys.stdin.read() if prompt == "-" else prompt
     request = _parse(text, given)
+    _check_cloud(request["plan"], given)
     with ExitStack() as stack:
         trace_file = stack.enter_context(_open_trace(trace)) if trace else None
         generation = stack.enter_context(_start(request, given, with_signals=trace is not None))
@@ -71,6 +73,8 @@ def generate(prompt: str, json_out: bool, trace: str | None, color: str, quiet: 
 def _parse(prompt: str, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `api.generate` but for the engines; takes them out of `given`. Nothing is opened yet."""
     mode, gate, execution = given["mode"], given["gate"], given.pop("execution")
+    if given["cloud"] and execution:
+        raise OptionError("--execution is the server's to choose.", hint="Give it to skydraft serve.")
     plan = make_plan(**{name: given.pop(name) for name in ("mode", "gate", "k", "accept", "eager")})
     if execution == "throughput" and (mode or ("lossless" if gate is None else "")) == "lossless":
         raise OptionError(
@@ -87,7 +91,23 @@ def _parse(prompt: str, given: dict[str, Any]) -> dict[str, Any]:
         raise PromptError("The prompt is empty.", hint="Give at least one word, or - to read it from stdin.")
     if not all(_is_text(text) for text in (prompt, system or "", *params.stop)):
         raise PromptError("The prompt, or another text, is not valid UTF-8.", hint="Convert it first, with iconv say.")
-    return {"prompt": prompt, "plan": plan, "params": params, "system": system, "raw": raw, "execution": execution}
+    return {"prompt": prompt, "plan": plan, "params": params, "system": system, "raw": raw} | {
+        "execution": execution or "exact"
+    }
+
+
+def _check_cloud(plan: Plan, given: dict[str, Any]) -> None:
+    """Raise OptionError where an option about the cloud cannot apply."""
+    if given["cloud"] is None:
+        return
+    if given["cloud_model"]:
+        raise OptionError("--cloud-model runs in this process, --cloud on a server: choose one.")
+    if not plan.verifies:
+        raise OptionError("--cloud has no place where the draft model works alone.")
+    if plan.gate.kind == "always" and given["require_cloud"]:
+        raise OptionError("--require-cloud has no place here: where all is verified, the cloud is always required.")
+    if plan.gate.kind == "always" and given["open_when"]:
+        raise OptionError("--open has no place here: where all is verified, the session is opened at once.")
 
 
 def _is_text(text: str) -> bool:
@@ -98,8 +118,9 @@ def _is_text(text: str) -> bool:
 def _start(request: dict[str, Any], given: dict[str, Any], *, with_signals: bool) -> api.Generation:
     options, offline = build_engine_options(given), given.pop("offline")
     plan: Plan = request["plan"]
-    edge = load_engine(given["edge_model"], options, offline=offline) if plan.drafts else None
-    cloud = load_engine(given["cloud_model"], options, offline=offline) if plan.verifies else None
+    remote = take_cloud(given)
+    edge = load_engine(given["edge_model"], options, offline=offline) if plan.drafts or remote else None
+    cloud = remote or (load_engine(target_name(given), options, offline=offline) if plan.verifies else None)
     return api.generate(edge=edge, cloud=cloud, with_signals=with_signals, **request)
 
 

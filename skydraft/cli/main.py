@@ -13,6 +13,7 @@ from skydraft import __version__
 from skydraft.cli.doctor import doctor
 from skydraft.cli.generate import generate
 from skydraft.cli.models import models
+from skydraft.cli.serve import serve
 from skydraft.errors import SkydraftError
 
 INTERRUPTED = 130  # what shells use for a process ended by Ctrl-C
@@ -26,10 +27,13 @@ def cli() -> None:
     \b
     skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b
     skydraft generate "请用一句话描述海边日落的景色。" --mode quality
+    skydraft serve
+    skydraft generate "请用一句话描述海边日落的景色。" --mode quality --cloud localhost:7373
     """
 
 
 cli.add_command(generate)
+cli.add_command(serve)
 cli.add_command(models)
 cli.add_command(doctor)
 

@@ -16,11 +16,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _PAIR = default_pair()
 
-_ENGINE = [
+_MODELS = [
     click.option(
         "--edge-model", default=_PAIR.draft, show_default=True, help="Draft model: name, .gguf, folder, hub id."
     ),
-    click.option("--cloud-model", default=_PAIR.target, show_default=True, help="Target model, likewise."),
+    click.option("--cloud-model", help=f"Target model in this process, likewise (default {_PAIR.target})."),
+]
+
+_RUN = [
     click.option("--context", default=4096, show_default=True, metavar="N", help="Context length in tokens."),
     click.option("--threads", default=0, metavar="N", help="Threads; 0 takes all cores."),
     click.option("--gpu-layers", default=0, metavar="N", help="GGUF: layers on the GPU; -1 takes all."),
@@ -57,23 +60,35 @@ _DECODING = [
 
 def engine_options(command: Command) -> Command:
     """Add the options that say which models to run and how."""
-    return _add(_ENGINE, command)
+    return add_options(_MODELS + _RUN, command)
+
+
+def run_options(command: Command) -> Command:
+    """Add the options that say how to run a model."""
+    return add_options(_RUN, command)
 
 
 def decoding_options(command: Command) -> Command:
     """Add the options of DecodingParams. A value not given is None, so that a style shows through."""
-    return _add(_DECODING, command)
+    return add_options(_DECODING, command)
 
 
-def _add(options: list[Callable[[Any], Any]], command: Command) -> Command:
+def add_options(options: list[Callable[[Any], Any]], command: Command) -> Command:
+    """Decorate a command with several options, shown in this order."""
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def build_engine_options(given: dict[str, Any]) -> EngineOptions:
+def target_name(given: dict[str, Any]) -> str:
+    """The target model of this process."""
+    return given["cloud_model"] or _PAIR.target
+
+
+def build_engine_options(given: dict[str, Any], *, max_sequences: int = 1) -> EngineOptions:
     """Take the engine's options out of what was given. Raises OptionError."""
     return EngineOptions(
+        max_sequences=max_sequences,
         context_len=given.pop("context"),
         num_threads=given.pop("threads"),
         gpu_layers=given.pop("gpu_layers"),

@@ -90,6 +90,7 @@ def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     line |= {"overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by}
     line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
     line |= {"text": "".join(token.text for token in tokens), "audit": done.audit}
+    line |= {"audit_ranks": done.audit_ranks}
     line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
     return json.dumps(_rounded(line), ensure_ascii=False)
 

@@ -50,16 +50,25 @@ class AutoK:
 
     Starts from the row profiles of both engines, then follows moving averages of what rounds really took. The
     target's rows run in passes of `max_rows`; a pass after the first difference is never run, and so costs only as
-    often as it is reached.
+    often as it is reached. `wire_ms` is what a round takes beside forwards; a cloud that streams saves it at k = 0.
     """
 
     def __init__(
-        self, draft: RowProfile, target: RowProfile, max_rows: int, *, min_k: int = 0, alpha: float = PRIOR_ALPHA
+        self,
+        draft: RowProfile,
+        target: RowProfile,
+        max_rows: int,
+        *,
+        min_k: int = 0,
+        alpha: float = PRIOR_ALPHA,
+        wire_ms: float = 0.0,
+        streams: bool = False,
     ) -> None:
         self._draft_ms = draft.forward_ms[0]
         self._profile_ms = target.forward_ms
         self._slowdown = 1.0  # measured time of a pass over the profile's
-        self._wire_ms = 0.0
+        self._wire_ms = wire_ms
+        self._streams = streams
         self._max_rows = max_rows
         self._min_k = min_k
         self._num_drafted = _PRIOR_WEIGHT
@@ -82,7 +91,8 @@ class AutoK:
         for start in range(0, k + 1, self._max_rows):
             num_rows = min(self._max_rows, k + 1 - start)
             verify_ms += self.alpha**start * self._pass_ms(num_rows)
-        return expected_tokens(self.alpha, k) / (k * self._draft_ms + self._wire_ms + verify_ms)
+        wire_ms = 0.0 if k == 0 and self._streams else self._wire_ms
+        return expected_tokens(self.alpha, k) / (k * self._draft_ms + wire_ms + verify_ms)
 
     def _pass_ms(self, num_rows: int) -> float:
         known = len(self._profile_ms)
@@ -104,7 +114,7 @@ class AutoK:
             rows_each = max(1, round(cost.num_rows / cost.num_passes))
             expected_ms = cost.num_passes * self._pass_ms(rows_each) / self._slowdown
             self._slowdown = _moved(self._slowdown, (cost.forward_ms - cost.prefill_ms) / expected_ms)
-        if cost.rtt_ms:
+        if cost.rtt_ms and not (record.num_draft == 0 and self._streams):
             self._wire_ms = _moved(self._wire_ms, max(cost.rtt_ms - cost.forward_ms, 0.0))
 
 

@@ -14,6 +14,7 @@ from skydraft.decoding.gates import Gate, Reason
 from skydraft.decoding.stopping import Stopping
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.vocab import Vocab
+from skydraft.errors import CloudError
 from skydraft.types import DraftBlock, Origin, Round, StepRecord, Verdict, VerifyCost
 
 
@@ -21,7 +22,8 @@ class SpeculativeLoop:
     """One generation: a context that grows by verdicts and skips until it is finished.
 
     Without a drafter every block is empty and the target goes alone; without a verifier the gate must be `never`
-    and every block is committed as the draft model wrote it. Nothing here knows which mode it is in.
+    and every block is committed as the draft model wrote it. Where `falls_back`, a block whose verifier is lost is
+    committed as it is, with the origin edge-fallback. Nothing here knows which mode it is in.
     """
 
     def __init__(
@@ -33,6 +35,8 @@ class SpeculativeLoop:
         k_policy: KPolicy,
         stopping: Stopping,
         vocab: Vocab,
+        *,
+        falls_back: bool = False,
     ) -> None:
         if verifier is None and gate.kind != "never":
             raise ValueError(f"the gate {gate.kind} needs a verifier")
@@ -43,6 +47,7 @@ class SpeculativeLoop:
         self._k_policy = k_policy
         self._stopping = stopping
         self._vocab = vocab
+        self._falls_back = falls_back
         self._num_rounds = 0
         self._started = time.perf_counter()
 
@@ -63,17 +68,25 @@ class SpeculativeLoop:
         return self._drafter.draft(self._context, k)
 
     def _skip(self, block: DraftBlock, began: float) -> Round:
-        """Commit the block as it is. Drafting ended it at the first stop, so only its last token can finish."""
-        origin: Origin = "edge" if self._verifier is None else "skipped"
-        finish = self._stopping.finish(np.append(self._context.token_ids, np.array(block.token_ids, np.int32)))
-        token_ids = self._context.commit_skip(block, finish)
-        return self._close_round(block, token_ids, (origin,) * len(token_ids), None, "", began)
+        """Commit the block unverified."""
+        return self._commit_draft(block, "edge" if self._verifier is None else "skipped", "", began)
 
     def _verify(self, block: DraftBlock, reason: Reason, began: float) -> Round:
         assert self._verifier is not None  # refused in the constructor
-        verdict = self._verifier.verify(block, self._context.catch_up)
+        try:
+            verdict = self._verifier.verify(block, self._context.catch_up)
+        except CloudError:
+            if not (self._falls_back and block.token_ids):
+                raise
+            return self._commit_draft(block, "edge-fallback", reason, began)
         token_ids = self._context.commit_verdict(block, verdict)
         return self._close_round(block, token_ids, _origins(block, verdict), verdict, reason, began)
+
+    def _commit_draft(self, block: DraftBlock, origin: Origin, reason: Reason, began: float) -> Round:
+        """Commit the block as it is. Drafting ended it at the first stop, so only its last token can finish."""
+        finish = self._stopping.finish(np.append(self._context.token_ids, np.array(block.token_ids, np.int32)))
+        token_ids = self._context.commit_skip(block, finish)
+        return self._close_round(block, token_ids, (origin,) * len(token_ids), None, reason, began)
 
     def _close_round(
         self,
@@ -84,23 +97,25 @@ class SpeculativeLoop:
         reason: Reason,
         began: float,
     ) -> Round:
-        cost = verdict.cost if verdict else VerifyCost()
+        cost, audit = (verdict.cost, verdict.audit) if verdict else (VerifyCost(), ())
         record = StepRecord(
             round=self._num_rounds,
             base=block.base,
             num_draft=len(block.token_ids),
             num_accepted=verdict.num_accepted if verdict else 0,
             num_committed=len(token_ids),
-            outcome="verified" if verdict else "skipped",
+            outcome="verified" if verdict else "fallback" if reason else "skipped",
             reason=reason,
             draft_ms=block.draft_ms,
             wall_ms=(took := time.perf_counter() - began) * 1e3,
             ended_ms=(began + took - self._started) * 1e3,
             cost=cost,
+            num_audited=len(audit),
+            num_agreed=sum(audit),
         )
         self._num_rounds += 1
         self._k_policy.observe(record)
-        return Round(record, block, token_ids, origins, verdict.audit if verdict else ())
+        return Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""

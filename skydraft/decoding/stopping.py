@@ -53,7 +53,7 @@ class Stopping:
     def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int, max_len: int) -> None:
         self._vocab = vocab
         self._prompt_len = prompt_len
-        self._max_len = max_len
+        self.max_len = max_len
         self._stop = tuple(text.encode() for text in params.stop)
         self._sentences = params.sentences
         self._min_new_tokens = params.min_new_tokens
@@ -69,7 +69,7 @@ class Stopping:
             return "stop_string"
         if self._sentences and len(generated) >= self._min_new_tokens and self._said_enough(generated):
             return "sentences"
-        return "length" if len(token_ids) >= self._max_len else None
+        return "length" if len(token_ids) >= self.max_len else None
 
     def _ends_with_stop_string(self, generated: TokenIds) -> bool:
         """Whether a stop string lies in the text so that the last token completed it."""

@@ -17,7 +17,7 @@ from skydraft.decoding.drafting import roll_back
 from skydraft.decoding.stopping import Stopping
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import BaseMismatch
+from skydraft.errors import BaseMismatch, LimitExceeded
 from skydraft.types import DraftBlock, FinishReason, Verdict, VerifyCost
 
 
@@ -50,10 +50,14 @@ class Verification:
     ) -> None:
         committed = np.append(seen, np.array(catch_up, np.int32))
         roll_back(sequence, seen)  # not further: every catch-up token is audited, after a failed forward too
-        self._extended: TokenIds = np.append(committed, np.array(block.token_ids, np.int32))
+        self.block = block
+        self.catch_up = tuple(catch_up)
+        self.sequence = sequence
+        # What lies past the length limit can never be accepted, and may not even fit into the context.
+        draft = np.array(block.token_ids, np.int32)[: stopping.max_len - block.base]
+        self._extended: TokenIds = np.append(committed, draft)
         self._seen_len = len(seen)
         self._fed_len = sequence.length
-        self._block = block
         self._chooser = chooser
         self._stopping = stopping
         self._top = top
@@ -61,6 +65,7 @@ class Verification:
         self._token_id: int | None = None
         self._finish: FinishReason | None = None
         self._audit: list[bool] = []
+        self._audit_ranks: list[int] = []
         self._done = False
 
     def next_feed(self, max_rows: int) -> TokenIds | None:
@@ -78,8 +83,10 @@ class Verification:
         prefix = self._extended[:position]
         choice = self._chooser.choose(row, prefix)
         drafted = int(self._extended[position]) if position < len(self._extended) else None
-        if position < self._block.base:
+        if drafted is not None and position < self.block.base:
             self._audit.append(choice == drafted)
+            if choice != drafted:
+                self._audit_ranks.append(self._chooser.rank(row, prefix, drafted))
         elif drafted is not None and (choice == drafted or self._in_top(row, prefix, drafted)):
             self._num_accepted += 1
             self._finish = self._stopping.finish(self._extended[: position + 1])
@@ -94,14 +101,72 @@ class Verification:
 
     def verdict(self, cost: VerifyCost) -> Verdict:
         """The verdict, once `next_feed` has given None."""
-        return Verdict(self._block.base, self._num_accepted, self._token_id, self._finish, tuple(self._audit), cost)
+        audit, ranks = tuple(self._audit), tuple(self._audit_ranks)
+        return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, audit, ranks, cost)
+
+
+class TargetSession:
+    """The target's side of one generation: what it has committed, and the sequence that follows it.
+
+    `committed` are generated tokens that are final already. `top` > 0 accepts drafts within the target's `top` best:
+    lossy. The sequence is given from outside, holding the prompt, because opening one takes long.
+    """
+
+    def __init__(
+        self, prompt: Seq[int], chooser: Chooser, stopping: Stopping, *, top: int = 0, committed: Seq[int] = ()
+    ) -> None:
+        self._chooser = chooser
+        self._stopping = stopping
+        self._top = top
+        self._context = Context(prompt)
+        self._context.commit_skip(DraftBlock(len(prompt), tuple(committed)), None)
+        self.sequence: Sequence | None = None
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Read-only view of prompt and committed tokens."""
+        return self._context.token_ids
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """Read-only view of the prompt."""
+        return self._context.token_ids[: self._context.prompt_len]
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why the generation ended, or None."""
+        return self._context.finish
+
+    def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
+        """Raise BaseMismatch unless the block extends what is committed and `catch_up`; LimitExceeded at the end."""
+        if block.base != len(self._context) + len(catch_up):
+            raise BaseMismatch(block.base - len(catch_up), len(self._context))
+        if self.finish or block.base >= self._stopping.max_len:
+            raise LimitExceeded(f"This generation has ended, at {len(self._context)} tokens.")
+
+    def begin(self, block: DraftBlock, catch_up: Seq[int]) -> Verification:
+        """A verification of a block that passed `check`. Changes nothing that is committed."""
+        assert self.sequence is not None  # the caller opens it
+        seen = self._context.token_ids
+        return Verification(seen, catch_up, block, self.sequence, self._chooser, self._stopping, self._top)
+
+    def commit(self, done: Verification, verdict: Verdict) -> None:
+        """Make a verdict final. Only now, so that a failed forward leaves nothing half done."""
+        self._context.commit_skip(DraftBlock(len(self._context), done.catch_up), None)
+        self._context.commit_verdict(done.block, verdict)
+
+    def close(self) -> None:
+        """Free the sequence."""
+        if self.sequence is not None:
+            self.sequence.close()
+            self.sequence = None
 
 
 class TargetVerifier:
-    """The target in this process. Owns its own context and sequence, opened at the first verification.
+    """The target in this process; its sequence is opened at the first verification.
 
     `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact, more is faster
-    on hardware where rows are nearly free. `top` > 0 accepts drafts within the target's `top` best: lossy.
+    on hardware where rows are nearly free.
     """
 
     def __init__(
@@ -115,38 +180,28 @@ class TargetVerifier:
         top: int = 0,
     ) -> None:
         self._engine = engine
-        self._chooser = chooser
-        self._stopping = stopping
         self.max_rows = max_rows or engine.invariant_rows
-        self._top = top
-        self._context = Context(prompt)
-        self._sequence: Sequence | None = None
+        self._session = TargetSession(prompt, chooser, stopping, top=top)
 
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """Raises BaseMismatch, and changes nothing, when the block extends another length."""
-        if block.base != len(self._context) + len(catch_up):
-            raise BaseMismatch(block.base - len(catch_up), len(self._context))
+        self._session.check(block, catch_up)
         began = time.perf_counter()
-        if self._sequence is None:
-            self._sequence = self._engine.open(self._context.token_ids)
+        if self._session.sequence is None:
+            self._session.sequence = self._engine.open(self._session.prompt_ids)
         prefill_s = forward_s = time.perf_counter() - began
-        job = Verification(
-            self._context.token_ids, catch_up, block, self._sequence, self._chooser, self._stopping, self._top
-        )
+        job = self._session.begin(block, catch_up)
         num_passes = num_rows = 0
         while (token_ids := job.next_feed(self.max_rows)) is not None:
             began = time.perf_counter()
-            rows = self._sequence.extend(token_ids)
+            rows = job.sequence.extend(token_ids)
             forward_s += time.perf_counter() - began
             job.absorb(rows)
             num_passes, num_rows = num_passes + 1, num_rows + len(token_ids)
         verdict = job.verdict(VerifyCost(num_passes, num_rows, forward_s * 1e3, prefill_s * 1e3))
-        # Only now, so that a failed forward leaves nothing half done and the request can be repeated.
-        self._context.commit_skip(DraftBlock(len(self._context), tuple(catch_up)), None)
-        self._context.commit_verdict(block, verdict)
+        self._session.commit(job, verdict)
         return verdict
 
     def close(self) -> None:
         """Free the sequence; the engine stays open."""
-        if self._sequence is not None:
-            self._sequence.close()
+        self._session.close()

@@ -180,17 +180,31 @@ class Engine(ABC):
 
         So the logits of the first new token come from a feed like any other. Raises PromptError.
         """
-        self.check_prompt(prompt)
-        sequence = Sequence(self, self.allocate())
+        sequence = self.begin(prompt)
         try:
-            for start in range(0, len(prompt) - 1, self.max_batch_rows):
-                chunk = prompt[start : min(start + self.max_batch_rows, len(prompt) - 1)]
-                self.forward([(sequence, chunk)], want_logits=False)
-                sequence.record(chunk)
+            while self.prefill(sequence, prompt):
+                pass
         except BaseException:
             sequence.close()
             raise
         return sequence
+
+    def begin(self, prompt: Seq[int] | TokenIds) -> Sequence:
+        """An empty sequence for `prompt`, to be filled by `prefill`: `open` in steps. Raises PromptError."""
+        self.check_prompt(prompt)
+        return Sequence(self, self.allocate())
+
+    def prefill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
+        """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed.
+
+        Parts end at the same places whatever lies between the calls, so that a prompt always goes in the same way.
+        """
+        start, end = sequence.length, len(prompt) - 1
+        chunk = prompt[start : min(start + self.max_batch_rows, end)]
+        if len(chunk):
+            self.forward([(sequence, chunk)], want_logits=False)
+            sequence.record(chunk)
+        return sequence.length < end
 
     def extend_batch(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]]) -> list[Rows]:
         """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`.

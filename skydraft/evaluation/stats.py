@@ -15,11 +15,13 @@ class Stats:
     """Figures of one generation; None where there is nothing to divide by.
 
     acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
-    round, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. target passes and rows:
+    round, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. audited_agreement: share of
+    the skipped tokens seen by the target later that it would have written too. num_fallback_tokens: committed
+    unverified because the cloud was gone. target passes and rows:
     forwards of the target after its prefill, and the rows in them. ttft_ms: start to first committed round, prefill
     included. itl_ms: gap between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens / time from
     start to last round. draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest,
-    less queue and wire.
+    less queue and wire. bytes: messages of the protocol, both ways.
     """
 
     num_tokens: int
@@ -41,6 +43,8 @@ class Stats:
     overhead_ms: float
     bytes_up: int
     bytes_down: int
+    audited_agreement: float | None
+    num_fallback_tokens: int
 
 
 def summarize(records: Seq[StepRecord]) -> Stats:
@@ -70,6 +74,10 @@ def summarize(records: Seq[StepRecord]) -> Stats:
         overhead_ms=round(sum(record.overhead_ms for record in records), 3),
         bytes_up=sum(record.cost.bytes_up for record in records),
         bytes_down=sum(record.cost.bytes_down for record in records),
+        audited_agreement=_ratio(
+            sum(record.num_agreed for record in records), sum(record.num_audited for record in records)
+        ),
+        num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
     )
 
 

@@ -36,6 +36,8 @@ STATS = [
     "overhead_ms",
     "bytes_up",
     "bytes_down",
+    "audited_agreement",
+    "num_fallback_tokens",
 ]
 
 Invoke = Callable[..., tuple[int, str, str]]

@@ -15,7 +15,7 @@ from skydraft.decoding.context import BaseMismatch
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.gates import Gate
 from skydraft.decoding.loop import SpeculativeLoop
-from skydraft.errors import EngineError
+from skydraft.errors import EngineError, LimitExceeded
 from skydraft.types import DraftBlock, Signals, Verdict
 
 from . import reference, toys
@@ -48,11 +48,17 @@ def expected_verdict(target, params, committed, block):
     return Verdict(len(committed), len(block), bonus, finish)
 
 
+def endless():
+    """Any parameters, but a length limit that no test here reaches."""
+    return toys.params().map(lambda params: dataclasses.replace(params, max_new_tokens=200))
+
+
 @st.composite
 def requests(draw):
     """A target, its parameters, catch-up tokens and a block that may be right, wrong later, or go on past a stop."""
     target, params = toys.toy(draw(toys.seeds)), draw(toys.params())
-    catch_up = draw(st.lists(any_token, max_size=10))
+    # Catch-up tokens past the length limit cannot be: the generation would have ended there.
+    catch_up = draw(st.lists(any_token, max_size=min(10, params.max_new_tokens - 1)))
     if draw(st.booleans()):
         catch_up = target_choices(target, params, PROMPT_IDS, len(catch_up))
     block = target_choices(target, params, [*PROMPT_IDS, *catch_up], draw(st.integers(0, 8)))
@@ -67,12 +73,14 @@ def test_a_verdict_is_the_definition_for_any_block_and_any_split_into_passes(req
     target, params, catch_up, block = request_
     committed = [*PROMPT_IDS, *catch_up]
     verdict = toys.verifier_of(target, params, max_rows=max_rows).verify(DraftBlock(len(committed), block), catch_up)
-    audit = []
+    audit, ranks = [], []
     for length in range(len(PROMPT_IDS), len(committed)):
         choice = reference.next_token(target, committed[:length], len(PROMPT_IDS), params)
         audit.append(choice == committed[length])
+        if not audit[-1]:
+            ranks.append(reference.rank(target, committed[:length], committed[length], len(PROMPT_IDS), params))
     expected = expected_verdict(target, params, committed, block)
-    assert verdict == dataclasses.replace(expected, audit=tuple(audit))
+    assert verdict == dataclasses.replace(expected, audit=tuple(audit), audit_ranks=tuple(ranks))
     assert verdict.num_tokens == expected.num_accepted + (expected.token_id is not None)
     # Rows: the catch-up and one per judged position, in passes of max_rows; no pass after the last judged row.
     needed = len(catch_up) + verdict.num_tokens
@@ -109,6 +117,10 @@ def test_a_wrong_base_raises_and_changes_nothing(first, shift, second):
     with pytest.raises(BaseMismatch):  # the same block once more: it was committed
         verifier.verify(DraftBlock(base, block), catch_up)
     new_base = base + verdicts[0].num_tokens
+    if verdicts[0].finish:
+        with pytest.raises(LimitExceeded):
+            verifier.verify(DraftBlock(new_base, second[3]), ())
+        return
     follow_up = [side.verify(DraftBlock(new_base, second[3]), ()) for side in (verifier, untouched)]
     assert follow_up[0] == follow_up[1]
 
@@ -129,14 +141,14 @@ def test_a_context_refuses_what_does_not_extend_it_and_stays_as_it_was():
 
 
 @law(120)
-@given(st.data(), toys.seeds, toys.params(), st.integers(1, 6), st.integers(1, 5))
+@given(st.data(), toys.seeds, endless(), st.integers(1, 6), st.integers(1, 5))
 def test_a_failed_forward_can_be_repeated_as_if_it_had_not_been(data, seed, params, fail_at, max_rows):
     target = toys.toy(seed, kind=FlakyEngine)
     verifier, sound = toys.verifier_of(target, params, max_rows=max_rows), toys.verifier_of(toys.toy(seed), params)
     base = len(PROMPT_IDS)
     for _ in range(2):
         catch_up = tuple(data.draw(st.lists(any_token, max_size=6)))
-        block = target_choices(toys.toy(seed), params, [*sound._context.token_ids.tolist(), *catch_up], 4)
+        block = target_choices(toys.toy(seed), params, [*sound._session.token_ids.tolist(), *catch_up], 4)
         if data.draw(st.booleans()):
             block[data.draw(st.integers(0, 3))] = data.draw(any_token)
         request_ = DraftBlock(base + len(catch_up), tuple(block))
@@ -147,6 +159,8 @@ def test_a_failed_forward_can_be_repeated_as_if_it_had_not_been(data, seed, para
             verdict = verifier.verify(request_, catch_up)
         assert verdict == sound.verify(request_, catch_up)
         base = request_.base + verdict.num_tokens
+        if verdict.finish:
+            break
 
 
 @law(80)
@@ -171,7 +185,7 @@ def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, p
 
 
 @law(100)
-@given(toys.pairs(), toys.params(), st.lists(st.integers(1, 5), min_size=1, max_size=4))
+@given(toys.pairs(), endless(), st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_a_verifier_that_catches_up_judges_like_one_that_saw_all(pair, params, skips):
     edge, cloud = pair
     token_ids = list(PROMPT_IDS)
@@ -182,9 +196,9 @@ def test_a_verifier_that_catches_up_judges_like_one_that_saw_all(pair, params, s
         block = DraftBlock(len(token_ids), tuple(target_choices(edge, params, token_ids, 3)))
         verdict = late.verify(block, catch_up)
         saw_all = toys.TargetVerifier(cloud, token_ids, *toys.rules(params), max_rows=2).verify(block, ())
-        assert dataclasses.replace(verdict, audit=()) == saw_all
+        assert dataclasses.replace(verdict, audit=(), audit_ranks=()) == saw_all
         token_ids += [*block.token_ids[: verdict.num_accepted], verdict.token_id]
-        if verdict.token_id is None:
+        if verdict.finish:
             break
 
 

@@ -1,0 +1,91 @@
+"""`skydraft serve`: a target model behind gRPC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skydraft.cli.options import build_engine_options, load_engine, run_options
+from skydraft.cloud.limits import Limits
+from skydraft.models import default_pair
+from skydraft.protocol.address import DEFAULT_PORT
+
+_DEFAULT = Limits()
+
+
+@click.command()
+@click.option("--model", default=default_pair().target, show_default=True, help="Target: name, .gguf, folder, hub id.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=DEFAULT_PORT, show_default=True, metavar="P", help="0 takes any free port.")
+@click.option("--token-file", type=Path, metavar="F", help="Lines LABEL TOKEN; without it everybody may ask.")
+@click.option("--tls-cert", type=Path, metavar="C", help="PEM certificate chain.")
+@click.option("--tls-key", type=Path, metavar="K", help="Its key.")
+@click.option("--insecure", is_flag=True, help="Speak plaintext beyond this machine.")
+@click.option(
+    "--execution",
+    type=click.Choice(["exact", "throughput"]),
+    default="exact",
+    show_default=True,
+    help="exact: forwards that are bit-identical to single rows. throughput: one forward for all that waits.",
+)
+@click.option("--max-sessions", default=_DEFAULT.max_sessions, show_default=True, metavar="N", help="With KV memory.")
+@click.option("--max-prompt", default=_DEFAULT.max_prompt, show_default=True, metavar="N", help="Tokens of a prompt.")
+@click.option("--max-block", default=_DEFAULT.max_block, show_default=True, metavar="N", help="Tokens of a draft.")
+@click.option("--max-queue", default=_DEFAULT.max_queue, show_default=True, metavar="N", help="Requests that wait.")
+@click.option("--session-ttl", default=_DEFAULT.session_ttl_s, show_default=True, metavar="S", help="Idle seconds.")
+@click.option("--sessions-per-token", default=0, metavar="N", help="Sessions of one token; 0 is no limit.")
+@click.option("--rows-per-s", default=0.0, metavar="R", help="Target rows a second of one token; 0 is no limit.")
+@click.option("--metrics-port", default=0, metavar="P", help="Prometheus metrics over HTTP; 0 is off.")
+@click.option("--grace", default=30.0, show_default=True, metavar="S", help="Seconds for what is under way at the end.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@click.option("--log-prompts", is_flag=True, help="Write token ids of prompts into the log.")
+@run_options
+def serve(**given: Any) -> None:
+    """Verify blocks for many edges: one target model, many sessions. Ctrl-C finishes what is under way."""
+    from skydraft.cloud.logs import log_to_stderr
+    from skydraft.cloud.server import ServeOptions
+    from skydraft.cloud.server import serve as run
+
+    limits = Limits(
+        max_sessions=given["max_sessions"],
+        max_prompt=given["max_prompt"],
+        max_block=given["max_block"],
+        max_queue=given["max_queue"],
+        session_ttl_s=given["session_ttl"],
+        sessions_per_token=given["sessions_per_token"],
+        rows_per_s=given["rows_per_s"],
+    )
+    options = ServeOptions(
+        host=given["host"],
+        port=given["port"],
+        tls_cert=given["tls_cert"],
+        tls_key=given["tls_key"],
+        token_file=given["token_file"],
+        insecure=given["insecure"],
+        execution=given["execution"],
+        metrics_port=given["metrics_port"],
+        grace_s=given["grace"],
+        log_prompts=given["log_prompts"],
+        limits=limits,
+    )
+    log_to_stderr(given["log_level"])
+    offline = given.pop("offline")
+    engine = load_engine(
+        given["model"], build_engine_options(given, max_sequences=limits.max_sessions), offline=offline
+    )
+
+    def announce(port: int) -> None:
+        rows = engine.invariant_rows if options.execution == "exact" else engine.max_output_rows
+        lock = "TLS" if options.tls_cert else "plaintext"
+        door = "tokens wanted" if options.token_file else "open to everybody who reaches it"
+        click.echo(
+            f"skydraft: {engine.name} on {options.host}:{port} ({lock}, {door}); {options.execution}, up to {rows} "
+            f"rows a forward; {limits.max_sessions} sessions of {engine.context_len} tokens. Ctrl-C stops.",
+            err=True,
+        )
+
+    run(engine, options, announce)
+    engine.close()
+    click.echo("skydraft: stopped.", err=True)

@@ -1,0 +1,1 @@
+"""The cloud: one target model, one worker, many sessions, behind gRPC."""

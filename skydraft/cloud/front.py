@@ -1,0 +1,187 @@
+"""The service: bytes to jobs, answers to bytes. It decides who may ask and how much; the worker does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc
+
+from skydraft.cloud.jobs import Answer, GenerateJob, Job, VerifyJob
+from skydraft.cloud.keyring import Keyring, RowBudget
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.worker import Worker
+from skydraft.errors import CloudFailure, LimitExceeded, SkydraftError
+from skydraft.protocol import codec
+from skydraft.protocol.status import to_status
+from skydraft.protocol.values import SERVICE, Emission, ServerInfo, SessionCall, VerifyCall
+from skydraft.types import Verdict
+
+log = logging.getLogger("skydraft.cloud")
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Call = TypeVar("Call", SessionCall, VerifyCall)
+
+
+class Front:
+    """The methods of `skydraft.verifier.v1.Verifier`, over one worker. `clock` is the worker's."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        info: Callable[[], ServerInfo],
+        keyring: Keyring,
+        limits: Limits,
+        clock: Callable[[], float],
+        *,
+        log_prompts: bool = False,
+    ) -> None:
+        self._worker = worker
+        self._info = info
+        self._keyring = keyring
+        self._limits = limits
+        self._budget = RowBudget(limits.rows_per_s)
+        self._clock = clock
+        self._log_prompts = log_prompts
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server adds. Messages are parsed here, not by gRPC, so that a broken one gets a clean answer."""
+        unary = {"GetInfo": self._get_info, "Open": self._open, "Verify": self._verify, "Close": self._close}
+        methods: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in unary.items()
+        }
+        methods["Generate"] = grpc.unary_stream_rpc_method_handler(self._generate)
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _guarded(self, method: Callable[[bytes, str], Awaitable[bytes]]) -> Any:
+        async def respond(data: bytes, context: Context) -> bytes:
+            try:
+                return await method(data, self._label(context))
+            except Exception as error:
+                return await _abort(context, error)
+
+        return respond
+
+    def _label(self, context: Context) -> str:
+        metadata = dict(context.invocation_metadata() or ())
+        return self._keyring.label(str(metadata.get("authorization", "")))
+
+    async def _get_info(self, data: bytes, owner: str) -> bytes:
+        return codec.encode_info(self._info())
+
+    async def _open(self, data: bytes, owner: str) -> bytes:
+        call = codec.decode_session_call(data)
+        self._log("open", call, owner)
+        answer = await self._ask(Job, call, owner)
+        assert isinstance(answer, int)
+        return codec.encode_opened(answer)
+
+    async def _verify(self, data: bytes, owner: str) -> bytes:
+        call = codec.decode_verify_call(data)
+        if len(call.draft_ids) > self._limits.max_block:
+            raise LimitExceeded(f"A block of {len(call.draft_ids)} tokens; this server takes {self._limits.max_block}.")
+        self._budget.spend(owner, call.num_rows)
+        answer = await self._ask(VerifyJob, call, owner)
+        assert isinstance(answer, Verdict)
+        self._log_verdict(call, owner, answer)
+        return codec.encode_verdict(answer)
+
+    async def _close(self, data: bytes, owner: str) -> bytes:
+        self._worker.close_session(codec.decode_close(data), owner)
+        return b""
+
+    async def _ask(self, kind: Callable[..., Job], call: SessionCall | VerifyCall, owner: str) -> Answer:
+        """The worker's answer; an error is raised. A caller who leaves changes nothing: it may ask again."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def settle(answer: Answer) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        self._worker.submit(kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock()))
+        answer = await future
+        if isinstance(answer, SkydraftError):
+            raise answer
+        return answer
+
+    async def _generate(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            owner = self._label(context)
+            call = codec.decode_session_call(data)
+            self._log("generate", call, owner)
+            async for emission in self._stream(call, owner):
+                yield codec.encode_emission(emission)
+        except Exception as error:
+            await _abort(context, error)
+
+    async def _stream(self, call: SessionCall, owner: str) -> AsyncIterator[Emission]:
+        """Tokens as they come; those that came while the last message was being sent go into one."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Answer] = asyncio.Queue()  # bounded by the length of a generation
+
+        def deliver(answer: Answer) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, answer)
+
+        job = GenerateJob(call, owner, deliver, self._clock())
+        self._worker.submit(job)
+        try:
+            finish = None
+            while finish is None:
+                answers = [await arrived.get()]
+                while not arrived.empty():
+                    answers.append(arrived.get_nowait())
+                if emissions := [answer for answer in answers if isinstance(answer, Emission)]:
+                    self._budget.spend(owner, len(emissions))
+                    yield (merged := _merge(emissions))
+                    finish = merged.finish
+                if isinstance(answers[-1], SkydraftError):
+                    raise answers[-1]
+        finally:
+            self._worker.cancel(job)
+
+    def _log(self, event: str, call: SessionCall, owner: str) -> None:
+        extra = {"session": call.session, "epoch": call.epoch, "base": call.opening.base, "token": owner}
+        if self._log_prompts:
+            extra["prompt_ids"] = call.opening.prompt_ids
+        log.info(event, extra=extra)
+
+    def _log_verdict(self, call: VerifyCall, owner: str, verdict: Verdict) -> None:
+        if not log.isEnabledFor(logging.DEBUG) and not call.opening:
+            return
+        extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "round": call.base, "token": owner}
+        extra |= {"drafted": len(call.draft_ids), "accepted": verdict.num_accepted, "finish": verdict.finish}
+        extra |= {"forward_ms": round(verdict.cost.forward_ms, 2), "queue_ms": round(verdict.cost.queue_ms, 2)}
+        if self._log_prompts and call.opening:
+            extra["prompt_ids"] = call.opening.prompt_ids
+        log.log(logging.INFO if call.opening else logging.DEBUG, "verify", extra=extra)
+
+
+def _merge(emissions: list[Emission]) -> Emission:
+    if len(emissions) == 1:
+        return emissions[0]
+    costs = [emission.cost for emission in emissions]
+    sums = {
+        name: sum(getattr(cost, name) for cost in costs)
+        for name in ("num_passes", "num_rows", "forward_ms", "prefill_ms", "queue_ms")
+    }
+    return Emission(
+        emissions[0].base,
+        tuple(token_id for emission in emissions for token_id in emission.token_ids),
+        emissions[-1].finish,
+        replace(costs[0], **sums),
+    )
+
+
+async def _abort(context: Context, error: Exception) -> bytes:
+    """End the call with the status of an error; one that is not ours is logged and not explained."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, SkydraftError):
+        log.exception("a request failed")
+        error = CloudFailure("The server failed; its log says why.")
+    status = to_status(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    return b""  # abort raises

@@ -1,0 +1,35 @@
+"""What one server grants: to everyone, to one session, to one token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skydraft.config import MAX_K
+from skydraft.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in tokens, rows and bytes, times in seconds; 0 is no limit where that is said.
+
+    `max_sessions` is how many may hold KV memory, `max_queue` how many requests may wait, `session_ttl_s` how long a
+    session may be idle. `sessions_per_token` (0: no limit) and `rows_per_s` (target rows, 0: no limit) are for each
+    bearer token alone.
+    """
+
+    max_sessions: int = 8
+    max_prompt: int = 4096
+    max_block: int = MAX_K
+    max_queue: int = 256
+    max_message_bytes: int = 256 * 1024
+    session_ttl_s: float = 300.0
+    sessions_per_token: int = 0
+    rows_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"--{name.removesuffix('_s').replace('_', '-')} must be positive.")
+        for name in ("sessions_per_token", "rows_per_s"):
+            if not getattr(self, name) >= 0:
+                raise OptionError(f"--{name.replace('_', '-')} must not be negative.")

@@ -1,0 +1,74 @@
+"""Prometheus metrics; the counters of speculation have vLLM's names behind our prefix."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from skydraft.cloud.jobs import Answer, Job, VerifyJob
+from skydraft.config import MAX_K
+from skydraft.types import Verdict
+
+_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+
+
+class Metrics:
+    """What the worker tells, as metrics of one registry. One server, one registry: nothing is global."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        spec, labels = "skydraft_spec_decode_num_", ("model",)
+        own = self.registry
+        self._drafts = Counter(f"{spec}drafts", "Blocks judged", labels, registry=own).labels(model)
+        self._draft_tokens = Counter(f"{spec}draft_tokens", "Tokens drafted", labels, registry=own).labels(model)
+        self._accepted = Counter(f"{spec}accepted_tokens", "Drafts accepted", labels, registry=own).labels(model)
+        per_pos = Counter(
+            f"{spec}accepted_tokens_per_pos", "Drafts accepted, by position", ("model", "position"), registry=own
+        )
+        self._per_position = [per_pos.labels(model, str(position)) for position in range(MAX_K)]
+        self._emitted = Counter("skydraft_generated_tokens", "Tokens committed", labels, registry=own).labels(model)
+        self._requests = Counter("skydraft_requests", "Requests answered", ("kind", "outcome"), registry=own)
+        self._queue = Gauge("skydraft_requests_waiting", "Requests in the worker", registry=own)
+        self._sessions = Gauge("skydraft_sessions", "Sessions that hold KV memory", registry=own)
+        self._evicted = Gauge("skydraft_sessions_evicted", "Sessions evicted so far", registry=own)
+        self._expired = Gauge("skydraft_sessions_expired", "Sessions expired so far", registry=own)
+        self._batch_jobs = Histogram("skydraft_batch_jobs", "Requests in a forward", buckets=_ROWS, registry=own)
+        self._batch_rows = Histogram("skydraft_batch_rows", "Rows in a forward", buckets=_ROWS, registry=own)
+        self._forward_s = Histogram("skydraft_forward_seconds", "Time of a forward", buckets=_LATENCY_S, registry=own)
+        self._queue_s = Histogram("skydraft_queue_seconds", "Waiting of a request", buckets=_LATENCY_S, registry=own)
+        self._verify_s = Histogram(
+            "skydraft_verify_seconds", "Verification on the server", buckets=_LATENCY_S, registry=own
+        )
+
+    def queued(self, num_jobs: int, num_sessions: int) -> None:
+        self._queue.set(num_jobs)
+        self._sessions.set(num_sessions)
+
+    def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
+        self._batch_jobs.observe(num_jobs)
+        self._batch_rows.observe(num_rows)
+        self._forward_s.observe(seconds)
+
+    def answered(self, job: Job, answer: Answer) -> None:
+        kind = type(job).__name__.removesuffix("Job").lower() or "open"
+        self._requests.labels(kind, type(answer).__name__ if isinstance(answer, Exception) else "ok").inc()
+        if isinstance(job, VerifyJob) and isinstance(answer, Verdict):
+            self._judged(len(job.call.draft_ids), answer)
+
+    def _judged(self, num_draft: int, verdict: Verdict) -> None:
+        self._drafts.inc()
+        self._draft_tokens.inc(num_draft)
+        self._accepted.inc(verdict.num_accepted)
+        for position in range(min(verdict.num_accepted, MAX_K)):
+            self._per_position[position].inc()
+        self._emitted.inc(verdict.num_tokens)
+        self._queue_s.observe(verdict.cost.queue_ms / 1e3)
+        self._verify_s.observe((verdict.cost.queue_ms + verdict.cost.forward_ms) / 1e3)
+
+    def closed(self, num_evicted: int, num_expired: int) -> None:
+        self._evicted.set(num_evicted)
+        self._expired.set(num_expired)
+
+    def serve(self, port: int, host: str) -> None:
+        """Answer HTTP scrapes from a thread of its own."""
+        start_http_server(port, host, registry=self.registry)

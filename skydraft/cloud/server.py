@@ -1,0 +1,236 @@
+"""`skydraft serve`: the gRPC server around a worker, from the first bind to the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from skydraft.cloud.front import Front
+from skydraft.cloud.keyring import Keyring
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.worker import Worker
+from skydraft.engines.base import Engine
+from skydraft.errors import MissingDependency, OptionError
+from skydraft.protocol.address import DEFAULT_PORT, is_loopback
+from skydraft.protocol.codec import short_fingerprint
+from skydraft.protocol.values import SERVICE, Execution, ServerInfo
+
+log = logging.getLogger("skydraft.cloud")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Where and how to serve. `port` 0 takes a free one, `metrics_port` 0 serves no metrics.
+
+    Plaintext beyond this machine has to be asked for by `insecure`. `grace_s` is how long requests under way have at
+    the end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token_file: Path | None = None
+    insecure: bool = False
+    execution: Execution = "exact"
+    metrics_port: int = 0
+    grace_s: float = 30.0
+    log_prompts: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("--tls-cert and --tls-key belong together.")
+        if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
+            raise OptionError("A port is a number from 0 to 65535.")
+        if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
+            raise OptionError(
+                f"Tokens and texts would cross the network to {self.host} unencrypted.",
+                hint="Give --tls-cert and --tls-key, or --insecure if something else encrypts the link.",
+            )
+
+
+class CloudServer:
+    """One engine behind one port. `start`, then `stop`; both belong to one event loop."""
+
+    def __init__(self, engine: Engine, options: ServeOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._keyring = Keyring(options.token_file)
+        metrics = _metrics(engine.name, options) if options.metrics_port else None
+        self._worker = Worker(engine, options.limits, execution=options.execution, observer=metrics)
+        self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
+        self._stop_requested: Callable[[], None] = lambda: None
+        self._front = Front(
+            self._worker, self.info, self._keyring, options.limits, time.perf_counter, log_prompts=options.log_prompts
+        )
+
+    def info(self) -> ServerInfo:
+        """What GetInfo answers."""
+        engine, limits = self._engine, self._options.limits
+        return ServerInfo(
+            version=importlib.metadata.version("skydraft"),
+            model=engine.name,
+            fingerprint=short_fingerprint(engine.vocab.fingerprint),
+            vocab_size=engine.vocab.size,
+            context_len=engine.context_len,
+            execution=self._options.execution,
+            max_rows=self._worker.max_rows,
+            max_block=limits.max_block,
+            max_sessions=limits.max_sessions,
+            num_sessions=self._worker.num_sessions,
+            invariant_rows=engine.invariant_rows,
+            forward_ms=engine.profile.forward_ms,
+        )
+
+    async def start(self) -> int:
+        """Bind and begin to answer; returns the port."""
+        health, reflection = _services()
+        self._engine.vocab.classes  # noqa: B018  computed now, not in the first session that wants them
+        limit = self._options.limits.max_message_bytes
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.so_reuseport", 0),  # two servers on one port would share its calls, and no session be found
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ]
+        )
+        self._server.add_generic_rpc_handlers((self._front.handlers(),))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc = _health_registration()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        port = self._bind()
+        self._thread.start()
+        await self._server.start()
+        await self._set_health(serving=True)
+        return port
+
+    def _bind(self) -> int:
+        options = self._options
+        host = f"[{options.host}]" if ":" in options.host and "[" not in options.host else options.host
+        address = f"{host}:{options.port}"
+        try:
+            credentials = self._credentials()
+            port = (
+                self._server.add_secure_port(address, credentials)
+                if credentials
+                else self._server.add_insecure_port(address)
+            )
+        except RuntimeError as error:
+            raise OptionError(
+                f"Cannot listen on {address}: the port is in use, the address is not this machine's, or the "
+                "certificate and the key do not fit.",
+                hint="Choose another --port, or 0 for any free one.",
+            ) from error
+        return port
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        cert, key = self._options.tls_cert, self._options.tls_key
+        if cert is None or key is None:
+            return None
+        try:
+            return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
+        except OSError as error:
+            raise OptionError(f"The certificate or its key cannot be read: {error}.") from error
+
+    async def _set_health(self, *, serving: bool) -> None:
+        from grpc_health.v1 import health_pb2
+
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+    def _work(self) -> None:
+        try:
+            self._worker.run()
+        except BaseException:
+            log.critical("the worker died", exc_info=True)
+            self._stop_requested()
+            raise
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, or the worker has died; then finish what is under way."""
+        loop = asyncio.get_running_loop()
+
+        def request_stop() -> None:
+            loop.call_soon_threadsafe(stop.set)
+
+        self._stop_requested = request_stop
+        await stop.wait()
+        await self.stop(self._options.grace_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """NOT_SERVING, no new calls, `grace_s` for those under way, then the worker and its sessions end."""
+        await self._set_health(serving=False)
+        await self._server.stop(grace_s)
+        self._worker.stop()
+        await asyncio.to_thread(self._thread.join, 10)
+
+
+def _services() -> tuple[Any, Any]:
+    try:
+        from grpc_health.v1 import health
+        from grpc_reflection.v1alpha import reflection
+    except ImportError as error:
+        raise _missing() from error
+    return health, reflection
+
+
+def _health_registration() -> Any:
+    from grpc_health.v1 import health_pb2_grpc
+
+    return health_pb2_grpc
+
+
+def _metrics(model: str, options: ServeOptions) -> Any:
+    try:
+        from skydraft.cloud.metrics import Metrics
+    except ImportError as error:
+        raise _missing() from error
+    metrics = Metrics(model)
+    try:
+        metrics.serve(options.metrics_port, options.host)
+    except OSError as error:
+        raise OptionError(f"Metrics cannot be served on port {options.metrics_port}: {error.strerror}.") from error
+    return metrics
+
+
+def _missing() -> MissingDependency:
+    return MissingDependency(
+        "Serving needs grpcio-health-checking, grpcio-reflection and prometheus_client.",
+        hint="Run: pip install 'skydraft[serve]'.",
+    )
+
+
+def serve(engine: Engine, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
+    """Serve until SIGINT or SIGTERM; a second one does not wait. `on_ready` gets the port."""
+    asyncio.run(_serve(engine, options, on_ready))
+
+
+async def _serve(engine: Engine, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def request_stop(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)  # the next one ends the process
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, request_stop, number)
+    server = CloudServer(engine, options)
+    on_ready(await server.start())
+    await server.run(stop)

@@ -1,0 +1,200 @@
+"""Sessions: the target's side of each generation, who may use it, and who has to make room.
+
+An evicted or expired session costs its owner time, never tokens: it is opened again with all that is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from skydraft.cloud.limits import Limits
+from skydraft.decoding.choose import Chooser
+from skydraft.decoding.stopping import Stopping
+from skydraft.decoding.verification import TargetSession
+from skydraft.engines.base import Engine, Sequence
+from skydraft.errors import (
+    Diverged,
+    LimitExceeded,
+    ProtocolError,
+    SessionNotFound,
+    SessionTaken,
+    UnknownModel,
+    VocabularyMismatch,
+)
+from skydraft.protocol.codec import digest, short_fingerprint
+from skydraft.protocol.values import Opening, SessionCall, VerifyCall
+from skydraft.types import Verdict
+
+_FINISHED_KEPT = 4  # finished sessions kept per seat, for a verdict that has to be said again
+
+
+class CloudSession:
+    """One generation on the server. It holds a seat, which is KV memory, from its opening to its end."""
+
+    def __init__(self, number: int, owner: str, epoch: int, opening: Opening, target: TargetSession) -> None:
+        self.number = number
+        self.owner = owner
+        self.epoch = epoch
+        self.opening = opening
+        self.target = target
+        self.num_rounds = 0
+        self.used_at = 0.0
+        self._last: tuple[VerifyCall, Verdict] | None = None
+
+    @property
+    def needs_prefill(self) -> bool:
+        """Whether a part of the prompt is not in the KV cache yet."""
+        sequence = self.target.sequence
+        return sequence is not None and sequence.length < len(self.opening.prompt_ids) - 1
+
+    def recall(self, call: VerifyCall) -> Verdict | None:
+        """The verdict on this very block, if it was the last one judged."""
+        if self._last is None:
+            return None
+        last, verdict = self._last
+        same = (last.base, last.catch_up_ids, last.draft_ids, last.digest)
+        return verdict if same == (call.base, call.catch_up_ids, call.draft_ids, call.digest) else None
+
+    def remember(self, call: VerifyCall, verdict: Verdict) -> None:
+        """Keep a verdict in case its answer is lost. A finished generation gives its seat back."""
+        self._last = (call, verdict)
+        self.num_rounds += 1
+        if verdict.finish:
+            self.target.close()
+
+    def check(self, call: VerifyCall) -> None:
+        """Raise BaseMismatch, Diverged or LimitExceeded unless the block extends just what is committed here."""
+        self.target.check(call.block, call.catch_up_ids)
+        committed = np.append(self.target.token_ids, np.array(call.catch_up_ids, np.int32))
+        if digest(committed) != call.digest:
+            raise Diverged(f"The two sides hold different tokens in the first {call.base}.")
+
+
+class Sessions:
+    """All sessions of a server, by number. The only place where they are opened, evicted and closed."""
+
+    def __init__(self, engine: Engine, limits: Limits, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._clock = clock
+        self._fingerprint = short_fingerprint(engine.vocab.fingerprint)
+        self._table: dict[int, CloudSession] = {}
+        self.num_evicted = self.num_expired = 0
+
+    def __len__(self) -> int:
+        """How many hold a seat."""
+        return len(self._seated())
+
+    def _seated(self) -> list[CloudSession]:
+        return [session for session in self._table.values() if session.target.sequence is not None]
+
+    def admit(self, call: SessionCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
+        """The session of a call, opened first where the call says so; None while there is no seat to be had.
+
+        `busy` are numbers of sessions that must not be evicted. Raises SessionNotFound, SessionTaken, and for an
+        opening that this server does not take UsageError.
+        """
+        session = self._table.get(call.session)
+        opening = call.opening
+        if opening is None:
+            if session is None or session.owner != owner or session.epoch != call.epoch:
+                raise SessionNotFound(f"There is no epoch {call.epoch} of session {call.session}.")
+        else:
+            if session is not None and (session.owner != owner or not session.opening.begins_like(opening)):
+                raise SessionTaken(f"Another generation has the number {call.session}.")
+            if session is not None and call.epoch < session.epoch:
+                raise SessionNotFound(f"Session {call.session} is at epoch {session.epoch} already.")
+            if session is None or call.epoch > session.epoch:
+                session = self._open(call, opening, owner, busy)
+        if session is not None:
+            session.used_at = self._clock()
+        return session
+
+    def _open(
+        self, call: SessionCall | VerifyCall, opening: Opening, owner: str, busy: Collection[int]
+    ) -> CloudSession | None:
+        target = self._new_target(opening)
+        before = self._table.get(call.session)
+        if before is not None and before.target.sequence is not None:
+            # The same prompt: what its KV cache holds is compared with what is true before the first feed.
+            target.sequence, before.target.sequence = before.target.sequence, None
+        elif (sequence := self._seat(opening.prompt_ids, owner, busy)) is not None:
+            target.sequence = sequence
+        else:
+            return None
+        session = CloudSession(call.session, owner, call.epoch, opening, target)
+        self._table.pop(call.session, None)
+        self._table[call.session] = session
+        self._forget_finished()
+        return session
+
+    def _new_target(self, opening: Opening) -> TargetSession:
+        if opening.fingerprint != self._fingerprint:
+            raise VocabularyMismatch(
+                f"The draft model's vocabulary ({opening.fingerprint[:8]}) is not the target's "
+                f"({self._fingerprint[:8]}): token ids would mean different things.",
+                hint="Choose a draft model of the target's family.",
+            )
+        if opening.model not in ("", self._engine.name):
+            raise UnknownModel(f"This server runs {self._engine.name}, not {opening.model}.")
+        if len(opening.prompt_ids) > self._limits.max_prompt:
+            raise LimitExceeded(
+                f"The prompt has {len(opening.prompt_ids)} tokens; this server takes {self._limits.max_prompt}."
+            )
+        self.check_ids(opening.prompt_ids, opening.committed_ids)
+        self._engine.check_prompt(opening.prompt_ids)
+        prompt_len, params = len(opening.prompt_ids), opening.params
+        max_len = min(prompt_len + params.max_new_tokens, self._engine.context_len)
+        if opening.base >= max_len:
+            raise LimitExceeded(f"A generation of {opening.base} tokens has reached its end.")
+        chooser = Chooser(params, self._engine.vocab, prompt_len)
+        stopping = Stopping(params, self._engine.vocab, prompt_len, max_len)
+        return TargetSession(opening.prompt_ids, chooser, stopping, top=opening.top, committed=opening.committed_ids)
+
+    def check_ids(self, *token_ids: Seq[int]) -> None:
+        """Raise ProtocolError for an id that is no token of the target."""
+        highest = max((max(ids) for ids in token_ids if ids), default=0)
+        if highest >= self._engine.vocab.size:
+            raise ProtocolError(f"The vocabulary of {self._engine.vocab.size} tokens has no id {highest}.")
+
+    def _seat(self, prompt: Seq[int], owner: str, busy: Collection[int]) -> Sequence | None:
+        """KV memory for one more session, taken from the least recently used one if need be; None if all are busy."""
+        seated = self._seated()
+        own = [session for session in seated if session.owner == owner]
+        at_own_limit = 0 < self._limits.sessions_per_token <= len(own)
+        if at_own_limit or len(seated) >= self._limits.max_sessions:
+            idle = [session for session in (own if at_own_limit else seated) if session.number not in busy]
+            if not idle:
+                return None
+            self.close(min(idle, key=lambda session: session.used_at).number)
+            self.num_evicted += 1
+        return self._engine.begin(prompt)
+
+    def _forget_finished(self) -> None:
+        finished = [number for number, session in self._table.items() if session.target.sequence is None]
+        for number in finished[: -_FINISHED_KEPT * self._limits.max_sessions]:
+            self.close(number)
+
+    def expire(self, busy: Collection[int]) -> int:
+        """Close sessions idle for longer than their time to live; returns how many."""
+        latest = self._clock() - self._limits.session_ttl_s
+        expired = [n for n, session in self._table.items() if session.used_at < latest and n not in busy]
+        for number in expired:
+            self.close(number)
+        self.num_expired += len(expired)
+        return len(expired)
+
+    def close(self, number: int, owner: str | None = None) -> None:
+        """Forget a session, if it is there and `owner`, where given, is its owner."""
+        session = self._table.get(number)
+        if session is not None and owner in (None, session.owner):
+            session.target.close()
+            del self._table[number]
+
+    def close_all(self) -> None:
+        """Forget all of them."""
+        for number in list(self._table):
+            self.close(number)

@@ -1,0 +1,233 @@
+"""The worker: the one thread that owns the engine and the sessions. Requests come in through one queue.
+
+Read `Worker.step` first: it is the whole server, without the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from skydraft.cloud.jobs import Answer, Job
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.scheduler import Scheduler
+from skydraft.cloud.sessions import Sessions
+from skydraft.engines.base import Engine, Rows
+from skydraft.engines.vocab import TokenIds
+from skydraft.errors import CloudFailure, CloudLost, SkydraftError
+from skydraft.protocol.values import Execution
+
+log = logging.getLogger("skydraft.cloud")
+_TICK_S = 0.5  # how often idle sessions are looked at
+Batch = list[tuple[Job, TokenIds]]
+
+
+class Observer(Protocol):
+    """What the worker tells about itself, for metrics."""
+
+    def queued(self, num_jobs: int, num_sessions: int) -> None:
+        """How many jobs and seated sessions there are now."""
+
+    def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
+        """A forward was run."""
+
+    def answered(self, job: Job, answer: Answer) -> None:
+        """A job got its last answer."""
+
+    def closed(self, num_evicted: int, num_expired: int) -> None:
+        """How many sessions had to go so far."""
+
+
+class Worker:
+    """Runs jobs on one engine. `submit`, `cancel`, `close_session` and `stop` may be called from any thread.
+
+    `max_rows` bounds a forward: `engine.invariant_rows` for exact execution, `engine.max_output_rows` for throughput.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        *,
+        execution: Execution = "exact",
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.max_rows = engine.invariant_rows if execution == "exact" else engine.max_output_rows
+        self._engine = engine
+        self._observer = observer
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._scheduler = Scheduler(limits.max_queue)
+        self._sessions = Sessions(engine, limits, clock)
+        self._stopping = False
+        self._next_tick = 0.0
+        self.num_sessions = 0  # holding KV memory, as of the last step; for other threads to read
+
+    def submit(self, job: Job) -> None:
+        """Take a job; it will be answered."""
+        self._inbox.put(lambda: self._take(job))
+
+    def cancel(self, job: Job) -> None:
+        """Nobody reads the answers of a stream any more. Other jobs are finished, since they may be asked for again."""
+        self._inbox.put(lambda: self._cancel(job))
+
+    def close_session(self, number: int, owner: str) -> None:
+        """End a session, unless it is being worked on: then its owner has asked for more in the meantime."""
+        self._inbox.put(lambda: None if number in self._scheduler.busy else self._sessions.close(number, owner))
+
+    def stop(self) -> None:
+        """Finish what is under way, answer what has not begun with CloudLost, and let `run` return."""
+        self._inbox.put(self._stop)
+
+    def run(self) -> None:
+        """Work until stopped."""
+        while not (self._stopping and not len(self._scheduler)):
+            self.receive(wait=not len(self._scheduler))
+            self.step()
+        self.receive()  # what came in between is answered too
+        self._sessions.close_all()
+
+    def receive(self, *, wait: bool = False) -> None:
+        """Take in what was submitted; with `wait`, be idle for a while if there is nothing."""
+        try:
+            if wait:
+                self._inbox.get(timeout=_TICK_S)()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def step(self) -> None:
+        """One forward for whoever waits: admit → prefill → schedule → forward → verify → commit."""
+        self._expire()
+        self._admit()
+        self._prefill()
+        batch = self._scheduler.batch(self.max_rows)
+        if rows := self._forward(batch):
+            self._commit(self._verify(batch, rows))
+        self.num_sessions = len(self._sessions)
+
+    def _take(self, job: Job) -> None:
+        if self._stopping:
+            job.answer(CloudLost("The server is going down."))
+        else:
+            self._scheduler.add(job)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        if now >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            if num_expired := self._sessions.expire(self._scheduler.busy):
+                log.info("expired", extra={"sessions": num_expired})
+            if self._observer:
+                self._observer.queued(len(self._scheduler), len(self._sessions))
+                self._observer.closed(self._sessions.num_evicted, self._sessions.num_expired)
+
+    def _admit(self) -> None:
+        """Give waiting jobs their sessions, where nobody is using them and there is room."""
+        for job in self._scheduler.waiting:
+            if job.call.session in self._scheduler.busy:
+                continue
+            try:
+                self._sessions.check_ids(*_ids(job))
+                session = self._sessions.admit(job.call, job.owner, self._scheduler.busy)
+                answer = job.begin(session) if session else None
+            except SkydraftError as error:
+                self._end(job, error)
+                continue
+            if answer is not None:
+                self._end(job, answer)
+            elif session is not None:
+                self._scheduler.activate(job)
+                self._make_ready(job)
+
+    def _make_ready(self, job: Job) -> None:
+        """Begin the work of a job whose prompt is in the cache."""
+        assert job.session is not None
+        if not job.session.needs_prefill and (answer := job.ready()) is not None:
+            self._end(job, answer)
+
+    def _prefill(self) -> None:
+        """Feed one part of the oldest prompt that is not in the cache yet; others get their turn in between."""
+        job = self._scheduler.next_prefill()
+        if job is None or job.session is None or job.session.target.sequence is None:
+            return
+        began = self._clock()
+        try:
+            self._engine.prefill(job.session.target.sequence, job.session.opening.prompt_ids)
+        except Exception as error:
+            self._fail([job], error)
+            return
+        job.prefilled(self._clock() - began)
+        self._make_ready(job)
+
+    def _forward(self, batch: Batch) -> list[tuple[Rows, float]]:
+        """Logits per feed, each with the time of the forward in seconds; none when it failed, or had nothing to do."""
+        if not batch:
+            return []
+        began = self._clock()
+        try:
+            rows = self._engine.extend_batch([(job.work.sequence, feed) for job, feed in batch if job.work])
+        except Exception as error:
+            self._fail([job for job, _ in batch], error)
+            return []
+        seconds = self._clock() - began
+        if self._observer:
+            self._observer.forward(len(batch), sum(len(feed) for _, feed in batch), seconds)
+        return [(each, seconds) for each in rows]
+
+    def _verify(self, batch: Batch, rows: list[tuple[Rows, float]]) -> list[Job]:
+        """Let each job judge its rows; returns those that are done."""
+        done = []
+        for (job, feed), (logits, seconds) in zip(batch, rows, strict=True):
+            try:
+                job.absorb(feed, logits, seconds, self._clock())
+            except Exception as error:
+                self._fail([job], error)
+                continue
+            if job.work is not None and job.work.next_feed(1) is None:
+                done.append(job)
+        return done
+
+    def _commit(self, done: list[Job]) -> None:
+        for job in done:
+            if (answer := job.commit(self._clock())) is not None:
+                self._end(job, answer)
+
+    def _end(self, job: Job, answer: Answer) -> None:
+        """Answer a job for the last time."""
+        self._scheduler.drop(job)
+        if job.streams:
+            self._sessions.close(job.call.session, job.owner)
+        if job.session is not None:
+            job.session.used_at = self._clock()
+        job.answer(answer)
+        if self._observer:
+            self._observer.answered(job, answer)
+
+    def _fail(self, jobs: list[Job], error: Exception) -> None:
+        """Jobs that cannot go on lose their sessions too: what these hold may be half done."""
+        if not isinstance(error, SkydraftError):
+            log.exception("a forward failed")
+            error = CloudFailure("The server failed; its log says why.")
+        for job in jobs:
+            self._end(job, error)
+            self._sessions.close(job.call.session, job.owner)
+
+    def _cancel(self, job: Job) -> None:
+        if job.streams and not job.is_answered:
+            self._end(job, CloudLost("The stream was cancelled."))
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for job in self._scheduler.waiting:
+            self._end(job, CloudLost("The server is going down."))
+
+
+def _ids(job: Job) -> list[tuple[int, ...]]:
+    call = job.call
+    return [getattr(call, name) for name in ("catch_up_ids", "draft_ids") if hasattr(call, name)]

@@ -1,0 +1,73 @@
+"""Where verdicts come from, as the one who starts a generation sees it: an engine in this process, or a cloud."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from skydraft.config import DecodingParams
+from skydraft.decoding.choose import Chooser
+from skydraft.decoding.context import Context
+from skydraft.decoding.plan import Plan
+from skydraft.decoding.stopping import Stopping
+from skydraft.decoding.verification import TargetVerifier, Verifier
+from skydraft.engines.base import Engine, RowProfile
+from skydraft.engines.vocab import Vocab
+
+Execution = Literal["exact", "throughput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What decides one generation, on both sides: how to decode, and the parameters made into questions."""
+
+    plan: Plan
+    params: DecodingParams
+    vocab: Vocab
+    chooser: Chooser
+    stopping: Stopping
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCosts:
+    """What an adaptive k weighs: forwards of n rows, the most rows of one, and the wire.
+
+    `wire_ms` is what a round takes beside forwards; None where there is no wire.
+    """
+
+    profile: RowProfile
+    max_rows: int
+    wire_ms: float | None = None
+
+
+class Target(Protocol):
+    """What `generate` needs of the side that verifies."""
+
+    def verifier(self, context: Context, rules: Rules) -> Verifier:
+        """The verifier of one generation, whose committed tokens are `context`."""
+
+    def falls_back(self, plan: Plan) -> bool:
+        """Whether a generation goes on without its verifier when that is lost."""
+
+    def costs(self) -> TargetCosts:
+        """What an adaptive k starts from."""
+
+
+class InProcess:
+    """A target in this process."""
+
+    def __init__(self, engine: Engine, execution: Execution) -> None:
+        self._engine = engine
+        self._max_rows = engine.invariant_rows if execution == "exact" else engine.max_output_rows
+
+    def verifier(self, context: Context, rules: Rules) -> Verifier:
+        prompt_ids = context.token_ids[: context.prompt_len].tolist()
+        return TargetVerifier(
+            self._engine, prompt_ids, rules.chooser, rules.stopping, max_rows=self._max_rows, top=rules.plan.top
+        )
+
+    def falls_back(self, plan: Plan) -> bool:
+        return False
+
+    def costs(self) -> TargetCosts:
+        return TargetCosts(self._engine.profile, self._max_rows)

@@ -1,0 +1,83 @@
+"""A cloud as the Python interface sees it: something that generations can be verified by."""
+
+from __future__ import annotations
+
+import statistics
+
+from skydraft.decoding.context import Context
+from skydraft.decoding.plan import Plan
+from skydraft.decoding.target import Rules, TargetCosts
+from skydraft.edge.link import Link, LinkOptions
+from skydraft.edge.outage import Notify
+from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.engines.base import RowProfile
+from skydraft.errors import OptionError
+from skydraft.protocol.codec import short_fingerprint
+from skydraft.protocol.values import Opening, ServerInfo
+
+_NUM_PINGS = 3
+
+
+def _silent(line: str) -> None:
+    return None
+
+
+class Cloud:
+    """A server, and how to behave when it is slow or gone. For one generation at a time.
+
+    `timeout_s` is how long a cloud is waited for that does not answer, where nothing else can be done. A gated plan
+    goes on alone instead, within a second, unless `require`. `open_ahead` opens each session at once instead of at the
+    first escalation. `notify` gets a line when the cloud goes and when it is back.
+    """
+
+    def __init__(
+        self,
+        link: LinkOptions,
+        *,
+        timeout_s: float = 30.0,
+        require: bool = False,
+        open_ahead: bool = False,
+        notify: Notify = _silent,
+    ) -> None:
+        if not 0 < timeout_s < 86400:
+            raise OptionError(f"--cloud-timeout is a number of seconds above 0, not {timeout_s:g}.")
+        self.link = Link(link)
+        self._timeout_s = timeout_s
+        self._require = require
+        self._open_ahead = open_ahead
+        self._notify = notify
+
+    def info(self) -> ServerInfo:
+        """What the server runs and how fast. Raises CloudError."""
+        return self.link.info(self._timeout_s)
+
+    def falls_back(self, plan: Plan) -> bool:
+        """Whether a generation by this plan goes on alone when the cloud is gone."""
+        return plan.drafts and plan.gate.kind != "always" and not self._require
+
+    def costs(self) -> TargetCosts:
+        """What an adaptive k starts from: the server's forward times, and the round trip of a few pings."""
+        info = self.info()
+        wire_ms = statistics.median(self.link.ping() for _ in range(_NUM_PINGS))
+        return TargetCosts(RowProfile(info.invariant_rows, info.forward_ms), info.max_rows, wire_ms)
+
+    def verifier(self, context: Context, rules: Rules) -> RemoteVerifier:
+        """The verifier of one generation."""
+        plan = rules.plan
+        prompt_ids = tuple(context.token_ids[: context.prompt_len].tolist())
+        fingerprint = short_fingerprint(rules.vocab.fingerprint)
+        verifier = RemoteVerifier(
+            self.link,
+            context,
+            Opening(fingerprint, prompt_ids, params=rules.params, top=plan.top),
+            Patience(self._timeout_s, self.falls_back(plan)),
+            streams=not plan.drafts or plan.k is None,
+            notify=self._notify,
+        )
+        if plan.drafts and (self._open_ahead or plan.gate.kind == "always"):
+            verifier.open_ahead()
+        return verifier
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.link.close()

@@ -1,0 +1,217 @@
+"""The link: one gRPC channel, made anew when it has died. Every message's bytes are counted."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from skydraft.errors import CloudLost, CloudTimeout, OptionError
+from skydraft.protocol import codec
+from skydraft.protocol.address import is_loopback, parse_address
+from skydraft.protocol.status import from_rpc
+from skydraft.protocol.values import SERVICE, ServerInfo
+
+PING_S = 0.5  # a server that is there answers a health check at once, however busy its model is
+_WATCH_S = 0.3  # how long a slow answer is waited for before the server is asked for a sign of life
+_HEALTH = "/grpc.health.v1.Health/Check"
+_SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
+_CLOSE_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """Where the cloud is and how to get in.
+
+    Loopback is spoken to in plaintext, everything else with TLS: by the system's roots, or by `tls_ca` (PEM). With
+    `tls_ca` loopback uses TLS too. `tls_name` is the name in the server's certificate where it is not the host's.
+    """
+
+    address: str
+    token: str | None = None
+    tls_ca: bytes | None = None
+    tls_name: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        host, _ = parse_address(self.address)
+        if self.insecure and (self.tls_ca or self.tls_name):
+            raise OptionError("--insecure speaks plaintext, so that --tls-ca and --tls-name have no place.")
+        if self.tls_name and not self.uses_tls:
+            raise OptionError(f"Nothing is encrypted on the way to {host}, so --tls-name has no place.")
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the channel is encrypted."""
+        return bool(self.tls_ca) or not (self.insecure or is_loopback(parse_address(self.address)[0]))
+
+
+class Link:
+    """Calls to one server. Failures come as errors of our own tree. Threads may share it."""
+
+    def __init__(self, options: LinkOptions) -> None:
+        self._options = options
+        host, port = parse_address(options.address)
+        self.target = f"{host}:{port}"
+        self._metadata = (("authorization", f"Bearer {options.token}"),) if options.token else ()
+        self._lock = threading.Lock()
+        self._bytes_up = self._bytes_down = 0
+        self._started: list[Any] = []
+        self._connect()
+
+    def _connect(self) -> None:
+        settings: list[tuple[str, Any]] = [
+            ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the dead connection
+            ("grpc.enable_retries", 0),  # what may be repeated, and when, is decided in one place: not here
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        if is_loopback(parse_address(self._options.address)[0]):
+            settings.append(("grpc.enable_http_proxy", 0))
+        if self._options.tls_name:
+            settings.append(("grpc.ssl_target_name_override", self._options.tls_name))
+        if self._options.uses_tls:
+            credentials = grpc.ssl_channel_credentials(self._options.tls_ca)
+            self._channel = grpc.secure_channel(self.target, credentials, settings)
+        else:
+            self._channel = grpc.insecure_channel(self.target, settings)
+        paths = {name: f"/{SERVICE}/{name}" for name in ("GetInfo", "Open", "Verify", "Close")} | {"Check": _HEALTH}
+        self._unary: dict[str, Any] = {name: self._channel.unary_unary(path) for name, path in paths.items()}
+        self._generate: Any = self._channel.unary_stream(f"/{SERVICE}/Generate")
+
+    def reconnect(self) -> None:
+        """Leave a connection that may be dead, and make another one at the next call."""
+        self._channel.close()
+        self._connect()
+
+    def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """One unary call; blocks for at most `timeout_s`. The fast way: no other thread is woken."""
+        self._count(up=len(request))
+        try:
+            reply: bytes = self._unary[method](request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from error
+        except ValueError as error:  # the channel was closed meanwhile
+            raise CloudLost("The link was closed.") from error
+        self._count(down=len(reply))
+        return reply
+
+    def call_watched(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Like `call`, for what may take long: a server that shows no sign of life meanwhile raises CloudLost."""
+        self._count(up=len(request))
+        future = self._unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            while True:
+                try:
+                    reply: bytes = future.result(timeout=_WATCH_S)
+                    self._count(down=len(reply))
+                    return reply
+                except grpc.FutureTimeoutError:
+                    self.ping()
+        except grpc.RpcError as error:
+            raise from_rpc(error) from error
+        except grpc.FutureCancelledError as error:
+            raise CloudLost("The link was closed.") from error
+        finally:
+            future.cancel()
+
+    def stream(self, request: bytes, timeout_s: float) -> TokenStream:
+        """A Generate call under way."""
+        self._count(up=len(request))
+        return TokenStream(self, self._generate(request, timeout=timeout_s, metadata=self._metadata))
+
+    def start(self, method: str, request: bytes, timeout_s: float) -> None:
+        """Begin a call whose answer nobody waits for."""
+        self._count(up=len(request))
+        self._started = [call for call in self._started if not call.done()]
+        call = self._unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
+        call.add_done_callback(lambda done: self._count(down=0 if done.code() else len(done.result())))
+        self._started.append(call)  # a call that nobody holds is cancelled
+
+    def ping(self, timeout_s: float = PING_S) -> float:
+        """Ask for a sign of life; returns the round trip in milliseconds. Raises CloudLost."""
+        began = time.perf_counter()
+        try:
+            answer = self.call("Check", b"", timeout_s)
+        except CloudTimeout as error:
+            raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
+        if answer != _SERVING:
+            raise CloudLost("it is going down.")
+        return (time.perf_counter() - began) * 1e3
+
+    def info(self, timeout_s: float) -> ServerInfo:
+        """What the server runs."""
+        return codec.decode_info(self.call("GetInfo", b"", timeout_s))
+
+    def _count(self, *, up: int = 0, down: int = 0) -> None:
+        with self._lock:
+            self._bytes_up += up
+            self._bytes_down += down
+
+    def count_streamed(self, message: bytes) -> None:
+        """Note a message that came in a stream."""
+        self._count(down=len(message))
+
+    def take_bytes(self) -> tuple[int, int]:
+        """Bytes of messages up and down since the last time this was asked."""
+        with self._lock:
+            taken = self._bytes_up, self._bytes_down
+            self._bytes_up = self._bytes_down = 0
+        return taken
+
+    def close(self) -> None:
+        """Let go of the connection, once what was started has been sent."""
+        for call in self._started:
+            with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                call.result(timeout=_CLOSE_S)
+        self._channel.close()
+
+
+class TokenStream:
+    """Messages of one Generate call, read by a thread so that silence can be told from death."""
+
+    def __init__(self, link: Link, call: Any) -> None:
+        self._link = link
+        self._call = call
+        self._arrived: list[bytes | Exception] = []
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, name="stream", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._put(message)
+            self._put(CloudLost("The stream ended early."))
+        except grpc.RpcError as error:
+            self._put(from_rpc(error))
+
+    def _put(self, item: bytes | Exception) -> None:
+        with self._changed:
+            self._arrived.append(item)
+            self._changed.notify()
+
+    def messages(self) -> Iterator[bytes]:
+        """One message after the other. Raises CloudError when the stream fails, or nobody is at the other end."""
+        while True:
+            item = self._next()
+            if isinstance(item, Exception):
+                raise item
+            self._link.count_streamed(item)
+            yield item
+
+    def _next(self) -> bytes | Exception:
+        while True:
+            with self._changed:
+                if self._arrived or self._changed.wait(_WATCH_S):
+                    return self._arrived.pop(0)
+            self._link.ping()
+
+    def cancel(self) -> None:
+        """Read no more."""
+        self._call.cancel()

@@ -1,0 +1,56 @@
+"""Whether the cloud is gone, and whether it is back: asked by a thread of its own while the edge goes on alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from skydraft.edge.link import Link
+from skydraft.errors import CloudError, NotAuthorized, SkydraftError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+PROBE_S = 1.0
+Notify = Callable[[str], None]
+
+
+class Outage:
+    """The state of the link as the fallback sees it. `notify` gets one line when the cloud goes and when it is back."""
+
+    def __init__(self, link: Link, notify: Notify) -> None:
+        self._link = link
+        self._notify = notify
+        self._error: CloudError | None = None
+        self._began = 0.0
+        self._closed = threading.Event()
+
+    def check(self) -> None:
+        """Raise what ended the link, at once, as long as the cloud is gone."""
+        if self._error is not None:
+            raise self._error
+
+    def begin(self, error: CloudError) -> None:
+        """The cloud is gone: say so, and look for it until it is back."""
+        self._error = error
+        self._began = time.monotonic()
+        self._notify(f"The cloud at {self._link.target} is gone ({error.message.rstrip('.')}); going on alone.")
+        if not isinstance(error, NotAuthorized):  # asking again would not help
+            threading.Thread(target=self._probe, name="probe", daemon=True).start()
+
+    def _probe(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._closed.wait(pause_s):
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            try:
+                self._link.reconnect()
+                self._link.info(PROBE_S)
+            except SkydraftError:
+                continue
+            if not self._closed.is_set():
+                self._notify(f"The cloud is back after {time.monotonic() - self._began:.1f} s.")
+            self._error = None
+            return
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()

@@ -1,0 +1,235 @@
+"""The verifier on the other end of a link. The edge's committed tokens are the truth; the server's are a copy.
+
+Whatever is lost, a message, a session, a server, is asked for again or opened again from that truth, so that no token
+is lost and none is doubled. Nothing but the number and the epoch of the session is remembered here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from skydraft.decoding.context import Context
+from skydraft.edge.link import Link, TokenStream
+from skydraft.edge.outage import Notify, Outage
+from skydraft.errors import (
+    BaseMismatch,
+    CloudBusy,
+    CloudError,
+    CloudFailure,
+    CloudLost,
+    CloudTimeout,
+    Diverged,
+    RateLimited,
+    SessionNotFound,
+    SessionTaken,
+    SkydraftError,
+)
+from skydraft.protocol import codec
+from skydraft.protocol.values import MAX_SESSION, Emission, Opening, SessionCall, VerifyCall
+from skydraft.types import DraftBlock, Verdict, VerifyCost
+
+T = TypeVar("T")
+FALLBACK_S = 0.65  # silence after which a gated run goes on alone; with a last try under way it stays below 1 s
+_QUICK_S, _QUICK_WAITING_S = 0.3, 2.0  # a verdict usually comes within this; later the server is watched
+_MAX_FAILURES = 3  # answers "internal error" in a row that are worth another try
+_CLOSE_S = 1.0
+_OPEN_S = 60.0  # an Open sent ahead, which nobody waits for
+_LONG_S = 24 * 3600.0  # deadline of a call that is watched: signs of life decide, this only bounds a leak
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait. `timeout_s` is for a cloud that is there or may come back; `silent_s` for no sign of life."""
+
+    timeout_s: float = 30.0
+    falls_back: bool = False
+
+    @property
+    def silent_s(self) -> float:
+        """How long without a sign of life before the cloud counts as gone."""
+        return min(FALLBACK_S, self.timeout_s) if self.falls_back else self.timeout_s
+
+    @property
+    def quick_s(self) -> float:
+        """How long the first try may take before it is asked whether anybody is there."""
+        return min(_QUICK_S if self.falls_back else _QUICK_WAITING_S, self.timeout_s)
+
+
+class RemoteVerifier:
+    """`Verifier` over a link, for one generation whose committed tokens are `context`.
+
+    `opening` says how the session begins, with no committed tokens yet. Where `streams`, a round without a draft is
+    read from a Generate call: the target alone, without a round trip per token.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        context: Context,
+        opening: Opening,
+        patience: Patience,
+        *,
+        streams: bool = False,
+        notify: Notify = lambda line: None,
+    ) -> None:
+        self._link = link
+        self._context = context
+        self._opening = opening
+        self._patience = patience
+        self._streams = streams
+        self._notify = notify
+        self._outage = Outage(link, notify)
+        self._number = _new_number()
+        self._epoch = 0
+        self._is_open = False
+        self._stream: TokenStream | None = None
+        self._emissions: Iterator[Emission] = iter(())
+        link.take_bytes()  # what came before belongs to somebody else
+
+    def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
+        """The cloud's verdict. Raises CloudError when the cloud is gone for good, or, to fall back, for now."""
+        self._outage.check()
+        began = time.perf_counter()
+        try:
+            if self._streams and not block.token_ids and not catch_up:
+                verdict = self._persist(lambda first: self._next_streamed(block))
+            else:
+                self._end_stream()
+                verdict = self._persist(lambda first: self._judge(block, tuple(catch_up), quick=first))
+        except CloudError as error:
+            if self._patience.falls_back:
+                self._outage.begin(error)
+            raise
+        if verdict.finish:
+            self._is_open = False  # the server has given up the seat
+        up, down = self._link.take_bytes()
+        rtt_ms = (time.perf_counter() - began) * 1e3
+        return replace(verdict, cost=replace(verdict.cost, rtt_ms=rtt_ms, bytes_up=up, bytes_down=down))
+
+    def open_ahead(self) -> None:
+        """Open the session now, so that the prompt is in the target's cache at the first verification."""
+        call = SessionCall(self._number, self._epoch, self._current_opening())
+        self._link.start("Open", codec.encode_session_call(call), _OPEN_S)
+        self._is_open = True
+
+    def _current_opening(self) -> Opening:
+        """The opening with all that the target has seen so far."""
+        context = self._context
+        seen = context.token_ids[context.prompt_len : context.seen_len]
+        return replace(self._opening, committed_ids=tuple(seen.tolist()))
+
+    def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], *, quick: bool) -> Verdict:
+        opening = None if self._is_open else self._current_opening()
+        checksum = codec.digest(self._context.token_ids)
+        call = VerifyCall(self._number, self._epoch, block.base, catch_up, block.token_ids, checksum, opening)
+        request = codec.encode_verify_call(call)
+        # An opening takes long and is long: it is not sent twice to find that out.
+        if quick and opening is None:
+            reply = self._link.call("Verify", request, self._patience.quick_s)
+        else:
+            if not quick:
+                self._link.ping()
+            reply = self._link.call_watched("Verify", request, self._patience.timeout_s)
+        verdict = codec.decode_verdict(reply, len(catch_up))
+        if verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
+            raise CloudFailure(f"The cloud at {self._link.target} answered another question than was asked.")
+        self._is_open = True
+        return verdict
+
+    def _next_streamed(self, block: DraftBlock) -> Verdict:
+        if self._stream is None:
+            self._begin_epoch()
+            call = SessionCall(self._number, self._epoch, self._current_opening())
+            self._stream = self._link.stream(codec.encode_session_call(call), _LONG_S)
+            self._emissions = _one_by_one(self._stream)
+        emission = next(self._emissions)
+        if emission.base != block.base:
+            raise Diverged(f"The stream is at {emission.base}, the text at {block.base}.")
+        return Verdict(emission.base, 0, emission.token_ids[0], emission.finish, cost=emission.cost)
+
+    def _persist(self, ask: Callable[[bool], T]) -> T:
+        """`ask` until it is answered, mending what can be mended. Its argument says whether it is the first try."""
+        began = heard_at = time.monotonic()
+        pause_s, num_failures, first = 0.02, 0, True
+        while True:
+            wait_s = 0.0
+            try:
+                return ask(first)
+            except (SessionNotFound, BaseMismatch, Diverged, SessionTaken) as error:
+                last: SkydraftError = error
+                heard_at = time.monotonic()
+                self._mend(error)
+            except (CloudBusy, RateLimited) as error:
+                last = error
+                heard_at = time.monotonic()
+                wait_s = error.retry_after_s if isinstance(error, RateLimited) else pause_s
+            except CloudTimeout as error:
+                last = error  # slow, or dead: the next try is watched, and begins by asking
+            except (CloudLost, CloudFailure) as error:
+                last, wait_s = error, pause_s
+                num_failures += isinstance(error, CloudFailure)
+                if num_failures >= _MAX_FAILURES:
+                    raise
+                self._mend(error)
+            first = False
+            pause_s = min(2 * pause_s, 1.0)
+            now = time.monotonic()
+            if now + wait_s - heard_at > self._patience.silent_s or now + wait_s - began > self._patience.timeout_s:
+                raise self._given_up(last, now - began)
+            time.sleep(wait_s)
+
+    def _mend(self, error: SkydraftError) -> None:
+        """Prepare another try after a failure: another connection, another epoch, another number."""
+        self._end_stream()
+        if isinstance(error, CloudLost):
+            self._link.reconnect()
+            return
+        if isinstance(error, Diverged):
+            self._notify(f"{error} Opening the session again with this side's.")
+        if isinstance(error, SessionTaken):
+            self._number = _new_number()
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._epoch += 1
+        self._is_open = False
+
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    def _given_up(self, last: SkydraftError, waited_s: float) -> CloudError:
+        if self._patience.falls_back:
+            return last if isinstance(last, CloudError) else CloudLost(str(last))
+        return CloudTimeout(
+            f"The cloud at {self._link.target} could not be had for {waited_s:.0f} s: {last.message}",
+            hint="Is it running? Ask: skydraft doctor --cloud. Wait longer with --cloud-timeout.",
+        )
+
+    def close(self) -> None:
+        """End the session on the server, if it can be told."""
+        self._outage.close()
+        self._end_stream()
+        if self._is_open:
+            self._is_open = False
+            self._link.start("Close", codec.encode_close(self._number), _CLOSE_S)
+
+
+def _new_number() -> int:
+    return random.SystemRandom().randint(1, MAX_SESSION)
+
+
+def _one_by_one(stream: TokenStream) -> Iterator[Emission]:
+    """The tokens of a stream, each as an emission of its own; what a message cost counts for its first token."""
+    for message in stream.messages():
+        emission = codec.decode_emission(message)
+        last = len(emission.token_ids) - 1
+        for index, token_id in enumerate(emission.token_ids):
+            cost = emission.cost if index == 0 else VerifyCost()
+            yield Emission(emission.base + index, (token_id,), emission.finish if index == last else None, cost)

@@ -1,0 +1,32 @@
+"""Where a server is, and whether the way there leaves this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from skydraft.errors import OptionError
+
+DEFAULT_PORT = 7373
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address never leaves this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """(host, port) of HOST, HOST:PORT or [IPV6]:PORT. Raises OptionError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(DEFAULT_PORT)
+    bare = host.strip("[]")
+    if not bare or "/" in bare or any(char.isspace() for char in bare) or (":" in bare and not host.startswith("[")):
+        raise OptionError(f"'{text}' is no address of a server.", hint="Write HOST:PORT, such as cloud.example:7373.")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise OptionError(f"'{port}' is no port.", hint="Write HOST:PORT, such as cloud.example:7373.")
+    return host, int(port)

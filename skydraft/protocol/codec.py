@@ -1,0 +1,296 @@
+"""Values to bytes and back. Decoding what was encoded gives the same value; whatever else comes is a ProtocolError."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from skydraft.config import DecodingParams
+from skydraft.errors import OptionError, ProtocolError
+from skydraft.protocol import verifier_pb2 as pb
+from skydraft.protocol.values import Emission, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.types import FinishReason, Verdict, VerifyCost
+
+M = TypeVar("M", bound=Message)
+V = TypeVar("V")
+
+FINGERPRINT_DIGITS = 16
+_MAX_ID = 2**31 - 1
+_FINISH: dict[FinishReason | None, pb.Finish] = {
+    None: pb.FINISH_NONE,
+    "eos": pb.FINISH_EOS,
+    "stop_string": pb.FINISH_STOP_STRING,
+    "sentences": pb.FINISH_SENTENCES,
+    "length": pb.FINISH_LENGTH,
+}
+_FINISH_OF = {number: reason for reason, number in _FINISH.items()}
+_EXECUTIONS: dict[str, pb.Execution] = {"exact": pb.EXECUTION_EXACT, "throughput": pb.EXECUTION_THROUGHPUT}
+_PARAM_NAMES = tuple(field.name for field in fields(DecodingParams))
+_DEFAULT_PARAMS = DecodingParams()
+Costed = pb.VerifyReply | pb.GenerateReply
+
+
+def digest(token_ids: npt.NDArray[np.int32]) -> int:
+    """CRC-32 of ids as little-endian 32-bit integers: by it both sides notice that they hold different tokens."""
+    return zlib.crc32(token_ids.astype("<i4").tobytes())
+
+
+def short_fingerprint(fingerprint: str) -> str:
+    """As much of a vocabulary's fingerprint as crosses the wire."""
+    return fingerprint[:FINGERPRINT_DIGITS]
+
+
+def _decoder(kind: type[M]) -> Callable[[Callable[[M], V]], Callable[[bytes], V]]:
+    """Turn a function of a parsed message into one of bytes, in which every defect is a ProtocolError."""
+
+    def decorate(read: Callable[[M], V]) -> Callable[[bytes], V]:
+        def decode(data: bytes) -> V:
+            try:
+                return read(kind.FromString(data))
+            except (DecodeError, ValueError, KeyError, OverflowError, OptionError) as error:
+                raise ProtocolError(f"This is no valid {kind.__name__}: {error}") from error
+
+        decode.__name__, decode.__doc__ = read.__name__, read.__doc__
+        return decode
+
+    return decorate
+
+
+def _encode(message: Message) -> bytes:
+    try:
+        return message.SerializeToString()
+    except EncodeError as error:
+        raise ProtocolError(f"This cannot be sent: {error}") from error
+
+
+def _checked(token_ids: Any) -> tuple[int, ...]:
+    ids = tuple(token_ids)
+    if ids and max(ids) > _MAX_ID:
+        raise ValueError(f"no token has the id {max(ids)}")
+    return ids
+
+
+def _params_message(params: DecodingParams) -> pb.DecodingParams:
+    changed = {name: getattr(params, name) for name in _PARAM_NAMES}
+    return pb.DecodingParams(
+        **{name: value for name, value in changed.items() if value != getattr(_DEFAULT_PARAMS, name)}
+    )
+
+
+def _read_params(message: pb.DecodingParams) -> DecodingParams:
+    given = {field.name: value for field, value in message.ListFields()}
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"])
+    return DecodingParams(**given)
+
+
+def _opening_message(opening: Opening) -> pb.Opening:
+    return pb.Opening(
+        model=opening.model,
+        fingerprint=bytes.fromhex(opening.fingerprint),
+        prompt_ids=opening.prompt_ids,
+        committed_ids=opening.committed_ids,
+        params=_params_message(opening.params) if opening.params != _DEFAULT_PARAMS else None,
+        top=opening.top,
+    )
+
+
+def _read_opening(message: pb.Opening) -> Opening:
+    return Opening(
+        model=message.model,
+        fingerprint=message.fingerprint.hex(),
+        prompt_ids=_checked(message.prompt_ids),
+        committed_ids=_checked(message.committed_ids),
+        params=_read_params(message.params),
+        top=message.top,
+    )
+
+
+def _cost_fields(cost: VerifyCost) -> dict[str, int]:
+    return {
+        "num_extra_passes": max(cost.num_passes - 1, 0),
+        "num_rows": cost.num_rows,
+        "forward_10us": round(cost.forward_ms * 100),
+        "prefill_10us": round(cost.prefill_ms * 100),
+        "queue_10us": round(cost.queue_ms * 100),
+    }
+
+
+def _read_cost(message: Costed) -> VerifyCost:
+    return VerifyCost(
+        num_passes=message.num_extra_passes + 1,
+        num_rows=message.num_rows,
+        forward_ms=message.forward_10us / 100,
+        prefill_ms=message.prefill_10us / 100,
+        queue_ms=message.queue_10us / 100,
+    )
+
+
+def encode_session_call(call: SessionCall) -> bytes:
+    """Bytes of an OpenRequest or a GenerateRequest, which have the same fields."""
+    return _encode(pb.OpenRequest(session=call.session, epoch=call.epoch, opening=_opening_message(call.opening)))
+
+
+@_decoder(pb.OpenRequest)
+def decode_session_call(message: pb.OpenRequest) -> SessionCall:
+    """The value of an OpenRequest or a GenerateRequest."""
+    if not message.HasField("opening"):
+        raise ValueError("it opens nothing")
+    return SessionCall(message.session, message.epoch, _read_opening(message.opening))
+
+
+def encode_opened(base: int) -> bytes:
+    """Bytes of an OpenReply."""
+    return _encode(pb.OpenReply(base=base))
+
+
+@_decoder(pb.OpenReply)
+def decode_opened(message: pb.OpenReply) -> int:
+    """The committed length in an OpenReply."""
+    return message.base
+
+
+def encode_verify_call(call: VerifyCall) -> bytes:
+    """Bytes of a VerifyRequest."""
+    return _encode(
+        pb.VerifyRequest(
+            session=call.session,
+            epoch=call.epoch,
+            base=call.base,
+            catch_up_ids=call.catch_up_ids,
+            draft_ids=call.draft_ids,
+            digest=call.digest,
+            opening=_opening_message(call.opening) if call.opening else None,
+        )
+    )
+
+
+@_decoder(pb.VerifyRequest)
+def decode_verify_call(message: pb.VerifyRequest) -> VerifyCall:
+    """The value of a VerifyRequest."""
+    call = VerifyCall(
+        session=message.session,
+        epoch=message.epoch,
+        base=message.base,
+        catch_up_ids=_checked(message.catch_up_ids),
+        draft_ids=_checked(message.draft_ids),
+        digest=message.digest,
+        opening=_read_opening(message.opening) if message.HasField("opening") else None,
+    )
+    if call.base <= len(call.catch_up_ids):
+        raise ValueError(f"a base of {call.base} leaves nothing before {len(call.catch_up_ids)} catch-up tokens")
+    if call.opening and call.opening.base + len(call.catch_up_ids) != call.base:
+        raise ValueError(f"its opening and catch-up tokens do not make {call.base}")
+    return call
+
+
+def encode_verdict(verdict: Verdict) -> bytes:
+    """Bytes of a VerifyReply."""
+    return _encode(
+        pb.VerifyReply(
+            base=verdict.base,
+            num_accepted=verdict.num_accepted,
+            token_id=verdict.token_id,
+            finish=_FINISH[verdict.finish],
+            audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
+            audit_ranks=verdict.audit_ranks,
+            **_cost_fields(verdict.cost),
+        )
+    )
+
+
+def decode_verdict(data: bytes, num_audited: int) -> Verdict:
+    """The value of a VerifyReply to a request with `num_audited` catch-up tokens."""
+    return _read_verdict(data)(num_audited)
+
+
+@_decoder(pb.VerifyReply)
+def _read_verdict(message: pb.VerifyReply) -> Callable[[int], Verdict]:
+    token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
+    finish, cost = _FINISH_OF[message.finish], _read_cost(message)
+    bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
+
+    def of_request(num_audited: int) -> Verdict:
+        if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
+            raise ProtocolError(f"A verdict with {len(message.audit)} bytes of audit for {num_audited} tokens.")
+        audit = tuple(bits[:num_audited].tolist())
+        try:
+            return Verdict(
+                message.base, message.num_accepted, token_id, finish, audit, tuple(message.audit_ranks), cost=cost
+            )
+        except ValueError as error:
+            raise ProtocolError(f"This is no valid VerifyReply: {error}") from error
+
+    return of_request
+
+
+def encode_emission(emission: Emission) -> bytes:
+    """Bytes of a GenerateReply."""
+    return _encode(
+        pb.GenerateReply(
+            base=emission.base,
+            token_ids=emission.token_ids,
+            finish=_FINISH[emission.finish],
+            **_cost_fields(emission.cost),
+        )
+    )
+
+
+@_decoder(pb.GenerateReply)
+def decode_emission(message: pb.GenerateReply) -> Emission:
+    """The value of a GenerateReply."""
+    return Emission(message.base, _checked(message.token_ids), _FINISH_OF[message.finish], _read_cost(message))
+
+
+def encode_close(session: int) -> bytes:
+    """Bytes of a CloseRequest."""
+    return _encode(pb.CloseRequest(session=session))
+
+
+@_decoder(pb.CloseRequest)
+def decode_close(message: pb.CloseRequest) -> int:
+    """The session in a CloseRequest."""
+    return message.session
+
+
+def encode_info(info: ServerInfo) -> bytes:
+    """Bytes of a GetInfoReply."""
+    message = pb.GetInfoReply(
+        fingerprint=bytes.fromhex(info.fingerprint),
+        execution=_EXECUTIONS[info.execution],
+        forward_us=[round(ms * 1e3) for ms in info.forward_ms],
+    )
+    for name in _INFO_NAMES:
+        setattr(message, name, getattr(info, name))
+    return _encode(message)
+
+
+_INFO_NAMES = (
+    "version",
+    "model",
+    "vocab_size",
+    "context_len",
+    "max_rows",
+    "max_block",
+    "max_sessions",
+    "num_sessions",
+    "invariant_rows",
+)
+
+
+@_decoder(pb.GetInfoReply)
+def decode_info(message: pb.GetInfoReply) -> ServerInfo:
+    """The value of a GetInfoReply."""
+    executions = {number: name for name, number in _EXECUTIONS.items()}
+    return ServerInfo(
+        fingerprint=message.fingerprint.hex(),
+        execution=executions[message.execution],  # type: ignore[arg-type]  # keys of a table of literals
+        forward_ms=tuple(us / 1e3 for us in message.forward_us),
+        **{name: getattr(message, name) for name in _INFO_NAMES},
+    )

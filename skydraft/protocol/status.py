@@ -1,0 +1,89 @@
+"""Errors across the wire: each class of the tree has one gRPC status, and comes back as the same class."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+import skydraft.errors as errors
+from skydraft.errors import SkydraftError
+
+_DOMAIN = "skydraft"
+
+
+def _tree(kind: type[SkydraftError]) -> list[type[SkydraftError]]:
+    return [kind, *(found for child in kind.__subclasses__() for found in _tree(child))]
+
+
+_CLASSES = {kind.__name__: kind for kind in _tree(SkydraftError)}
+
+# What gRPC itself, or another server, answers without naming one of our errors.
+_BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
+    grpc.StatusCode.UNAVAILABLE: errors.CloudLost,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.CloudTimeout,
+    grpc.StatusCode.CANCELLED: errors.CloudLost,
+    grpc.StatusCode.UNAUTHENTICATED: errors.NotAuthorized,
+    grpc.StatusCode.PERMISSION_DENIED: errors.NotAuthorized,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceeded,  # gRPC's own: a message larger than allowed
+    grpc.StatusCode.UNIMPLEMENTED: errors.ProtocolError,
+}
+
+
+def to_status(error: SkydraftError) -> Any:
+    """The grpc.Status that a server ends a call with."""
+    info = error_details_pb2.ErrorInfo(reason=_reason(type(error)), domain=_DOMAIN)
+    if isinstance(error, errors.BaseMismatch):
+        info.metadata["base"], info.metadata["length"] = str(error.base), str(error.length)
+    details = [_packed(info)]
+    if isinstance(error, errors.RateLimited):
+        delay = Duration()
+        delay.FromMilliseconds(round(error.retry_after_s * 1e3))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code = code_pb2.Code.Value(error.grpc_status)
+    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
+
+
+def _reason(kind: type[SkydraftError]) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
+
+
+_BY_REASON = {_reason(kind): kind for kind in _CLASSES.values()}
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def from_rpc(rpc: Any) -> SkydraftError:
+    """The error that a failed call stands for. `rpc` is a grpc.RpcError that is also a grpc.Call."""
+    text = (rpc.details() or "").strip() or "no reason given"
+    info, delay_s = _details(rpc)
+    kind = _BY_REASON.get(info.reason) if info.domain == _DOMAIN else None
+    if kind is errors.BaseMismatch:
+        metadata = info.metadata
+        return errors.BaseMismatch(int(metadata.get("base", "0")), int(metadata.get("length", "0")))
+    if kind is errors.RateLimited:
+        return errors.RateLimited(text, retry_after_s=delay_s)
+    if kind is not None:
+        return kind(text)
+    code = rpc.code()
+    return _BY_CODE.get(code, errors.CloudFailure)(f"The cloud answered {code.name}: {text}.")
+
+
+def _details(rpc: Any) -> tuple[error_details_pb2.ErrorInfo, float]:
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    try:
+        status = rpc_status.from_call(rpc)
+        for detail in status.details if status else ():
+            detail.Unpack(info) or detail.Unpack(retry)
+    except ValueError:  # a status in the trailers that is none
+        pass
+    return info, retry.retry_delay.ToMilliseconds() / 1e3

@@ -1,0 +1,100 @@
+"""The requests and answers of the protocol as values. verifier.proto says what each field means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from skydraft.config import DecodingParams
+from skydraft.types import DraftBlock, FinishReason, VerifyCost
+
+SERVICE = "skydraft.verifier.v1.Verifier"
+MAX_SESSION = 2**21 - 1  # three bytes on the wire
+
+Execution = Literal["exact", "throughput"]
+TokenTuple = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """All that a session needs to begin, or to begin again.
+
+    `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are generated tokens that the server
+    had seen before. `model` "" means the one that the server has; `top` 0 exact acceptance.
+    """
+
+    fingerprint: str
+    prompt_ids: TokenTuple
+    committed_ids: TokenTuple = ()
+    params: DecodingParams = field(default_factory=DecodingParams)
+    top: int = 0
+    model: str = ""
+
+    @property
+    def base(self) -> int:
+        """Committed length."""
+        return len(self.prompt_ids) + len(self.committed_ids)
+
+    def begins_like(self, other: Opening) -> bool:
+        """Whether both belong to one generation, however far it had come."""
+        return (self.prompt_ids, self.params, self.top) == (other.prompt_ids, other.params, other.top)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCall:
+    """Open, or Generate: `opening` begins epoch `epoch` of session `session`."""
+
+    session: int
+    epoch: int
+    opening: Opening
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCall:
+    """Judge `draft_ids` after `base` committed tokens, the last of which are `catch_up_ids`."""
+
+    session: int
+    epoch: int
+    base: int
+    catch_up_ids: TokenTuple
+    draft_ids: TokenTuple
+    digest: int
+    opening: Opening | None = None
+
+    @property
+    def block(self) -> DraftBlock:
+        """The draft as the verifier takes it."""
+        return DraftBlock(self.base, self.draft_ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the target that this may take, its prompt not counted."""
+        return len(self.catch_up_ids) + len(self.draft_ids) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Tokens of the target alone, streamed: they extend `base` committed tokens."""
+
+    base: int
+    token_ids: TokenTuple
+    finish: FinishReason | None = None
+    cost: VerifyCost = field(default_factory=VerifyCost)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server runs: sizes in tokens and rows; `forward_ms[n - 1]` is a forward of n rows when it was loaded."""
+
+    version: str
+    model: str
+    fingerprint: str
+    vocab_size: int
+    context_len: int
+    execution: Execution
+    max_rows: int
+    max_block: int
+    max_sessions: int
+    num_sessions: int
+    invariant_rows: int
+    forward_ms: tuple[float, ...]

@@ -1,0 +1,216 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_NONE: _ClassVar[Finish]
+    FINISH_EOS: _ClassVar[Finish]
+    FINISH_STOP_STRING: _ClassVar[Finish]
+    FINISH_SENTENCES: _ClassVar[Finish]
+    FINISH_LENGTH: _ClassVar[Finish]
+
+class Execution(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXECUTION_UNSPECIFIED: _ClassVar[Execution]
+    EXECUTION_EXACT: _ClassVar[Execution]
+    EXECUTION_THROUGHPUT: _ClassVar[Execution]
+FINISH_NONE: Finish
+FINISH_EOS: Finish
+FINISH_STOP_STRING: Finish
+FINISH_SENTENCES: Finish
+FINISH_LENGTH: Finish
+EXECUTION_UNSPECIFIED: Execution
+EXECUTION_EXACT: Execution
+EXECUTION_THROUGHPUT: Execution
+
+class DecodingParams(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "no_repeat_ngram_size", "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift", "sentences", "min_new_tokens", "max_new_tokens", "stop")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NO_ADJACENT_REPEAT_FIELD_NUMBER: _ClassVar[int]
+    COMMA_GAP_FIELD_NUMBER: _ClassVar[int]
+    FULL_STOP_GAP_FIELD_NUMBER: _ClassVar[int]
+    FULL_STOP_SHIFT_FIELD_NUMBER: _ClassVar[int]
+    SENTENCES_FIELD_NUMBER: _ClassVar[int]
+    MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    content_penalty: float
+    content_ngram_size: int
+    no_adjacent_repeat: bool
+    comma_gap: int
+    full_stop_gap: int
+    full_stop_shift: float
+    sentences: int
+    min_new_tokens: int
+    max_new_tokens: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., content_penalty: _Optional[float] = ..., content_ngram_size: _Optional[int] = ..., no_adjacent_repeat: _Optional[bool] = ..., comma_gap: _Optional[int] = ..., full_stop_gap: _Optional[int] = ..., full_stop_shift: _Optional[float] = ..., sentences: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    fingerprint: bytes
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    committed_ids: _containers.RepeatedScalarFieldContainer[int]
+    params: DecodingParams
+    top: int
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ...) -> None: ...
+
+class OpenRequest(_message.Message):
+    __slots__ = ("session", "epoch", "opening")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    epoch: int
+    opening: Opening
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
+
+class OpenReply(_message.Message):
+    __slots__ = ("base",)
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    base: int
+    def __init__(self, base: _Optional[int] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    epoch: int
+    base: int
+    catch_up_ids: _containers.RepeatedScalarFieldContainer[int]
+    draft_ids: _containers.RepeatedScalarFieldContainer[int]
+    digest: int
+    opening: Opening
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
+
+class VerifyReply(_message.Message):
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "num_extra_passes", "num_rows", "forward_10us", "prefill_10us", "queue_10us")
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_RANKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXTRA_PASSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_10US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_10US_FIELD_NUMBER: _ClassVar[int]
+    base: int
+    num_accepted: int
+    token_id: int
+    finish: Finish
+    audit: bytes
+    audit_ranks: _containers.RepeatedScalarFieldContainer[int]
+    num_extra_passes: int
+    num_rows: int
+    forward_10us: int
+    prefill_10us: int
+    queue_10us: int
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., num_extra_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., forward_10us: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., queue_10us: _Optional[int] = ...) -> None: ...
+
+class CloseRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
+
+class CloseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("session", "epoch", "opening")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    epoch: int
+    opening: Opening
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
+
+class GenerateReply(_message.Message):
+    __slots__ = ("base", "token_ids", "finish", "num_extra_passes", "num_rows", "forward_10us", "prefill_10us", "queue_10us")
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXTRA_PASSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_10US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_10US_FIELD_NUMBER: _ClassVar[int]
+    base: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finish: Finish
+    num_extra_passes: int
+    num_rows: int
+    forward_10us: int
+    prefill_10us: int
+    queue_10us: int
+    def __init__(self, base: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., num_extra_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., forward_10us: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., queue_10us: _Optional[int] = ...) -> None: ...
+
+class GetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetInfoReply(_message.Message):
+    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_rows", "max_block", "max_sessions", "num_sessions", "invariant_rows", "forward_us")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    INVARIANT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    model: str
+    fingerprint: bytes
+    vocab_size: int
+    context_len: int
+    execution: Execution
+    max_rows: int
+    max_block: int
+    max_sessions: int
+    num_sessions: int
+    invariant_rows: int
+    forward_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_rows: _Optional[int] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., invariant_rows: _Optional[int] = ..., forward_us: _Optional[_Iterable[int]] = ...) -> None: ...
