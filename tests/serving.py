@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +33,27 @@ class Serving:
             self._stopped = True
             self._run(self.server.stop(grace_s))
             self._loop.call_soon_threadsafe(self._loop.stop)
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+        """Return when the condition holds; fail if it does not in time."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "this did not come true"
+            time.sleep(0.01)
+
+    def forget_sessions(self, *, keep_verdicts: bool) -> None:
+        """Close all sessions, as evictions or a restart would. Finished ones, kept for replays, stay if wanted."""
+        done = threading.Event()
+
+        def forget() -> None:
+            for number, session in list(self.sessions._table.items()):
+                if session.target.sequence is not None or not keep_verdicts:
+                    self.sessions.close(number)
+            done.set()
+
+        self.worker._inbox.put(forget)
+        assert done.wait(5)
 
     @property
     def worker(self) -> Any:

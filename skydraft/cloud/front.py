@@ -73,6 +73,7 @@ class Front:
 
     async def _open(self, data: bytes, owner: str) -> bytes:
         call = codec.decode_session_call(data)
+        self._budget.spend(owner, call.opening.base)
         self._log("open", call, owner)
         answer = await self._ask(Job, call, owner)
         assert isinstance(answer, int)
@@ -111,6 +112,7 @@ class Front:
         try:
             owner = self._label(context)
             call = codec.decode_session_call(data)
+            self._budget.spend(owner, call.opening.base)
             self._log("generate", call, owner)
             async for emission in self._stream(call, owner):
                 yield codec.encode_emission(emission)

@@ -45,7 +45,7 @@ class Job:
 
     def asks_the_same(self, other: Job) -> bool:
         """Whether one answer serves both."""
-        return not self.streams and (self.owner, self.call) == (other.owner, other.call)
+        return type(self) is type(other) and not self.streams and (self.owner, self.call) == (other.owner, other.call)
 
     def join(self, other: Job) -> None:
         """Let the caller of `other`, which asks the same, have this answer."""
@@ -133,6 +133,10 @@ class GenerateJob(Job):
     """
 
     streams = True
+
+    def begin(self, session: CloudSession) -> Answer | None:
+        session.target.check(DraftBlock(len(session.target.token_ids), ()), ())
+        return super().begin(session)
 
     def ready(self) -> Answer | None:
         assert self.session is not None

@@ -23,8 +23,8 @@ _MIN_BURST_ROWS = 64.0  # but always a whole block
 class Keyring:
     """The tokens of a file with lines `LABEL TOKEN`; `#` begins a comment. Changes are seen within a second.
 
-    Without a file everybody is let in as "anonymous". Raises OptionError for a file that is unreadable or wrong; one
-    that becomes so later changes nothing and is logged.
+    Without a file everybody is let in as "anonymous". Raises OptionError for a file that is unreadable, wrong or empty.
+    One that becomes unreadable or wrong later changes nothing and is logged; one that becomes empty lets nobody in.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,6 +33,8 @@ class Keyring:
         self._looked_at = clock()
         self._stamp = _stamp(path) if path else None
         self._labels = _read(path) if path else {}
+        if path and not self._labels:
+            raise OptionError(f"The token file {path} holds no tokens, so nobody could come in.")
 
     def label(self, authorization: str | None) -> str:
         """The label of the token in an authorization header. Raises NotAuthorized."""
@@ -80,7 +82,7 @@ def _read(path: Path) -> dict[str, str]:
         raise OptionError(f"The token file {path} cannot be read: {error}.") from error
     labels: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
-        if not (text := line.partition("#")[0].strip()):
+        if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):
             continue
         match = _LINE.fullmatch(text)
         if match is None or len(match["token"]) < _MIN_TOKEN_CHARS:
@@ -92,8 +94,6 @@ def _read(path: Path) -> dict[str, str]:
         if match["token"] in labels:
             raise OptionError(f"Line {number} of the token file {path} repeats a token.")
         labels[match["token"]] = match["label"]
-    if not labels:
-        raise OptionError(f"The token file {path} holds no tokens, so nobody could come in.")
     return labels
 
 

@@ -68,6 +68,7 @@ class CloudServer:
         self._engine = engine
         self._options = options
         self._keyring = Keyring(options.token_file)
+        self._version = importlib.metadata.version("skydraft")
         metrics = _metrics(engine.name, options) if options.metrics_port else None
         self._worker = Worker(engine, options.limits, execution=options.execution, observer=metrics)
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
@@ -80,7 +81,7 @@ class CloudServer:
         """What GetInfo answers."""
         engine, limits = self._engine, self._options.limits
         return ServerInfo(
-            version=importlib.metadata.version("skydraft"),
+            version=self._version,
             model=engine.name,
             fingerprint=short_fingerprint(engine.vocab.fingerprint),
             vocab_size=engine.vocab.size,

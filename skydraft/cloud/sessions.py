@@ -116,15 +116,16 @@ class Sessions:
     def _open(
         self, call: SessionCall | VerifyCall, opening: Opening, owner: str, busy: Collection[int]
     ) -> CloudSession | None:
-        target = self._new_target(opening)
         before = self._table.get(call.session)
+        takes_over = before is not None and before.target.sequence is not None
+        if not takes_over and not self._can_seat(owner, busy):
+            return None
+        target = self._new_target(opening)
         if before is not None and before.target.sequence is not None:
             # The same prompt: what its KV cache holds is compared with what is true before the first feed.
             target.sequence, before.target.sequence = before.target.sequence, None
-        elif (sequence := self._seat(opening.prompt_ids, owner, busy)) is not None:
-            target.sequence = sequence
         else:
-            return None
+            target.sequence = self._seat(opening.prompt_ids, owner, busy)
         session = CloudSession(call.session, owner, call.epoch, opening, target)
         self._table.pop(call.session, None)
         self._table[call.session] = session
@@ -160,18 +161,26 @@ class Sessions:
         if highest >= self._engine.vocab.size:
             raise ProtocolError(f"The vocabulary of {self._engine.vocab.size} tokens has no id {highest}.")
 
-    def _seat(self, prompt: Seq[int], owner: str, busy: Collection[int]) -> Sequence | None:
-        """KV memory for one more session, taken from the least recently used one if need be; None if all are busy."""
-        seated = self._seated()
-        own = [session for session in seated if session.owner == owner]
-        at_own_limit = 0 < self._limits.sessions_per_token <= len(own)
-        if at_own_limit or len(seated) >= self._limits.max_sessions:
-            idle = [session for session in (own if at_own_limit else seated) if session.number not in busy]
-            if not idle:
-                return None
+    def _can_seat(self, owner: str, busy: Collection[int]) -> bool:
+        """Whether there is KV memory for one more session of this owner, or somebody idle to take it from."""
+        rivals = self._rivals(owner)
+        return not rivals or any(session.number not in busy for session in rivals)
+
+    def _seat(self, prompt: Seq[int], owner: str, busy: Collection[int]) -> Sequence:
+        """KV memory for one more session, taken from the least recently used one if need be."""
+        if rivals := self._rivals(owner):
+            idle = [session for session in rivals if session.number not in busy]
             self.close(min(idle, key=lambda session: session.used_at).number)
             self.num_evicted += 1
         return self._engine.begin(prompt)
+
+    def _rivals(self, owner: str) -> list[CloudSession]:
+        """Sessions one of which must go before `owner` gets a seat: its own at its own limit, all where all is full."""
+        seated = self._seated()
+        own = [session for session in seated if session.owner == owner]
+        if 0 < self._limits.sessions_per_token <= len(own):
+            return own
+        return seated if len(seated) >= self._limits.max_sessions else []
 
     def _forget_finished(self) -> None:
         finished = [number for number, session in self._table.items() if session.target.sequence is None]

@@ -129,7 +129,8 @@ class Worker:
 
     def _admit(self) -> None:
         """Give waiting jobs their sessions, where nobody is using them and there is room."""
-        for job in self._scheduler.waiting:
+        # Who has a session goes first: it must not be evicted for somebody else while its call is waiting.
+        for job in sorted(self._scheduler.waiting, key=lambda job: job.call.opening is not None):
             if job.call.session in self._scheduler.busy:
                 continue
             try:
@@ -138,6 +139,9 @@ class Worker:
                 answer = job.begin(session) if session else None
             except SkydraftError as error:
                 self._end(job, error)
+                continue
+            except Exception as error:
+                self._fail([job], error)
                 continue
             if answer is not None:
                 self._end(job, answer)
@@ -148,8 +152,11 @@ class Worker:
     def _make_ready(self, job: Job) -> None:
         """Begin the work of a job whose prompt is in the cache."""
         assert job.session is not None
-        if not job.session.needs_prefill and (answer := job.ready()) is not None:
-            self._end(job, answer)
+        try:
+            if not job.session.needs_prefill and (answer := job.ready()) is not None:
+                self._end(job, answer)
+        except Exception as error:
+            self._fail([job], error)
 
     def _prefill(self) -> None:
         """Feed one part of the oldest prompt that is not in the cache yet; others get their turn in between."""
@@ -201,7 +208,7 @@ class Worker:
     def _end(self, job: Job, answer: Answer) -> None:
         """Answer a job for the last time."""
         self._scheduler.drop(job)
-        if job.streams:
+        if job.streams and job.session is not None:
             self._sessions.close(job.call.session, job.owner)
         if job.session is not None:
             job.session.used_at = self._clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -127,10 +128,15 @@ class Link:
         return TokenStream(self, self._generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def start(self, method: str, request: bytes, timeout_s: float) -> None:
-        """Begin a call whose answer nobody waits for."""
+        """Begin a call whose answer nobody waits for. Not while the interpreter ends: gRPC needs a thread for it."""
+        if sys.is_finalizing():
+            return
         self._count(up=len(request))
         self._started = [call for call in self._started if not call.done()]
-        call = self._unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            call = self._unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
+        except ValueError:
+            return  # the link was closed
         call.add_done_callback(lambda done: self._count(down=0 if done.code() else len(done.result())))
         self._started.append(call)  # a call that nobody holds is cancelled
 

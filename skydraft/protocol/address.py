@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
 from skydraft.errors import OptionError
 
@@ -24,9 +25,10 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, str(DEFAULT_PORT)
-    bare = host.strip("[]")
-    if not bare or "/" in bare or any(char.isspace() for char in bare) or (":" in bare and not host.startswith("[")):
+    bracketed = re.fullmatch(r"\[([^][]+)\]", host)
+    bare = bracketed[1] if bracketed else host
+    if not bare or re.search(r"[][/\s]", bare) or (":" in bare and not bracketed):
         raise OptionError(f"'{text}' is no address of a server.", hint="Write HOST:PORT, such as cloud.example:7373.")
-    if not port.isdecimal() or not 0 < int(port) < 65536:
+    if not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
         raise OptionError(f"'{port}' is no port.", hint="Write HOST:PORT, such as cloud.example:7373.")
     return host, int(port)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,11 +63,20 @@ def _decoder(kind: type[M]) -> Callable[[Callable[[M], V]], Callable[[bytes], V]
     return decorate
 
 
-def _encode(message: Message) -> bytes:
-    try:
-        return message.SerializeToString()
-    except EncodeError as error:
-        raise ProtocolError(f"This cannot be sent: {error}") from error
+P = ParamSpec("P")
+
+
+def _encoder(write: Callable[P, Message]) -> Callable[P, bytes]:
+    """Turn a function that makes a message into one that makes its bytes; what cannot be said is a ProtocolError."""
+
+    @functools.wraps(write)
+    def encode(*args: P.args, **kwargs: P.kwargs) -> bytes:
+        try:
+            return write(*args, **kwargs).SerializeToString()
+        except (EncodeError, ValueError, TypeError) as error:
+            raise ProtocolError(f"This cannot be sent: {error}") from error
+
+    return encode
 
 
 def _checked(token_ids: Any) -> tuple[int, ...]:
@@ -132,9 +142,10 @@ def _read_cost(message: Costed) -> VerifyCost:
     )
 
 
-def encode_session_call(call: SessionCall) -> bytes:
+@_encoder
+def encode_session_call(call: SessionCall) -> pb.OpenRequest:
     """Bytes of an OpenRequest or a GenerateRequest, which have the same fields."""
-    return _encode(pb.OpenRequest(session=call.session, epoch=call.epoch, opening=_opening_message(call.opening)))
+    return pb.OpenRequest(session=call.session, epoch=call.epoch, opening=_opening_message(call.opening))
 
 
 @_decoder(pb.OpenRequest)
@@ -145,29 +156,31 @@ def decode_session_call(message: pb.OpenRequest) -> SessionCall:
     return SessionCall(message.session, message.epoch, _read_opening(message.opening))
 
 
-def encode_opened(base: int) -> bytes:
+@_encoder
+def encode_opened(base: int) -> pb.OpenReply:
     """Bytes of an OpenReply."""
-    return _encode(pb.OpenReply(base=base))
+    return pb.OpenReply(base=base)
 
 
 @_decoder(pb.OpenReply)
 def decode_opened(message: pb.OpenReply) -> int:
     """The committed length in an OpenReply."""
+    if message.base < 1:
+        raise ValueError("nothing is committed")
     return message.base
 
 
-def encode_verify_call(call: VerifyCall) -> bytes:
+@_encoder
+def encode_verify_call(call: VerifyCall) -> pb.VerifyRequest:
     """Bytes of a VerifyRequest."""
-    return _encode(
-        pb.VerifyRequest(
-            session=call.session,
-            epoch=call.epoch,
-            base=call.base,
-            catch_up_ids=call.catch_up_ids,
-            draft_ids=call.draft_ids,
-            digest=call.digest,
-            opening=_opening_message(call.opening) if call.opening else None,
-        )
+    return pb.VerifyRequest(
+        session=call.session,
+        epoch=call.epoch,
+        base=call.base,
+        catch_up_ids=call.catch_up_ids,
+        draft_ids=call.draft_ids,
+        digest=call.digest,
+        opening=_opening_message(call.opening) if call.opening else None,
     )
 
 
@@ -190,18 +203,17 @@ def decode_verify_call(message: pb.VerifyRequest) -> VerifyCall:
     return call
 
 
-def encode_verdict(verdict: Verdict) -> bytes:
+@_encoder
+def encode_verdict(verdict: Verdict) -> pb.VerifyReply:
     """Bytes of a VerifyReply."""
-    return _encode(
-        pb.VerifyReply(
-            base=verdict.base,
-            num_accepted=verdict.num_accepted,
-            token_id=verdict.token_id,
-            finish=_FINISH[verdict.finish],
-            audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
-            audit_ranks=verdict.audit_ranks,
-            **_cost_fields(verdict.cost),
-        )
+    return pb.VerifyReply(
+        base=verdict.base,
+        num_accepted=verdict.num_accepted,
+        token_id=verdict.token_id,
+        finish=_FINISH[verdict.finish],
+        audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
+        audit_ranks=verdict.audit_ranks,
+        **_cost_fields(verdict.cost),
     )
 
 
@@ -230,27 +242,29 @@ def _read_verdict(message: pb.VerifyReply) -> Callable[[int], Verdict]:
     return of_request
 
 
-def encode_emission(emission: Emission) -> bytes:
+@_encoder
+def encode_emission(emission: Emission) -> pb.GenerateReply:
     """Bytes of a GenerateReply."""
-    return _encode(
-        pb.GenerateReply(
-            base=emission.base,
-            token_ids=emission.token_ids,
-            finish=_FINISH[emission.finish],
-            **_cost_fields(emission.cost),
-        )
+    return pb.GenerateReply(
+        base=emission.base,
+        token_ids=emission.token_ids,
+        finish=_FINISH[emission.finish],
+        **_cost_fields(emission.cost),
     )
 
 
 @_decoder(pb.GenerateReply)
 def decode_emission(message: pb.GenerateReply) -> Emission:
     """The value of a GenerateReply."""
+    if message.base < 1 or not message.token_ids:
+        raise ValueError("it extends nothing by something, or something by nothing")
     return Emission(message.base, _checked(message.token_ids), _FINISH_OF[message.finish], _read_cost(message))
 
 
-def encode_close(session: int) -> bytes:
+@_encoder
+def encode_close(session: int) -> pb.CloseRequest:
     """Bytes of a CloseRequest."""
-    return _encode(pb.CloseRequest(session=session))
+    return pb.CloseRequest(session=session)
 
 
 @_decoder(pb.CloseRequest)
@@ -259,7 +273,8 @@ def decode_close(message: pb.CloseRequest) -> int:
     return message.session
 
 
-def encode_info(info: ServerInfo) -> bytes:
+@_encoder
+def encode_info(info: ServerInfo) -> pb.GetInfoReply:
     """Bytes of a GetInfoReply."""
     message = pb.GetInfoReply(
         fingerprint=bytes.fromhex(info.fingerprint),
@@ -268,7 +283,7 @@ def encode_info(info: ServerInfo) -> bytes:
     )
     for name in _INFO_NAMES:
         setattr(message, name, getattr(info, name))
-    return _encode(message)
+    return message
 
 
 _INFO_NAMES = (

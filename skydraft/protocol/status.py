@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -64,18 +65,23 @@ def _packed(message: Any) -> any_pb2.Any:
 
 def from_rpc(rpc: Any) -> SkydraftError:
     """The error that a failed call stands for. `rpc` is a grpc.RpcError that is also a grpc.Call."""
-    text = (rpc.details() or "").strip() or "no reason given"
+    text = " ".join((rpc.details() or "").split()) or "no reason given"
     info, delay_s = _details(rpc)
     kind = _BY_REASON.get(info.reason) if info.domain == _DOMAIN else None
     if kind is errors.BaseMismatch:
-        metadata = info.metadata
-        return errors.BaseMismatch(int(metadata.get("base", "0")), int(metadata.get("length", "0")))
+        return errors.BaseMismatch(_number(info.metadata.get("base", "")), _number(info.metadata.get("length", "")))
     if kind is errors.RateLimited:
         return errors.RateLimited(text, retry_after_s=delay_s)
     if kind is not None:
         return kind(text)
     code = rpc.code()
-    return _BY_CODE.get(code, errors.CloudFailure)(f"The cloud answered {code.name}: {text}.")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return errors.CloudLost(f"no connection: {text.rsplit(': ', 1)[-1].rstrip('.')}.")
+    return _BY_CODE.get(code, errors.CloudFailure)(f"The cloud answered {code.name}: {text.rstrip('.')}.")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
 def _details(rpc: Any) -> tuple[error_details_pb2.ErrorInfo, float]:
@@ -84,6 +90,6 @@ def _details(rpc: Any) -> tuple[error_details_pb2.ErrorInfo, float]:
         status = rpc_status.from_call(rpc)
         for detail in status.details if status else ():
             detail.Unpack(info) or detail.Unpack(retry)
-    except ValueError:  # a status in the trailers that is none
+    except (ValueError, DecodeError):  # a status in the trailers that is none
         pass
-    return info, retry.retry_delay.ToMilliseconds() / 1e3
+    return info, max(retry.retry_delay.ToMilliseconds(), 0) / 1e3

@@ -68,8 +68,8 @@ class VerifyCall:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the target that this may take, its prompt not counted."""
-        return len(self.catch_up_ids) + len(self.draft_ids) + 1
+        """Rows of the target that this may take, prompt and replay included."""
+        return len(self.catch_up_ids) + len(self.draft_ids) + 1 + (self.opening.base if self.opening else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,382 @@
+"""What a server answers to strangers, to nonsense and to everybody at once: a clean status, and service for others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+import skydraft
+from skydraft import DecodingParams
+from skydraft.cloud.logs import JsonLines
+from skydraft.cloud.server import ServeOptions
+from skydraft.edge.link import Link, LinkOptions
+from skydraft.engines.toy import open_toy
+from skydraft.errors import (
+    BaseMismatch,
+    CloudFailure,
+    CloudLost,
+    Diverged,
+    LimitExceeded,
+    NotAuthorized,
+    OptionError,
+    ProtocolError,
+    RateLimited,
+    SessionNotFound,
+    SessionTaken,
+    SkydraftError,
+    UnknownModel,
+    VocabularyMismatch,
+)
+from skydraft.protocol import codec
+from skydraft.protocol.values import SERVICE, Opening, SessionCall, VerifyCall
+
+from ..serving import Serving, serving
+
+TOY = open_toy("toy")
+FINGERPRINT = codec.short_fingerprint(TOY.vocab.fingerprint)
+PARAMS = DecodingParams(max_new_tokens=20, min_new_tokens=20)
+TOKEN = "a-token-of-24-characters"
+CLEAN = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+def opening(*prompt_ids: int, **changes: Any) -> Opening:
+    return Opening(changes.pop("fingerprint", FINGERPRINT), prompt_ids or (1, 2, 3), **changes)
+
+
+def verify_call(session: int = 7, draft: tuple[int, ...] = (5, 6), **changes: Any) -> bytes:
+    start = changes.pop("opening", opening())
+    ids = (*start.prompt_ids, *start.committed_ids)
+    given: dict[str, Any] = {"epoch": 0, "base": len(ids), "catch_up_ids": (), "opening": start}
+    given["digest"] = codec.digest(np.array(ids, np.int32))
+    return codec.encode_verify_call(VerifyCall(session=session, draft_ids=draft, **(given | changes)))
+
+
+def later(base: int, **changes: Any) -> bytes:
+    """A verification without an opening."""
+    given: dict[str, Any] = {"session": 7, "epoch": 0, "catch_up_ids": (), "draft_ids": (9,), "digest": 0}
+    return codec.encode_verify_call(VerifyCall(base=base, **(given | changes)))
+
+
+@pytest.fixture
+def server() -> Iterator[Serving]:
+    with serving(open_toy("toy")) as running:
+        yield running
+
+
+def link_to(server: Serving, **options: Any) -> Link:
+    return Link(LinkOptions(server.address, **options))
+
+
+def assert_serves(server: Serving) -> None:
+    """A whole generation, with the right tokens."""
+    cloud = skydraft.connect(server.address)
+    got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
+    expected = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=TOY, params=PARAMS).run()
+    assert got.token_ids == expected.token_ids
+    cloud.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        pytest.param(verify_call(draft=(5, 487)), ProtocolError, id="id out of range"),
+        pytest.param(verify_call(opening=opening(1, 2, 487)), ProtocolError, id="prompt id out of range"),
+        pytest.param(verify_call(draft=(5,) * 33), LimitExceeded, id="block too large"),
+        pytest.param(verify_call(opening=opening(*[1] * 60)), LimitExceeded, id="prompt too long"),
+        pytest.param(verify_call(opening=opening(fingerprint="00" * 8)), VocabularyMismatch, id="other vocabulary"),
+        pytest.param(verify_call(opening=opening(model="gpt-9")), UnknownModel, id="other model"),
+        pytest.param(later(9), SessionNotFound, id="unknown session"),
+        pytest.param(b"", ProtocolError, id="nothing"),
+        pytest.param(b"\xff" * 40, ProtocolError, id="noise"),
+    ],
+)
+def test_a_wrong_request_gets_its_own_error_and_leaves_nothing(request_: bytes, error: type[SkydraftError]) -> None:
+    with serving(open_toy("toy"), max_prompt=50) as server:
+        link = link_to(server)
+        with pytest.raises(error) as raised:
+            link.call("Verify", request_, 5)
+        assert "\n" not in str(raised.value) and "/" not in str(raised.value)  # no trace, no path
+        assert len(server.sessions) == 0
+        link.close()
+        assert_serves(server)
+
+
+def test_a_base_beyond_the_length_and_a_wrong_digest_change_nothing(server: Serving) -> None:
+    link = link_to(server)
+    first = codec.decode_verdict(link.call("Verify", verify_call(), 5), 0)
+    for wrong, error in ((90, BaseMismatch), (first.base, BaseMismatch), (first.base + first.num_tokens, Diverged)):
+        with pytest.raises(error):
+            link.call("Verify", later(wrong, digest=1), 5)
+    assert codec.decode_verdict(link.call("Verify", verify_call(), 5), 0) == first  # still the last one
+    link.close()
+
+
+def test_ten_thousand_broken_messages_get_clean_answers_while_others_are_served(server: Serving) -> None:
+    rng = random.Random(0)
+    seeds = [
+        verify_call(),
+        codec.encode_session_call(SessionCall(9, 0, opening())),
+        codec.encode_close(7),
+        verify_call(opening=opening(params=DecodingParams(temperature=0.5, stop=("a",)))),
+    ]
+    channel = grpc.insecure_channel(server.address)
+    methods = [channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Open", "Verify", "Close", "GetInfo", "Nothing")]
+    generate = channel.unary_stream(f"/{SERVICE}/Generate")
+    seen: Counter[Any] = Counter()
+    served: list[BaseException | None] = []
+
+    def serve_others() -> None:
+        try:
+            for _ in range(20):
+                assert_serves(server)
+            served.append(None)
+        except BaseException as error:
+            served.append(error)
+
+    others = threading.Thread(target=serve_others)
+    others.start()
+    for number in range(10_000):
+        data = bytearray(rng.choice(seeds))
+        for _ in range(rng.randrange(4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        message = rng.randbytes(rng.randrange(60)) if number % 5 == 0 else bytes(data[: rng.randrange(len(data) + 1)])
+        try:
+            if number % 50 == 0:
+                list(generate(message, timeout=10))
+            else:
+                rng.choice(methods)(message, timeout=10)
+            seen["ok"] += 1
+        except grpc.RpcError as error:
+            seen[error.code()] += 1
+            assert error.code() in CLEAN, (error.code(), error.details(), message)
+    others.join()
+    channel.close()
+    assert served == [None]
+    assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 1000 and seen["ok"] > 100
+    assert_serves(server)
+    assert len(server.worker._scheduler) == 0
+    assert len(server.sessions) <= 8
+
+
+def test_a_thousand_opens_without_a_close_leave_as_many_sessions_as_there_are_seats(server: Serving) -> None:
+    link = link_to(server)
+    for number in range(1000):
+        link.call("Open", codec.encode_session_call(SessionCall(number + 1, 0, opening(1, 2, number % 400))), 5)
+    assert len(server.sessions) == 8
+    assert len(server.sessions._table) <= 8
+    link.close()
+    assert_serves(server)
+
+
+def test_a_message_beyond_the_limit_is_refused(server: Serving) -> None:
+    link = link_to(server)
+    with pytest.raises(LimitExceeded):
+        link.call("Verify", bytes(300 * 1024), 5)
+    link.close()
+    assert_serves(server)
+
+
+def test_a_client_that_does_not_read_its_stream_holds_up_nobody_and_leaves_nothing(server: Serving) -> None:
+    channel = grpc.insecure_channel(server.address)
+    long = opening(params=DecodingParams(max_new_tokens=4000, min_new_tokens=4000))
+    streams = [
+        channel.unary_stream(f"/{SERVICE}/Generate")(codec.encode_session_call(SessionCall(n, 0, long)), timeout=60)
+        for n in range(1, 5)
+    ]
+    for stream in streams:
+        next(stream)
+    began = time.monotonic()
+    assert_serves(server)
+    assert time.monotonic() - began < 5
+    for stream in streams:
+        stream.cancel()
+    server.wait_until(lambda: len(server.sessions) <= 1)
+    channel.close()
+
+
+def test_one_client_that_stops_in_the_middle_of_a_round_stalls_nobody(server: Serving) -> None:
+    gone = link_to(server)
+    gone.start("Verify", verify_call(session=11), 5)
+    gone._channel.close()  # without waiting for the answer
+    assert_serves(server)
+
+
+def test_tokens_are_wanted_by_every_method_but_not_for_health(tmp_path: Path) -> None:
+    token_file = tmp_path / "tokens"
+    token_file.write_text(f"# who\nphone {TOKEN}\n")
+    with serving(open_toy("toy"), token_file=token_file) as server:
+        for token in (None, "wrong-token-of-24-characters", TOKEN[:-1], "\x7f"):
+            link = link_to(server, token=token) if token != "\x7f" else link_to(server, token="!")
+            for method in ("GetInfo", "Open", "Verify", "Close"):
+                with pytest.raises(NotAuthorized):
+                    link.call(method, verify_call(), 5)
+            with pytest.raises(NotAuthorized):
+                list(link.stream(codec.encode_session_call(SessionCall(1, 0, opening())), 5).messages())
+            assert link.ping() > 0
+            link.close()
+        link = link_to(server, token=TOKEN)
+        assert link.info(5).model == "toy"
+        link.close()
+
+
+def test_a_token_cannot_touch_the_sessions_of_another(tmp_path: Path) -> None:
+    token_file = tmp_path / "tokens"
+    token_file.write_text(f"phone {TOKEN}\nrobot {TOKEN}-2\n")
+    with serving(open_toy("toy"), token_file=token_file) as server:
+        phone, robot = link_to(server, token=TOKEN), link_to(server, token=f"{TOKEN}-2")
+        verdict = codec.decode_verdict(phone.call("Verify", verify_call(), 5), 0)
+        robot.call("Close", codec.encode_close(7), 5)
+        with pytest.raises(SessionTaken):
+            robot.call("Verify", verify_call(), 5)
+        with pytest.raises(SessionNotFound):
+            robot.call("Verify", later(verdict.base + verdict.num_tokens), 5)
+        assert codec.decode_verdict(phone.call("Verify", verify_call(), 5), 0) == verdict
+        phone.close()
+        robot.close()
+
+
+def test_a_token_that_asks_for_too_many_rows_is_told_when_to_come_back() -> None:
+    with serving(open_toy("toy"), rows_per_s=50.0) as server:
+        link = link_to(server)
+        with pytest.raises(RateLimited) as raised:
+            for number in range(200):
+                link.call("Verify", verify_call(session=number + 1, draft=(5,) * 20), 5)
+        assert 0 < raised.value.retry_after_s < 2
+        link.close()
+        assert_serves(server)  # waits as told
+
+
+def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", authority.cert_pem.bytes()
+    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.write_bytes(issued.private_key_pem.bytes())
+    with serving(open_toy("toy"), tls_cert=cert, tls_key=key) as server:
+        cloud = skydraft.connect(server.address, tls_ca=ca)
+        got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
+        assert len(got.token_ids) == 20
+        cloud.close()
+        for options in ({}, {"tls_ca": trustme.CA().cert_pem.bytes()}, {"tls_ca": ca, "tls_name": "elsewhere"}):
+            stranger = Link(LinkOptions(server.address, **options))  # type: ignore[arg-type]
+            with pytest.raises(CloudLost):
+                stranger.call("GetInfo", b"", 2)
+            stranger.close()
+
+
+def test_plaintext_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "192.168.1.2", "cloud.example", "::"):
+        with pytest.raises(OptionError, match="unencrypted"):
+            ServeOptions(host=host)
+        assert ServeOptions(host=host, insecure=True)
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert ServeOptions(host=host)
+    assert not LinkOptions("localhost:1").uses_tls
+    assert LinkOptions("cloud.example:1").uses_tls
+    assert not LinkOptions("cloud.example:1", insecure=True).uses_tls
+    with pytest.raises(OptionError, match="belong together"):
+        ServeOptions(tls_cert=tmp_path)
+
+
+def test_a_port_in_use_and_a_broken_certificate_are_one_line_each(server: Serving, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="Cannot listen"):
+        Serving(open_toy("toy"), ServeOptions(port=server.port))
+    broken = tmp_path / "x.pem"
+    broken.write_text("no certificate")
+    with pytest.raises(OptionError):
+        Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=broken, tls_key=broken))
+    with pytest.raises(OptionError, match="cannot be read"):
+        Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=tmp_path / "no", tls_key=tmp_path / "no"))
+
+
+def test_health_and_reflection_answer_and_health_ends_before_the_server(server: Serving) -> None:
+    channel = grpc.insecure_channel(server.address)
+    stub = health_pb2_grpc.HealthStub(channel)
+    for name in ("", SERVICE):
+        assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == health_pb2.HealthCheckResponse.SERVING
+    services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {SERVICE, "grpc.health.v1.Health"} <= set(services)
+    watched = iter(stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
+    assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+    stopping = threading.Thread(target=lambda: server.stop(2.0))
+    stopping.start()
+    assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    channel.close()
+    stopping.join()
+
+
+def test_metrics_have_the_names_of_the_field_and_count_what_happened() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with serving(open_toy("toy"), metrics_port=port) as server:
+        cloud = skydraft.connect(server.address)
+        stats = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run().stats
+        cloud.close()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    name = 'skydraft_spec_decode_num_{}_total{{model="toy"}}'.format
+    assert float(values[name("drafts")]) == stats.num_escalated
+    assert float(values[name("draft_tokens")]) == stats.num_draft_tokens
+    assert float(values[name("accepted_tokens")]) == stats.num_accepted_tokens
+    per_position = [
+        float(values[f'skydraft_spec_decode_num_accepted_tokens_per_pos_total{{model="toy",position="{n}"}}'])
+        for n in range(5)
+    ]
+    assert sum(per_position) == stats.num_accepted_tokens and per_position == sorted(per_position, reverse=True)
+    for histogram in ("queue_seconds", "batch_jobs", "batch_rows", "forward_seconds", "verify_seconds"):
+        assert float(values[f"skydraft_{histogram}_count"]) >= stats.num_escalated
+
+
+def test_logs_are_json_with_session_and_token_label_but_without_prompts(
+    server: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "skydraft.cloud"):
+        assert_serves(server)
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    rounds = [line for line in lines if line["event"] == "verify"]
+    assert rounds and all({"session", "round", "token", "time", "level"} <= line.keys() for line in rounds)
+    assert not any("prompt" in key for line in lines for key in line)
+
+
+def test_a_server_whose_model_fails_says_so_without_telling_how(caplog: pytest.LogCaptureFixture) -> None:
+    engine = open_toy("toy")
+    with serving(engine) as server:
+        sound, engine.forward = engine.forward, _raise  # type: ignore[method-assign]
+        link = link_to(server)
+        with pytest.raises(CloudFailure) as raised:
+            link.call("Verify", verify_call(), 5)
+        assert "secret" not in str(raised.value)
+        engine.forward = sound  # type: ignore[method-assign]
+        link.close()
+        assert_serves(server)
+    assert "secret" in caplog.text
+
+
+def _raise(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("/secret/path is gone")

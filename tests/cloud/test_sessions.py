@@ -1,0 +1,351 @@
+"""Sessions: what is refused changes nothing, who has to make room, and what is remembered of those that are gone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.cloud.jobs import GenerateJob, Job
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.sessions import Sessions
+from skydraft.config import DecodingParams
+from skydraft.errors import (
+    BaseMismatch,
+    CloudFailure,
+    Diverged,
+    EngineError,
+    LimitExceeded,
+    OptionError,
+    PromptError,
+    ProtocolError,
+    SessionNotFound,
+    SessionTaken,
+    SkydraftError,
+    UnknownModel,
+    VocabularyMismatch,
+)
+from skydraft.protocol.values import Opening, SessionCall, VerifyCall
+from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, opened
+from tests.decoding import toys
+from tests.decoding.toys import VOCAB, law
+
+SHORT = DecodingParams(max_new_tokens=1)
+
+
+def changed(call: VerifyCall, **fields: Any) -> VerifyCall:
+    return dataclasses.replace(call, **fields)
+
+
+def reopening(edge: Edge, call: VerifyCall, epoch: int, **fields: Any) -> VerifyCall:
+    """The block with an opening of which some fields are changed."""
+    return changed(call, epoch=epoch, opening=dataclasses.replace(edge.opening(), **fields))
+
+
+Wrong = tuple[type[SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | SessionCall], str, type[Job] | None]
+WRONG: list[Wrong] = [
+    (Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann", None),
+    (Diverged, lambda e, c: changed(c, catch_up_ids=c.catch_up_ids[::-1]), "ann", None),
+    (BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann", None),
+    (BaseMismatch, lambda e, c: changed(c, base=c.base - 1), "ann", None),
+    (BaseMismatch, lambda e, c: changed(c, base=2**32 - 1), "ann", None),
+    (BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann", None),
+    (ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann", None),
+    (ProtocolError, lambda e, c: changed(c, catch_up_ids=(1, 2**31 - 1)), "ann", None),
+    (SessionNotFound, lambda e, c: changed(c, epoch=2), "ann", None),
+    (SessionNotFound, lambda e, c: changed(c, epoch=4), "ann", None),
+    (SessionNotFound, lambda e, c: changed(c, session=77), "ann", None),
+    (SessionNotFound, lambda e, c: c, "bob", None),
+    (SessionTaken, lambda e, c: reopening(e, c, 3), "bob", None),
+    (SessionTaken, lambda e, c: reopening(e, c, 9), "bob", None),
+    (SessionTaken, lambda e, c: reopening(e, c, 9, prompt_ids=(1,) * len(e.prompt)), "ann", None),
+    (SessionTaken, lambda e, c: reopening(e, c, 9, params=DecodingParams()), "ann", None),
+    (SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann", None),
+    (SessionNotFound, lambda e, c: reopening(e, c, 2), "ann", None),
+    (VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann", None),
+    (UnknownModel, lambda e, c: reopening(e, c, 9, model="other"), "ann", None),
+    (ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann", None),
+    (LimitExceeded, lambda e, c: reopening(e, c, 9, committed_ids=(1,) * 3000), "ann", None),
+    (SessionNotFound, lambda e, c: SessionCall(0, 2, e.opening()), "ann", Job),
+    (SessionNotFound, lambda e, c: SessionCall(0, 2, e.opening()), "ann", GenerateJob),
+    (SessionTaken, lambda e, c: SessionCall(0, 9, e.opening()), "bob", GenerateJob),
+    (SessionTaken, lambda e, c: SessionCall(0, 9, Opening(FINGERPRINT, (1,))), "ann", GenerateJob),
+    (UnknownModel, lambda e, c: SessionCall(0, 9, dataclasses.replace(e.opening(), model="x")), "ann", GenerateJob),
+]
+
+
+@pytest.mark.parametrize(("kind", "spoil", "owner", "job"), WRONG)
+def test_what_does_not_fit_the_session_is_refused_and_changes_nothing(
+    kind: type[SkydraftError], spoil: Callable[..., Any], owner: str, job: type[Job] | None
+) -> None:
+    desk, edge = Desk(toys.toy(3, kind=Watched), max_sessions=2), Edge(0, 3, ENDLESS)
+    edge.epoch = 3
+    opened(desk, edge)
+    call = edge.call(edge.likely(2), edge.likely(5, miss=3)[2:])
+    before = len(desk.engine.batches)
+    answer = desk.answer(spoil(edge, call), owner, job) if job else desk.answer(spoil(edge, call), owner)
+    assert type(answer) is kind and "\n" not in str(answer)
+    assert len(desk.engine.batches) == before
+    assert desk.answer(call) == edge.judged(call)
+    assert desk.engine.num_prefills == 1 and len(desk.sessions) == 1
+
+
+def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
+    desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS)
+    opened(desk, edge)
+    answer = desk.answer(dataclasses.replace(edge.call((1, 2)), base=40))
+    assert (answer.base, answer.length) == (38, len(edge.token_ids))
+
+
+@pytest.mark.parametrize("job", [Job, GenerateJob])
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (PromptError, {"prompt_ids": ()}),
+        (LimitExceeded, {"prompt_ids": (1,) * 21}),
+        (PromptError, {"prompt_ids": (1,) * 20}),  # the whole context
+        (ProtocolError, {"prompt_ids": (1, VOCAB.size)}),
+        (ProtocolError, {"committed_ids": (2**31 - 1,)}),
+        (LimitExceeded, {"committed_ids": (1,), "params": SHORT}),
+        (LimitExceeded, {"committed_ids": (1,) * 18}),
+        (VocabularyMismatch, {"fingerprint": FINGERPRINT[:8]}),
+        (UnknownModel, {"model": "another"}),
+    ],
+)
+def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
+    kind: type[SkydraftError], fields: dict[str, Any], job: type[Job]
+) -> None:
+    desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1, max_prompt=20)
+    edge = Edge(0, 3, dataclasses.replace(ENDLESS, max_new_tokens=18))
+    opened(desk, edge)
+    opening = Opening(**{"fingerprint": FINGERPRINT, "prompt_ids": (0, 3), **fields})
+    assert type(desk.answer(SessionCall(5, 1, opening), kind=job)) is kind
+    call = edge.call(draft=edge.likely(3))
+    assert desk.answer(call) == edge.judged(call) and desk.sessions.num_evicted == 0
+
+
+def test_the_name_of_the_model_may_be_given() -> None:
+    desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS)
+    opening = dataclasses.replace(edge.opening(), model="toy")
+    assert desk.answer(SessionCall(0, 1, opening), kind=Job) == 2
+
+
+def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:
+    """A session that has said its only token."""
+    edge = Edge(number, 3, SHORT)
+    call = edge.call(opens=True)
+    answer, expected = desk.answer(call), edge.judged(call)
+    assert answer == expected and answer.finish
+    return edge, call
+
+
+def test_a_finished_session_has_no_seat_repeats_its_verdict_and_takes_no_more() -> None:
+    desk = Desk(toys.toy(3, kind=Watched))
+    edge, call = finished(desk, 0)
+    assert desk.engine.num_open == len(desk.sessions) == 0
+    num_forwards = len(desk.engine.batches)
+    assert desk.answer(call) == desk.answer(dataclasses.replace(call, opening=None)) == desk.asked[0].last
+    assert type(desk.answer(edge.call())) is LimitExceeded
+    assert type(desk.answer(edge.call(draft=(1, 2)))) is LimitExceeded
+    assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is BaseMismatch
+    assert desk.answer(SessionCall(0, 1, call.opening or edge.opening()), kind=Job) == len(edge.token_ids)
+    assert len(desk.engine.batches) == num_forwards
+
+
+def test_a_stream_asked_of_a_finished_session_is_answered_and_the_worker_lives() -> None:
+    desk = Desk(toys.toy(3, kind=Watched))
+    call = finished(desk, 0)[1]
+    assert call.opening
+    desk.ask(SessionCall(0, 1, call.opening), kind=GenerateJob)
+    other = Edge(1, 3, ENDLESS)
+    opened(desk, other)  # finishes both
+
+
+def test_of_finished_sessions_four_per_seat_are_remembered() -> None:
+    desk = Desk(toys.toy(3, kind=Watched), max_sessions=1)
+    calls = [finished(desk, number)[1] for number in range(7)]
+    answers = [desk.answer(dataclasses.replace(call, opening=None)) for call in calls]
+    assert [isinstance(answer, SessionNotFound) for answer in answers] == [True] * 2 + [False] * 5
+
+
+def test_a_thousand_openings_without_a_close_hold_no_more_than_the_seats() -> None:
+    desk = Desk(toys.toy(3, kind=Watched), max_sessions=3)
+    for number in range(1000):
+        desk.ask(SessionCall(number, 1, Opening(FINGERPRINT, (1, 2, 3))), kind=Job)
+        desk.step()
+        assert desk.engine.num_open <= 3
+    assert all(asked.answers == [3] for asked in desk.asked)
+    assert len(desk.sessions._table) == 3 and desk.sessions.num_evicted == 997
+
+
+def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> None:
+    desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS, prompt=(0, 3) * 10)
+    opened(desk, edge)
+    assert desk.answer(edge.open(), kind=Job) == 21  # the same epoch: nothing changes
+    call = edge.call(draft=edge.likely(6))
+    expected = desk.answer(call)
+    again = edge.reopened(call)  # as it was before that verdict
+    assert desk.answer(again) == expected == edge.judged(call)
+    assert desk.engine.num_prefills == 1 and desk.engine.num_open == 1
+    assert type(desk.answer(dataclasses.replace(call, draft_ids=()))) is SessionNotFound  # of the epoch before
+    follow_up = edge.call(draft=edge.likely(3, miss=1))
+    assert desk.answer(follow_up) == edge.judged(follow_up)
+
+
+def test_closing_ends_ones_own_idle_session_and_nothing_else() -> None:
+    desk, edge = Desk(toys.toy(3, kind=Watched), max_rows=2), Edge(0, 3, ENDLESS)
+    opened(desk, edge)
+    desk.worker.close_session(0, "bob")
+    desk.worker.close_session(99, "ann")
+    asked = desk.ask(call := edge.call(draft=edge.likely(5)))
+    desk.step()
+    desk.worker.close_session(0, "ann")  # it is being worked on
+    desk.finish()
+    assert asked.last == edge.judged(call)
+    desk.worker.close_session(0, "ann")
+    assert type(desk.answer(edge.call())) is SessionNotFound
+    assert desk.engine.num_open == 0
+
+
+def test_an_idle_session_expires_and_one_that_is_worked_on_does_not() -> None:
+    desk = Desk(toys.toy(3, kind=Watched), max_rows=2, session_ttl_s=10)
+    idle, used, busy = (Edge(number, 3, ENDLESS) for number in range(3))
+    opened(desk, idle, used)
+    desk.clock.now += 9.5
+    opened(desk, busy)
+    call = used.call()
+    assert desk.answer(call) == used.judged(call)  # all three are there
+    desk.clock.now += 1
+    desk.step()
+    assert desk.sessions.num_expired == 1
+    assert type(desk.answer(idle.call())) is SessionNotFound
+    asked = desk.ask(late := busy.call(busy.likely(40)))
+    desk.step()
+    desk.clock.now += 11
+    desk.finish()
+    assert asked.last == busy.judged(late)
+    assert desk.sessions.num_expired == 2 and len(desk.sessions) == 1
+    assert type(desk.answer(used.call())) is SessionNotFound
+
+
+def test_a_token_at_its_limit_makes_room_from_its_own_sessions_or_waits() -> None:
+    desk = Desk(toys.toy(3, kind=Watched), max_rows=2, max_sessions=9, sessions_per_token=2)
+    first, second, third, bobs = (Edge(number, 3, ENDLESS) for number in range(4))
+    call = bobs.call(opens=True)
+    assert desk.answer(call, "bob") == bobs.judged(call)  # the least recently used of all
+    opened(desk, first, second)
+    calls = [edge.call(edge.likely(40)) for edge in (first, second)]
+    under_way = [desk.ask(call) for call in calls]
+    desk.step()
+    waits = desk.ask(opening := third.call(opens=True))
+    desk.step(5)
+    assert not waits.answers and len(desk.sessions) == 3
+    desk.finish()
+    assert [asked.last for asked in under_way] == [first.judged(calls[0]), second.judged(calls[1])]
+    assert waits.last == third.judged(opening) and desk.sessions.num_evicted == 1
+    call = bobs.call()
+    assert desk.answer(call, "bob") == bobs.judged(call)
+
+
+ops = st.tuples(
+    st.sampled_from(["open", "open", "open", "expire", "close"]),
+    st.integers(0, 7),
+    st.sets(st.integers(0, 7), max_size=5),
+    st.sampled_from([0.0, 0.3, 4.0, 9.0]),
+)
+
+
+@law(300)
+@given(st.integers(1, 4), st.integers(0, 3), st.lists(ops, min_size=5, max_size=40))
+def test_the_least_recently_used_idle_session_makes_room_and_never_a_busy_one(
+    max_sessions: int, per_token: int, script: list[tuple[str, int, set[int], float]]
+) -> None:
+    """Against a model: number → when it was last used. Even numbers are ann's, odd ones bob's."""
+    clock = Clock()
+    engine = toys.toy(3, kind=Watched)
+    limits = Limits(max_sessions=max_sessions, sessions_per_token=per_token, session_ttl_s=10)
+    sessions = Sessions(engine, limits, clock)
+    used: dict[int, float] = {}
+    for verb, number, busy, pause in script:
+        clock.now += pause
+        owner = ("ann", "bob")[number % 2]
+        if verb == "expire":
+            gone = {n for n, at in used.items() if at < clock.now - 10 and n not in busy}
+            assert sessions.expire(busy) == len(gone)
+            used = {n: at for n, at in used.items() if n not in gone}
+        elif verb == "close":
+            sessions.close(number, owner if pause else "carl")
+            used = {n: at for n, at in used.items() if n != number or not pause}
+        else:
+            busy = busy - {number}
+            own = [n for n in used if n % 2 == number % 2]
+            full = own if 0 < per_token <= len(own) else list(used) if len(used) >= max_sessions else []
+            idle = [n for n in full if n not in busy]
+            session = sessions.admit(SessionCall(number, 1, Opening(FINGERPRINT, (1, 2))), owner, busy)
+            if number not in used and full and not idle:
+                assert session is None
+                continue
+            assert session is not None and (session.number, session.owner) == (number, owner)
+            if number not in used and full:
+                del used[min(idle, key=lambda n: used[n])]
+            used[number] = clock.now
+        assert {session.number for session in sessions._seated()} == set(used)
+        assert engine.num_open == len(sessions) == len(used) <= max_sessions
+    sessions.close_all()
+    assert engine.num_open == len(sessions) == 0
+
+
+class Breaking(Watched):
+    """Raises `error` once, at one stage."""
+
+    stage = ""
+    error: Exception = EngineError("The device was lost.")
+
+    def _pass(self, stage: str) -> None:
+        if stage == self.stage:
+            self.stage = ""
+            raise self.error
+
+    def allocate(self) -> Any:
+        self._pass("allocate")
+        return super().allocate()
+
+    def roll_back(self, sequence: Any, length: int) -> None:
+        self._pass("roll_back")
+        super().roll_back(sequence, length)
+
+    def forward(self, feeds: Any, *, want_logits: bool) -> Any:
+        self._pass("forward" if want_logits else "prefill")
+        return super().forward(feeds, want_logits=want_logits)
+
+
+@pytest.mark.parametrize("error", [EngineError, RuntimeError])
+@pytest.mark.parametrize("stage", ["allocate", "prefill", "forward", "roll_back"])
+def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(stage: str, error: type[Exception]) -> None:
+    desk = Desk(toys.toy(5, kind=Breaking), max_rows=4)
+    victim, other = Edge(0, 5, ENDLESS), Edge(1, 5, ENDLESS)
+    opened(desk, other)
+    if stage == "roll_back":
+        first = victim.call(draft=victim.likely(3, miss=0), opens=True)
+        assert desk.answer(first) == victim.judged(first)
+    desk.engine.stage, desk.engine.error = stage, error("the secret path")
+    call = victim.call(draft=victim.likely(3), opens=stage != "roll_back")
+    answer = desk.answer(call)
+    assert isinstance(answer, EngineError if error is EngineError else CloudFailure)
+    assert error is EngineError or "secret" not in str(answer)
+    follow_up = other.call(draft=other.likely(3, miss=1))
+    assert desk.answer(follow_up) == other.judged(follow_up)
+    again = victim.reopened(call)
+    assert desk.answer(again) == victim.judged(again)
+    assert desk.engine.num_open == len(desk.sessions) == 2
+
+
+@pytest.mark.parametrize("name", ["max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_limits_that_nobody_could_keep_are_refused_by_the_name_of_their_option(name: str, value: float) -> None:
+    with pytest.raises(OptionError, match="--" + name.removesuffix("_s").replace("_", "-")):
+        Limits(**{name: value})  # type: ignore[arg-type]

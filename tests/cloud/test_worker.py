@@ -1,0 +1,364 @@
+"""Laws of the worker, driven by hand: in any company, order and failure, a verdict is the target's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.cloud.jobs import Answer, GenerateJob, Job, VerifyJob
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.worker import Worker
+from skydraft.config import DecodingParams
+from skydraft.decoding.choose import Chooser
+from skydraft.decoding.stopping import Stopping
+from skydraft.decoding.verification import TargetVerifier
+from skydraft.engines.toy import ToyEngine
+from skydraft.errors import CloudFailure, EngineError, SessionNotFound
+from skydraft.protocol.codec import digest, short_fingerprint
+from skydraft.protocol.values import Emission, Opening, SessionCall, VerifyCall
+from skydraft.types import Verdict
+from tests.decoding import reference, toys
+from tests.decoding.toys import VOCAB, law
+
+FINGERPRINT = short_fingerprint(VOCAB.fingerprint)
+ENDLESS = DecodingParams(temperature=0.7, seed=9, max_new_tokens=3000, min_new_tokens=3000)
+
+
+class Clock:
+    """Seconds that pass when told, and a very little at each look, so that no two looks are the same."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+class Watched(ToyEngine):
+    """Notes the feeds of each forward with logits, takes time for it, and fails where told to."""
+
+    clock: Clock | None = None
+    fails: Callable[[list[list[int]]], Exception | None] = staticmethod(lambda feeds: None)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.batches: list[list[tuple[Any, list[int]]]] = []  # (sequence, tokens) of each feed
+        self.num_prefills = self.num_open = 0
+
+    def allocate(self) -> Any:
+        self.num_open += 1
+        return super().allocate()
+
+    def release(self, sequence: Any) -> None:
+        self.num_open -= 1
+        super().release(sequence)
+
+    def forward(self, feeds: Any, *, want_logits: bool) -> Any:
+        if self.clock:
+            self.clock.now += 0.01
+        self.num_prefills += not want_logits
+        if want_logits:
+            self.batches.append([(sequence, [int(i) for i in token_ids]) for sequence, token_ids in feeds])
+            if error := self.fails([tokens for _, tokens in self.batches[-1]]):
+                raise error
+        return super().forward(feeds, want_logits=want_logits)
+
+
+@dataclass
+class Asked:
+    """A job and its answers."""
+
+    job: Job
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def last(self) -> Any:
+        return self.answers[-1]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the last answer has come; tokens of a stream that goes on are none."""
+        return bool(self.answers) and not (isinstance(self.last, Emission) and self.last.finish is None)
+
+
+class Desk:
+    """A worker without threads and network."""
+
+    def __init__(self, engine: Watched, *, max_rows: int = 64, **limits: Any) -> None:
+        self.clock = Clock()
+        self.engine = engine
+        self.engine.clock = self.clock
+        self.worker = Worker(engine, Limits(**limits), clock=self.clock)
+        self.worker.max_rows = max_rows
+        self.asked: list[Asked] = []
+
+    def ask(self, call: SessionCall | VerifyCall, owner: str = "ann", kind: type[Job] = VerifyJob) -> Asked:
+        answers: list[Answer] = []
+        asked = Asked(kind(call, owner, answers.append, self.clock()), answers)
+        self.asked.append(asked)
+        self.worker.submit(asked.job)
+        return asked
+
+    def step(self, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            self.worker.receive()
+            self.worker.step()
+
+    def finish(self) -> None:
+        """Work until everything is answered, each job once."""
+        for _ in range(1000):
+            self.step()
+            if all(asked.is_answered for asked in self.asked):
+                break
+        streams = [asked.answers[:-1] for asked in self.asked if isinstance(asked.job, GenerateJob)]
+        assert all(isinstance(answer, Emission) and not answer.finish for part in streams for answer in part)
+        assert {len(asked.answers) for asked in self.asked if not isinstance(asked.job, GenerateJob)} <= {1}
+        assert all(asked.is_answered for asked in self.asked)
+
+    def answer(self, call: SessionCall | VerifyCall, owner: str = "ann", kind: type[Job] = VerifyJob) -> Any:
+        """The last answer to a call."""
+        asked = self.ask(call, owner, kind)
+        self.finish()
+        return asked.last
+
+    @property
+    def sessions(self) -> Any:
+        return self.worker._sessions
+
+
+class Edge:
+    """A client's own record of one generation, and a target in this process that judges the same blocks."""
+
+    def __init__(
+        self, number: int, seed: int, params: DecodingParams, prompt: tuple[int, ...] = (0, 3), top: int = 0
+    ) -> None:
+        self.number, self.epoch = number, 1
+        self.prompt, self.params, self.top = prompt, params, top
+        self.token_ids, self.seen_len = list(prompt), len(prompt)
+        self.max_len = len(prompt) + params.max_new_tokens
+        rules = Chooser(params, VOCAB, len(prompt)), Stopping(params, VOCAB, len(prompt), self.max_len)
+        self._chooser = rules[0]
+        self._engine = toys.toy(seed)
+        self._local = TargetVerifier(self._engine, prompt, *rules, max_rows=3, top=top)
+        self.is_finished = False
+
+    def opening(self) -> Opening:
+        committed = tuple(self.token_ids[len(self.prompt) : self.seen_len])
+        return Opening(FINGERPRINT, self.prompt, committed, self.params, self.top)
+
+    def open(self) -> SessionCall:
+        return SessionCall(self.number, self.epoch, self.opening())
+
+    def call(self, catch_up: tuple[int, ...] = (), draft: tuple[int, ...] = (), *, opens: bool = False) -> VerifyCall:
+        committed = toys.array([*self.token_ids, *catch_up])
+        opening = self.opening() if opens else None
+        base, crc = len(committed), digest(committed)
+        return VerifyCall(self.number, self.epoch, base, tuple(catch_up), tuple(draft), crc, opening)
+
+    def reopened(self, call: VerifyCall) -> VerifyCall:
+        """The same block for a server that has lost the session."""
+        self.epoch += 1
+        return dataclasses.replace(call, epoch=self.epoch, opening=self.opening())
+
+    def judged(self, call: VerifyCall) -> Verdict:
+        """What the target in this process says, once; commits it."""
+        verdict = self._local.verify(call.block, call.catch_up_ids)
+        tail = () if verdict.token_id is None else (verdict.token_id,)
+        self.token_ids += [*call.catch_up_ids, *call.draft_ids[: verdict.num_accepted], *tail]
+        self.seen_len = len(self.token_ids)
+        self.is_finished = verdict.finish is not None
+        return verdict
+
+    def likely(self, num_tokens: int, miss: int | None = None) -> tuple[int, ...]:
+        """What the target would write, with another token at index `miss`."""
+        token_ids = list(self.token_ids)
+        sequence = self._engine.open(token_ids)
+        for index in range(num_tokens):
+            row = sequence.extend(token_ids[-1:])[0]
+            choice = self._chooser.choose(row, np.array(token_ids, np.int32))
+            token_ids.append((choice + 1) % VOCAB.size if index == miss else choice)
+        return tuple(token_ids[len(self.token_ids) :])
+
+
+# One move: who, tokens to catch up, tokens to draft, which of all these is wrong, what happens to the call, steps.
+moves = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(0, 6) | st.integers(0, 40),
+        st.integers(0, 8),
+        st.none() | st.integers(0, 12),
+        st.sampled_from(["once", "once", "twice", "again", "opens"]),
+        st.sampled_from([0, 0, 0, 1, 2, 4]),
+    ),
+    min_size=8,
+    max_size=40,
+)
+
+
+@st.composite
+def edges(draw: st.DrawFn, seed: int) -> list[Edge]:
+    """Four generations of one target, each with prompt, parameters and acceptance of its own."""
+    found = []
+    for number in range(4):
+        params = draw(toys.params())
+        if draw(st.integers(0, 3)):  # most of them do not end soon
+            params = dataclasses.replace(params, max_new_tokens=400, min_new_tokens=400, sentences=0, stop=())
+        prompt = tuple(draw(st.lists(st.integers(0, 24), min_size=1, max_size=9)))
+        found.append(Edge(number, seed, params, prompt, draw(st.sampled_from([0, 0, 3]))))
+    return found
+
+
+def lost(answer: Answer) -> bool:
+    """Whether the session has to be opened again."""
+    return isinstance(answer, SessionNotFound | EngineError | CloudFailure)
+
+
+def play(desk: Desk, edges: list[Edge], script: list[Any]) -> int:
+    """Let edges ask as scripted, each one call at a time; every verdict must be that of the target in this process."""
+    under_way: dict[int, tuple[list[Asked], VerifyCall, Verdict]] = {}
+    num_verdicts = 0
+    opened = set()
+
+    def settle() -> None:
+        nonlocal num_verdicts
+        for number, (copies, call, expected) in list(under_way.items()):
+            if not all(asked.is_answered for asked in copies):
+                continue
+            if any(lost(asked.last) for asked in copies):
+                before, edges[number].seen_len = edges[number].seen_len, call.base - len(call.catch_up_ids)
+                again = edges[number].reopened(call)
+                edges[number].seen_len = before
+                under_way[number] = [desk.ask(again)], again, expected
+                continue
+            assert [asked.last for asked in copies] == [expected] * len(copies)
+            assert all(asked.last is copies[0].last for asked in copies)
+            num_verdicts += 1
+            del under_way[number]
+
+    for who, num_catch_up, num_draft, miss, manner, num_steps in script:
+        edge = edges[who]
+        if edge.is_finished and who not in under_way:
+            continue
+        if who not in under_way:
+            num_catch_up = min(num_catch_up, edge.max_len - len(edge.token_ids) - 1)
+            written = edge.likely(num_catch_up + num_draft, miss)
+            call = edge.call(
+                written[:num_catch_up], written[num_catch_up:], opens=manner == "opens" or who not in opened
+            )
+            opened.add(who)
+            copies = [desk.ask(call) for _ in range(2 if manner == "twice" else 1)]
+            under_way[who] = copies, call, edge.judged(call)
+        elif manner == "again":
+            under_way[who][0].append(desk.ask(under_way[who][1]))
+        desk.step(num_steps)
+        settle()
+    for _ in range(60):
+        if not under_way:
+            return num_verdicts
+        desk.finish()
+        settle()
+    raise AssertionError("some call is never answered with its verdict")
+
+
+def check_batches(engine: Watched, max_rows: int) -> None:
+    for batch in engine.batches:
+        assert sum(len(tokens) for _, tokens in batch) <= max_rows
+        assert max(Counter(id(sequence) for sequence, _ in batch).values()) == 1
+
+
+@law(120)
+@given(st.data(), toys.seeds, moves, st.integers(1, 40), st.integers(1, 8))
+def test_verdicts_in_any_company_are_those_of_the_target_alone(
+    data: st.DataObject, seed: int, script: list[Any], max_rows: int, part: int
+) -> None:
+    desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows)
+    desk.engine.max_batch_rows = part  # rows of a part of a prompt
+    everyone = data.draw(edges(seed))
+    num_verdicts = play(desk, everyone, script)
+    assert num_verdicts > 0
+    check_batches(desk.engine, max_rows)
+    num_rows = sum(len(tokens) for batch in desk.engine.batches for _, tokens in batch)
+    distinct = {id(asked.last): asked.last for asked in desk.asked}
+    assert num_rows == sum(verdict.cost.num_rows for verdict in distinct.values())  # no block was judged twice
+    assert desk.engine.num_open == len(desk.sessions) <= 4
+    desk.worker.stop()
+    desk.worker.run()
+    assert desk.engine.num_open == 0
+
+
+@law(120)
+@given(st.data(), toys.seeds, moves, st.integers(1, 40), st.integers(1, 3))
+def test_evictions_cost_no_verdict(
+    data: st.DataObject, seed: int, script: list[Any], max_rows: int, max_sessions: int
+) -> None:
+    desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows, max_sessions=max_sessions)
+    play(desk, data.draw(edges(seed)), script)
+    assert desk.engine.num_open == len(desk.sessions) <= max_sessions
+    check_batches(desk.engine, max_rows)
+
+
+@law(100)
+@given(st.data(), toys.seeds, moves, st.integers(1, 20), st.sets(st.integers(1, 40), max_size=4))
+def test_forwards_that_fail_cost_no_verdict(
+    data: st.DataObject, seed: int, script: list[Any], max_rows: int, fail_at: set[int]
+) -> None:
+    desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows, max_sessions=3)
+    engine = desk.engine
+    engine.fails = lambda feeds: EngineError("The device was lost.") if len(engine.batches) in fail_at else None
+    play(desk, data.draw(edges(seed)), script)
+    assert engine.num_open == len(desk.sessions)
+
+
+@law(80)
+@given(st.data(), toys.seeds, st.integers(1, 12), st.integers(1, 3))
+def test_a_stream_is_the_target_alone_in_any_company(
+    data: st.DataObject, seed: int, max_rows: int, max_sessions: int
+) -> None:
+    desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows, max_sessions=max_sessions)
+    everyone = data.draw(edges(seed))
+    streams = []
+    for edge in everyone:
+        edge.params = dataclasses.replace(edge.params, max_new_tokens=min(edge.params.max_new_tokens, 20))
+        edge.seen_len, edge.top = len(edge.prompt), 0
+        streams.append(desk.ask(edge.open(), kind=GenerateJob))
+        desk.step(data.draw(st.integers(0, 3)))
+    desk.finish()
+    for edge, asked in zip(everyone, streams, strict=True):
+        token_ids = [token_id for emission in asked.answers for token_id in emission.token_ids]
+        assert (tuple(token_ids), asked.last.finish) == reference.plain(toys.toy(seed), edge.prompt, edge.params)
+        bases = [emission.base for emission in asked.answers]
+        assert bases == list(range(len(edge.prompt), len(edge.prompt) + len(token_ids)))
+    check_batches(desk.engine, max_rows)
+    desk.step()
+    assert desk.engine.num_open == 0 == desk.worker.num_sessions
+
+
+def opened(desk: Desk, *edges: Edge) -> None:
+    """Let sessions begin, each with a first verdict."""
+    for edge in edges:
+        call = edge.call(opens=True)
+        assert desk.answer(call) == edge.judged(call)
+
+
+def test_a_verdict_says_what_it_cost() -> None:
+    desk = Desk(toys.toy(4, kind=Watched), max_rows=2)
+    desk.engine.max_batch_rows = 4
+    edge = Edge(0, 4, ENDLESS, prompt=(0, 3, 5, 7) * 2)
+    call = edge.call(draft=edge.likely(4), opens=True)
+    asked = desk.ask(call)
+    desk.clock.now += 0.5
+    desk.finish()
+    cost = asked.last.cost
+    assert (cost.num_passes, cost.num_rows) == (3, 5)
+    assert cost.prefill_ms == pytest.approx(20, abs=0.1) and cost.forward_ms == pytest.approx(50, abs=0.1)
+    assert cost.queue_ms == pytest.approx(500, abs=0.1)
+    assert (cost.rtt_ms, cost.bytes_up, cost.bytes_down) == (0, 0, 0)

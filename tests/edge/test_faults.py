@@ -1,0 +1,301 @@
+"""Faults of links and servers, with real sockets and a real process: nothing lost, nothing doubled, nobody stuck."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudTimeout, NotAuthorized
+from skydraft.evaluation.link import EmulatedLink, LinkShape
+
+from ..serving import serving
+
+PROMPT = "语速"
+PARAMS = DecodingParams(max_new_tokens=120, min_new_tokens=120, temperature=0.8, seed=5)
+LOSSLESS = make_plan("lossless", k=4)
+GATED = make_plan(gate="entropy:0.3", k=4)
+TOKENS = "phone a-token-of-24-characters\n"
+
+
+def edge() -> Any:
+    return open_toy("toy:drift=0.2")
+
+
+@pytest.fixture(scope="module")
+def expected() -> Generation:
+    """What the target alone writes, undisturbed."""
+    return skydraft.generate(PROMPT, cloud=open_toy("toy"), plan=make_plan("cloud"), params=PARAMS).run()
+
+
+@pytest.fixture(scope="module")
+def gated() -> Generation:
+    """What the gated plan writes in one process."""
+    return skydraft.generate(PROMPT, edge=edge(), cloud=open_toy("toy"), plan=GATED, params=PARAMS).run()
+
+
+class Process:
+    """`skydraft serve` as a process that can be killed and started again on the same port."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", "toy", "--port", str(self.port)]
+        self._process = subprocess.Popen([*command, "--log-level", "error"], stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        line = self._process.stderr.readline()
+        assert f"toy on 127.0.0.1:{self.port}" in line, line
+
+    def end(self, number: signal.Signals) -> int:
+        self._process.send_signal(number)
+        assert self._process.stderr is not None
+        with self._process.stderr:
+            self.last_words = self._process.stderr.read()
+        return self._process.wait(10)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    running = Process()
+    yield running
+    if running._process.poll() is None:
+        running.end(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "cloud"])
+def test_a_server_that_is_killed_and_restarted_costs_no_token(
+    process: Process, expected: Generation, mode: str
+) -> None:
+    # A slow link, so that a stream is still under way when its server dies.
+    with EmulatedLink(("127.0.0.1", process.port), LinkShape(bandwidth_kbps=40)) as link:
+        cloud = skydraft.connect(link.address)
+        plan = make_plan(mode, k=4 if mode == "lossless" else None)
+        generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=plan, params=PARAMS)
+        for number, _ in enumerate(generation.rounds()):
+            if number in (4, 12):
+                assert process.end(signal.SIGKILL) == -signal.SIGKILL
+                link.cut()
+                restart = threading.Timer(0.2, process.start)
+                restart.start()
+            if number in (9, 17):
+                restart.join()
+        assert generation.token_ids == expected.token_ids
+        assert generation.finish_reason == expected.finish_reason
+        assert link.num_connections >= 3
+        cloud.close()
+
+
+def test_a_gated_run_goes_on_alone_within_a_second_and_resyncs(process: Process) -> None:
+    lines: list[str] = []
+    cloud = skydraft.connect(process.address, notify=lines.append)
+    generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=GATED, params=PARAMS)
+    restarted = False
+    for number, (done, _) in enumerate(generation.rounds()):
+        if number == 3:
+            process.end(signal.SIGKILL)
+        if done.record.outcome == "fallback" and not restarted:
+            restarted = True
+            process.start()
+            deadline = time.monotonic() + 10
+            while len(lines) < 2 and time.monotonic() < deadline:
+                time.sleep(0.02)
+    slowest = max(record.wall_ms for record in generation.records if record.outcome == "fallback")
+    assert slowest < 1000
+    last_fallback = max(n for n, origin in enumerate(generation.origins) if origin == "edge-fallback")
+    assert "recovered" in generation.origins[last_fallback:]
+    assert "gone" in lines[0] and "back" in lines[1] and len(lines) == 2
+    assert len(generation.token_ids) == 120
+    cloud.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ten_percent_of_chunks_cut_the_connection(expected: Generation, gated: Generation, seed: int) -> None:
+    with serving(open_toy("toy")) as server:
+        with EmulatedLink(("127.0.0.1", server.port), LinkShape(cut_rate=0.1, seed=seed)) as link:
+            cloud = skydraft.connect(link.address, require=True)
+            for plan, undisturbed in ((LOSSLESS, expected), (make_plan("cloud"), expected), (GATED, gated)):
+                num_cut = link.num_cut
+                shorter = replace(PARAMS, max_new_tokens=60)
+                generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=plan, params=shorter).run()
+                assert generation.token_ids == undisturbed.token_ids[:60]
+                assert link.num_cut > num_cut or not plan.drafts
+            cloud.close()
+        server.wait_until(lambda: server.worker.num_sessions <= 1)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "cloud"])
+def test_a_stall_of_two_seconds_is_waited_for_where_all_is_verified(expected: Generation, mode: str) -> None:
+    with serving(open_toy("toy")) as server, EmulatedLink(("127.0.0.1", server.port)) as link:
+        cloud = skydraft.connect(link.address)
+        plan = make_plan(mode, k=4 if mode == "lossless" else None)
+        generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=plan, params=PARAMS)
+        began = time.monotonic()
+        for number, _ in enumerate(generation.rounds()):
+            if number == 5:
+                link.stall(2.0)
+        assert generation.token_ids == expected.token_ids
+        assert mode == "cloud" or time.monotonic() - began > 1.9
+        cloud.close()
+
+
+@pytest.mark.parametrize("fault", ["stall", "down", "black hole"])
+def test_a_gated_run_falls_back_within_a_second_whatever_the_link_died_of(fault: str) -> None:
+    with serving(open_toy("toy")) as server, EmulatedLink(("127.0.0.1", server.port)) as link:
+        lines: list[str] = []
+        cloud = skydraft.connect(link.address, notify=lines.append)
+        generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=GATED, params=PARAMS)
+        for number, (done, _) in enumerate(generation.rounds()):
+            if number == 5:
+                if fault == "down":
+                    link.down()
+                else:
+                    link.stall(3600 if fault == "black hole" else 1.5)
+            if fault == "stall" and done.record.outcome == "fallback":
+                deadline = time.monotonic() + 8
+                while len(lines) < 2 and time.monotonic() < deadline:
+                    time.sleep(0.02)
+        fallback = [record.wall_ms for record in generation.records if record.outcome == "fallback"]
+        assert fallback and max(fallback) < 1000
+        # Only the first round without the cloud waits for it.
+        assert sorted(fallback)[-2] < 100 if fault != "stall" else len(lines) == 2
+        assert len(generation.token_ids) == 120
+        cloud.close()
+
+
+def test_lossless_never_falls_back_but_says_what_is_missing(process: Process) -> None:
+    cloud = skydraft.connect(process.address, timeout_s=0.6)
+    generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=LOSSLESS, params=PARAMS)
+    rounds = generation.rounds()
+    next(rounds)
+    process.end(signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(CloudTimeout, match=r"could not be had.*doctor"):
+        for _ in rounds:
+            pass
+    assert time.monotonic() - began < 3
+    assert "edge-fallback" not in generation.origins
+    cloud.close()
+
+
+def test_a_required_cloud_is_not_replaced(process: Process) -> None:
+    cloud = skydraft.connect(process.address, timeout_s=0.6, require=True)
+    process.end(signal.SIGKILL)
+    with pytest.raises(CloudTimeout):
+        skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=GATED, params=PARAMS).run()
+    cloud.close()
+
+
+def test_sigterm_finishes_what_is_under_way_and_says_so(process: Process) -> None:
+    cloud = skydraft.connect(process.address)
+    assert cloud.info().model == "toy"
+    assert process.end(signal.SIGTERM) == 0
+    assert "stopped" in process.last_words
+    cloud.close()
+
+
+def test_four_clients_on_two_seats_evict_each_other_and_lose_nothing(expected: Generation, gated: Generation) -> None:
+    def run(server: Any, plan: Any) -> Generation:
+        cloud = skydraft.connect(server.address, require=plan is GATED)
+        try:
+            return skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=plan, params=PARAMS).run()
+        finally:
+            cloud.close()
+
+    with serving(open_toy("toy"), max_sessions=2) as server, ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(run, server, plan) for plan in (LOSSLESS, GATED, LOSSLESS, GATED)]
+        for done, undisturbed in zip(runs, (expected, gated, expected, gated), strict=True):
+            assert done.result(60).token_ids == undisturbed.token_ids
+        assert server.sessions.num_evicted > 4
+        assert server.worker.num_sessions <= 2
+
+
+def test_a_session_that_expired_is_opened_again(expected: Generation) -> None:
+    with serving(open_toy("toy"), session_ttl_s=0.1) as server:
+        cloud = skydraft.connect(server.address)
+        generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=LOSSLESS, params=PARAMS)
+        for number, _ in enumerate(generation.rounds()):
+            if number in (3, 8):
+                server.wait_until(lambda: server.worker.num_sessions == 0)
+        assert generation.token_ids == expected.token_ids
+        assert server.sessions.num_expired == 2
+        cloud.close()
+
+
+def test_a_server_that_is_full_is_asked_again(expected: Generation) -> None:
+    def run(server: Any) -> Generation:
+        cloud = skydraft.connect(server.address)
+        try:
+            return skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=LOSSLESS, params=PARAMS).run()
+        finally:
+            cloud.close()
+
+    with serving(open_toy("toy"), max_sessions=1, max_queue=1) as server, ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(run, server) for _ in range(4)]:
+            assert done.result(60).token_ids == expected.token_ids
+
+
+def test_a_token_that_is_revoked_ends_lossless_with_a_line_and_leaves_a_gated_run_alone(
+    tmp_path: Path, expected: Generation
+) -> None:
+    token_file = tmp_path / "tokens"
+    for plan in (LOSSLESS, GATED):
+        token_file.write_text(TOKENS)
+        with serving(open_toy("toy"), token_file=token_file) as server:
+            lines: list[str] = []
+            cloud = skydraft.connect(server.address, token=TOKENS.split()[1], notify=lines.append)
+            generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=plan, params=PARAMS)
+            rounds = generation.rounds()
+            for _ in range(5):
+                next(rounds)
+            token_file.write_text("other another-token-of-24-chars\n")
+            time.sleep(1.1)  # the file is looked at once a second
+            if plan is LOSSLESS:
+                with pytest.raises(NotAuthorized, match="not known"):
+                    next(rounds)
+                num_tokens = len(generation.token_ids)
+                assert generation.token_ids == expected.token_ids[:num_tokens]
+            else:
+                for _ in rounds:
+                    pass
+                assert len(generation.token_ids) == 120
+                assert "edge-fallback" in generation.origins
+                assert len(lines) == 1 and "not known" in lines[0]
+            cloud.close()
+
+
+def test_a_script_that_leaves_a_generation_half_way_ends() -> None:
+    with serving(open_toy("toy")) as server:
+        code = (
+            "import skydraft; from skydraft.engines.toy import open_toy;"
+            f"cloud = skydraft.connect('{server.address}');"
+            "rounds = skydraft.generate('我', edge=open_toy('toy:drift=0.1'), cloud=cloud).rounds(); next(rounds)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+
+
+def test_the_line_about_an_outage_is_one_line() -> None:
+    lines: list[str] = []
+    cloud = skydraft.connect("127.0.0.1:9", notify=lines.append)
+    skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=GATED, params=PARAMS).run()
+    assert len(lines) == 1
+    assert re.fullmatch(r"The cloud at 127.0.0.1:9 is gone \(.*\); going on alone\.", lines[0])
+    assert len(lines[0]) < 200
+    cloud.close()

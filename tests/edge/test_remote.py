@@ -1,0 +1,165 @@
+"""Remote equals local: whatever a generation does over a link, it does in one process, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.engines.base import RowProfile
+from skydraft.engines.toy import open_toy
+
+from ..decoding import reference, toys
+from ..decoding.toys import PROMPT, PROMPT_IDS, law
+from ..serving import Serving, serving
+
+SEEDS = (4, 17, 33)
+gates = st.one_of(
+    st.just("always"),
+    st.builds("entropy:{}".format, st.floats(0, 3.5)),
+    st.builds("margin:{}".format, st.floats(0, 1)),
+)
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[dict[int, Any]]:
+    """A connection to a server for each target."""
+    running = {seed: Serving(toys.toy(seed), _options()) for seed in SEEDS}
+    connected = {seed: skydraft.connect(server.address) for seed, server in running.items()}
+    yield connected
+    for seed in SEEDS:
+        connected[seed].close()
+        running[seed].stop()
+
+
+def _options() -> Any:
+    from skydraft.cloud.server import ServeOptions
+
+    return ServeOptions(port=0)
+
+
+def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any) -> Generation:
+    with skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True) as generation:
+        return generation.run()
+
+
+def assert_same(remote: Generation, local: Generation) -> None:
+    assert remote.token_ids == local.token_ids
+    assert remote.origins == local.origins
+    assert (remote.finish_reason, remote.text) == (local.finish_reason, local.text)
+    for far, near in zip(remote.records, local.records, strict=True):
+        assert (far.base, far.num_draft, far.num_accepted, far.reason) == (
+            near.base,
+            near.num_draft,
+            near.num_accepted,
+            near.reason,
+        )
+        assert (far.num_audited, far.num_agreed) == (near.num_audited, near.num_agreed)
+        assert (far.cost.num_passes, far.cost.num_rows) == (near.cost.num_passes, near.cost.num_rows)
+        assert (far.cost.bytes_up > 0) == (far.outcome == "verified")
+
+
+@law(1500)
+@given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), gates, st.integers(1, 12), st.booleans())
+def test_remote_is_local(
+    clouds: dict[int, Any],
+    seed: int,
+    drafter: tuple[float, int],
+    params: DecodingParams,
+    gate: str,
+    k: int,
+    eager: bool,
+) -> None:
+    plan = make_plan(gate=gate, k=k, eager=eager and gate != "always")
+    edge = toys.toy(seed, drafter[0], sign=drafter[1])
+    assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
+
+
+@law(500)
+@given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 12))
+def test_remote_lossless_and_the_remote_target_alone_are_the_target(
+    clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, k: int
+) -> None:
+    edge = toys.toy(seed, drafter[0], sign=drafter[1])
+    expected = reference.plain(toys.toy(seed), PROMPT_IDS, params)
+    for plan in (make_plan("lossless", k=k), make_plan("cloud")):
+        generation = decode(plan, params, edge, clouds[seed])
+        assert (generation.token_ids, generation.finish_reason) == expected
+
+
+@law(60)
+@given(st.sampled_from(SEEDS), toys.params(), st.integers(1, 5), st.integers(1, 8))
+def test_remote_acceptance_by_rank_is_local(
+    clouds: dict[int, Any], seed: int, params: DecodingParams, top: int, k: int
+) -> None:
+    plan = make_plan(gate="entropy:0.5", k=k, accept=f"top:{top}")
+    edge = toys.toy(seed, 0.7)
+    assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
+
+
+@pytest.mark.parametrize(
+    ("draft_ms", "target_ms", "origin"),
+    [pytest.param(1000.0, 1.0, "cloud", id="streams"), pytest.param(0.01, 50.0, "accepted", id="drafts")],
+)
+def test_an_adaptive_k_over_a_link_is_lossless_and_streams_where_drafting_does_not_pay(
+    draft_ms: float, target_ms: float, origin: str
+) -> None:
+    params = DecodingParams(max_new_tokens=40, min_new_tokens=40)
+    edge, target = toys.toy(4), toys.toy(4)
+    edge._profile, target._profile = RowProfile(1, (draft_ms,)), RowProfile(64, (target_ms,) * 8)
+    with serving(target) as server:
+        cloud = skydraft.connect(server.address)
+        generation = decode(make_plan(k="auto"), params, edge, cloud)
+        assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(4), PROMPT_IDS, params)
+        assert generation.origins[0] == origin
+        cloud.close()
+
+
+def test_a_prompt_beyond_the_draft_models_context_is_the_targets_alone() -> None:
+    with serving(open_toy("toy")) as server:
+        cloud = skydraft.connect(server.address)
+        edge = open_toy("toy", context_len=16)
+        params = DecodingParams(max_new_tokens=10)
+        remote = skydraft.generate("语速" * 10, edge=edge, cloud=cloud, params=params).run()
+        local = skydraft.generate("语速" * 10, edge=edge, cloud=open_toy("toy"), params=params).run()
+        assert remote.token_ids == local.token_ids
+        cloud.close()
+
+
+def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> None:
+    params = DecodingParams(max_new_tokens=100, min_new_tokens=100)
+    with serving(open_toy("toy", context_len=40)) as server:
+        cloud = skydraft.connect(server.address)
+        edge = open_toy("toy:drift=0.1")
+        for plan in (make_plan(), make_plan("cloud"), make_plan(k=12)):
+            remote = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
+            assert remote.finish_reason == "length"
+            assert remote.num_prompt_tokens + len(remote.token_ids) == 40
+        cloud.close()
+
+
+def test_a_sure_run_never_touches_the_cloud() -> None:
+    edge = toys.toy(4)
+    nobody = skydraft.connect("127.0.0.1:9")  # the discard port: nobody listens
+    generation = decode(make_plan(gate="entropy:100"), DecodingParams(max_new_tokens=3), edge, nobody)
+    assert set(generation.origins) == {"skipped"}
+    assert generation.stats.bytes_up == 0
+    nobody.close()
+
+
+def test_open_ahead_costs_the_same_tokens_and_has_the_prompt_there_early() -> None:
+    params = DecodingParams(max_new_tokens=30, min_new_tokens=30)
+    plan = make_plan(gate="entropy:1.0", k=4)
+    edge = toys.toy(4, 0.7)
+    with serving(toys.toy(4)) as server:
+        ahead, lazy = (skydraft.connect(server.address, open_ahead=flag) for flag in (True, False))
+        texts = [decode(plan, params, edge, cloud).token_ids for cloud in (ahead, lazy)]
+        assert texts[0] == texts[1] == decode(plan, params, edge, toys.toy(4)).token_ids
+        ahead.close()
+        lazy.close()
+        server.wait_until(lambda: server.worker.num_sessions == 0)  # both closes were sent and heard

@@ -1,0 +1,192 @@
+"""Errors across the wire: every class has one status, and comes back as itself, whatever the trailers hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft import errors
+from skydraft.errors import BaseMismatch, RateLimited, SkydraftError
+from skydraft.protocol.status import from_rpc, to_status
+from tests.decoding.toys import law
+from tests.test_errors import descendants
+
+KEY = "grpc-status-details-bin"
+CLASSES = [kind for kind in descendants(SkydraftError) if kind.__module__ == "skydraft.errors"]
+
+
+class Failed:
+    """A call that has failed, as a client sees it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str | None = "", trailers: Iterable[Any] | None = ()) -> None:
+        self._code, self._details, self._trailers = code, details, trailers
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str | None:
+        return self._details
+
+    def trailing_metadata(self) -> Iterable[Any] | None:
+        return self._trailers
+
+
+def failed(error: SkydraftError) -> Failed:
+    """The call that a server ended with this error."""
+    status = to_status(error)
+    return Failed(status.code, status.details, status.trailing_metadata)
+
+
+def example_of(kind: type[SkydraftError], message: str, hint: str = "") -> SkydraftError:
+    return BaseMismatch(12, 7) if kind is BaseMismatch else kind(message, hint=hint)
+
+
+def test_the_whole_tree_is_here() -> None:
+    assert len(CLASSES) > 20 and {errors.CloudTimeout, errors.HashMismatch, SkydraftError} < set(CLASSES)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_class_comes_back_as_itself_with_its_message(kind: type[SkydraftError]) -> None:
+    error = example_of(kind, "「模型」 is not here.", "Look elsewhere.")
+    status = to_status(error)
+    assert isinstance(status.code, grpc.StatusCode) and status.code.name == kind.grpc_status
+    back = from_rpc(failed(error))
+    assert type(back) is kind
+    assert str(back) == str(error) == status.details
+    assert (back.retryable, back.exit_status) == (error.retryable, error.exit_status)
+
+
+@law(60)
+@given(st.sampled_from(CLASSES), st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1))
+def test_any_message_comes_back(kind: type[SkydraftError], text: str) -> None:
+    error = example_of(kind, text)
+    assert str(from_rpc(failed(error))) == str(error)
+
+
+@law(60)
+@given(st.integers(0, 2**32), st.integers(0, 2**32))
+def test_a_base_mismatch_keeps_both_lengths(base: int, length: int) -> None:
+    back = from_rpc(failed(BaseMismatch(base, length)))
+    assert isinstance(back, BaseMismatch)
+    assert (back.base, back.length) == (base, length)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.25, 1.0, 59.999, 86_400.0])
+def test_a_rate_limit_says_when_to_come_back(seconds: float) -> None:
+    back = from_rpc(failed(RateLimited("Too much.", retry_after_s=seconds)))
+    assert isinstance(back, RateLimited)
+    assert back.retry_after_s == pytest.approx(seconds, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, errors.CloudLost),
+        (grpc.StatusCode.CANCELLED, errors.CloudLost),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.CloudTimeout),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.NotAuthorized),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.NotAuthorized),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.LimitExceeded),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.ProtocolError),
+        (grpc.StatusCode.INTERNAL, errors.CloudFailure),
+        (grpc.StatusCode.UNKNOWN, errors.CloudFailure),
+        (grpc.StatusCode.NOT_FOUND, errors.CloudFailure),
+        (grpc.StatusCode.FAILED_PRECONDITION, errors.CloudFailure),
+        (grpc.StatusCode.ABORTED, errors.CloudFailure),
+        (grpc.StatusCode.DATA_LOSS, errors.CloudFailure),
+    ],
+)
+@pytest.mark.parametrize("trailers", [(), None, (("content-type", "text/html"),)])
+def test_a_status_that_grpc_made_itself_becomes_what_it_means(
+    code: grpc.StatusCode, kind: type[SkydraftError], trailers: Any
+) -> None:
+    error = from_rpc(Failed(code, "the socket is gone", trailers))
+    assert type(error) is kind
+    assert "the socket is gone" in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("details", [None, "", " \n"])
+def test_a_status_without_a_word_says_that_no_reason_was_given(details: str | None) -> None:
+    assert str(from_rpc(Failed(grpc.StatusCode.INTERNAL, details))) == "The cloud answered INTERNAL: no reason given."
+
+
+def packed(message: Any) -> AnyMessage:
+    found = AnyMessage()
+    found.Pack(message)
+    return found
+
+
+def info(reason: str, domain: str = "skydraft", **metadata: str) -> AnyMessage:
+    return packed(error_details_pb2.ErrorInfo(reason=reason, domain=domain, metadata=metadata))
+
+
+def answered(*details: AnyMessage, code: int = 13, message: str = "text") -> Failed:
+    """An INTERNAL with these details; `code` and `message` are what stands in the trailer."""
+    status = status_pb2.Status(code=code, message=message, details=details)
+    return Failed(grpc.StatusCode.INTERNAL, "text", ((KEY, status.SerializeToString()),))
+
+
+@pytest.mark.parametrize(
+    "rpc",
+    [
+        answered(info("DIVERGED", domain="googleapis.com")),
+        answered(info("NO_SUCH_ERROR")),
+        answered(info("Diverged")),
+        answered(info("")),
+        answered(info("DIVERGED"), code=5),  # says NOT_FOUND inside of an INTERNAL
+        answered(info("DIVERGED"), message="another"),
+        answered(),
+    ],
+)
+def test_another_servers_details_are_no_error_of_ours(rpc: Failed) -> None:
+    assert type(from_rpc(rpc)) is errors.CloudFailure
+
+
+def test_details_are_found_behind_others() -> None:
+    unknown = AnyMessage(type_url="type.googleapis.com/some.Thing", value=b"\xff\x00")
+    help_ = packed(error_details_pb2.Help())
+    assert type(from_rpc(answered(unknown, help_, info("DIVERGED")))) is errors.Diverged
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x00", b"\x0a\xff\xff\xff\xff\x7f", b"<html>", bytes(300)])
+def test_a_trailer_that_is_no_status_does_not_raise(data: bytes) -> None:
+    assert type(from_rpc(Failed(grpc.StatusCode.UNAVAILABLE, "gone", ((KEY, data),)))) is errors.CloudLost
+
+
+def test_details_that_are_not_what_they_claim_do_not_raise() -> None:
+    for name in ("ErrorInfo", "RetryInfo"):
+        broken = AnyMessage(type_url=f"type.googleapis.com/google.rpc.{name}", value=b"\xff\xff\xff")
+        assert type(from_rpc(answered(broken))) is errors.CloudFailure
+
+
+@pytest.mark.parametrize("metadata", [{}, {"base": "x", "length": "7"}, {"base": "", "length": "-"}, {"base": "²"}])
+def test_a_base_mismatch_with_other_metadata_does_not_raise(metadata: dict[str, str]) -> None:
+    assert isinstance(from_rpc(answered(info("BASE_MISMATCH", **metadata))), SkydraftError)
+
+
+@pytest.mark.parametrize("delay", [Duration(seconds=-5), Duration(seconds=2**62, nanos=-7), Duration(nanos=2**31 - 1)])
+def test_a_rate_limit_with_any_delay_does_not_raise_and_never_waits_for_the_past(delay: Duration) -> None:
+    error = from_rpc(answered(info("RATE_LIMITED"), packed(error_details_pb2.RetryInfo(retry_delay=delay))))
+    assert isinstance(error, RateLimited) and error.retry_after_s >= 0
+
+
+def test_damaged_trailers_never_raise() -> None:
+    rng = random.Random(5)
+    for kind in CLASSES:
+        status = to_status(example_of(kind, "Not now."))
+        [(key, value)] = status.trailing_metadata
+        for _ in range(60):
+            damaged = bytearray(value)
+            for _ in range(rng.randrange(1, 4)):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            cut = bytes(damaged[: rng.randrange(len(damaged) + 1)] if rng.random() < 0.3 else damaged)
+            assert isinstance(from_rpc(Failed(status.code, status.details, ((key, cut),))), SkydraftError)
