@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,6 +16,8 @@ import numpy as np
 from rich.console import Console
 
 from skydraft import api
+from skydraft.cli.connection import cloud_options, take_cloud
+from skydraft.cli.doctor_cloud import examine
 from skydraft.cli.options import build_engine_options, engine_options, target_name
 from skydraft.cli.render import console_for
 from skydraft.decoding.adaptive import MAX_AUTO_K, AutoK
@@ -32,13 +35,22 @@ _OPTIONAL = {
 
 
 @click.command()
+@cloud_options
 @engine_options
 @click.option("--no-measure", is_flag=True, help="Do not load and time the models.")
 def doctor(no_measure: bool, **given: Any) -> int:
-    """Tell what is installed and found, measure both models, and say what to do where something is missing."""
+    """Tell what is installed and found, measure both models, and say what to do where something is missing.
+
+    With --cloud: can that server be used from here, what does the link cost, and is speculation worth it.
+    """
     console = console_for("auto")
-    problems = [*_system(console), *_packages(console), *_models(console)]
-    if not no_measure:
+    cloud = take_cloud(given)
+    if cloud:
+        with contextlib.closing(cloud):
+            problems = list(examine(console, cloud, given))
+    else:
+        problems = [*_system(console), *_packages(console), *_models(console)]
+    if not (no_measure or cloud):
         problems += _measure(console, given)
     for problem in problems:
         console.print(f"To do: {problem}", style="yellow")

@@ -85,10 +85,11 @@ def target_name(given: dict[str, Any]) -> str:
     return given["cloud_model"] or _PAIR.target
 
 
-def build_engine_options(given: dict[str, Any], *, max_sequences: int = 1) -> EngineOptions:
+def build_engine_options(given: dict[str, Any], *, max_sequences: int = 1, shared_cache: bool = False) -> EngineOptions:
     """Take the engine's options out of what was given. Raises OptionError."""
     return EngineOptions(
         max_sequences=max_sequences,
+        shared_cache=shared_cache,
         context_len=given.pop("context"),
         num_threads=given.pop("threads"),
         gpu_layers=given.pop("gpu_layers"),

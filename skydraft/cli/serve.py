@@ -72,9 +72,10 @@ def serve(**given: Any) -> None:
     )
     log_to_stderr(given["log_level"])
     offline = given.pop("offline")
-    engine = load_engine(
-        given["model"], build_engine_options(given, max_sequences=limits.max_sessions), offline=offline
+    engine_options = build_engine_options(
+        given, max_sequences=limits.max_sessions, shared_cache=options.execution == "throughput"
     )
+    engine = load_engine(given["model"], engine_options, offline=offline)
 
     def announce(port: int) -> None:
         rows = engine.invariant_rows if options.execution == "exact" else engine.max_output_rows

@@ -65,6 +65,11 @@ class Link:
         self._started: list[Any] = []
         self._connect()
 
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the channel is encrypted."""
+        return self._options.uses_tls
+
     def _connect(self) -> None:
         settings: list[tuple[str, Any]] = [
             ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the dead connection
@@ -105,13 +110,31 @@ class Link:
 
     def call_watched(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Like `call`, for what may take long: a server that shows no sign of life meanwhile raises CloudLost."""
+        started = self.start(method, request, timeout_s)
+        if started is None:
+            raise CloudLost("The link was closed.")
+        return self.wait(started)
+
+    def start(self, method: str, request: bytes, timeout_s: float) -> Any:
+        """Begin a call, to `wait` for or to forget. None while the interpreter ends: gRPC needs a thread for it."""
+        if sys.is_finalizing():
+            return None
         self._count(up=len(request))
-        future = self._unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
+        self._started = [call for call in self._started if not call.done()]
+        try:
+            call = self._unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
+        except ValueError:
+            return None  # the link was closed
+        call.add_done_callback(lambda done: self._count(down=0 if done.code() else len(done.result())))
+        self._started.append(call)  # a call that nobody holds is cancelled
+        return call
+
+    def wait(self, started: Any) -> bytes:
+        """The answer to a call that was started. Raises CloudLost when the server shows no sign of life meanwhile."""
         try:
             while True:
                 try:
-                    reply: bytes = future.result(timeout=_WATCH_S)
-                    self._count(down=len(reply))
+                    reply: bytes = started.result(timeout=_WATCH_S)
                     return reply
                 except grpc.FutureTimeoutError:
                     self.ping()
@@ -120,25 +143,12 @@ class Link:
         except grpc.FutureCancelledError as error:
             raise CloudLost("The link was closed.") from error
         finally:
-            future.cancel()
+            started.cancel()
 
     def stream(self, request: bytes, timeout_s: float) -> TokenStream:
         """A Generate call under way."""
         self._count(up=len(request))
         return TokenStream(self, self._generate(request, timeout=timeout_s, metadata=self._metadata))
-
-    def start(self, method: str, request: bytes, timeout_s: float) -> None:
-        """Begin a call whose answer nobody waits for. Not while the interpreter ends: gRPC needs a thread for it."""
-        if sys.is_finalizing():
-            return
-        self._count(up=len(request))
-        self._started = [call for call in self._started if not call.done()]
-        try:
-            call = self._unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
-        except ValueError:
-            return  # the link was closed
-        call.add_done_callback(lambda done: self._count(down=0 if done.code() else len(done.result())))
-        self._started.append(call)  # a call that nobody holds is cancelled
 
     def ping(self, timeout_s: float = PING_S) -> float:
         """Ask for a sign of life; returns the round trip in milliseconds. Raises CloudLost."""

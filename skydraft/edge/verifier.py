@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from skydraft.decoding.context import Context
 from skydraft.edge.link import Link, TokenStream
@@ -87,6 +87,7 @@ class RemoteVerifier:
         self._number = _new_number()
         self._epoch = 0
         self._is_open = False
+        self._ahead: Any = None  # an Open under way
         self._stream: TokenStream | None = None
         self._emissions: Iterator[Emission] = iter(())
         link.take_bytes()  # what came before belongs to somebody else
@@ -114,8 +115,14 @@ class RemoteVerifier:
     def open_ahead(self) -> None:
         """Open the session now, so that the prompt is in the target's cache at the first verification."""
         call = SessionCall(self._number, self._epoch, self._current_opening())
-        self._link.start("Open", codec.encode_session_call(call), _OPEN_S)
-        self._is_open = True
+        self._ahead = self._link.start("Open", codec.encode_session_call(call), _OPEN_S)
+
+    def _await_open(self) -> None:
+        """Wait for an Open that was sent ahead. Raises what came of it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._link.wait(ahead)
+            self._is_open = True
 
     def _current_opening(self) -> Opening:
         """The opening with all that the target has seen so far."""
@@ -124,6 +131,7 @@ class RemoteVerifier:
         return replace(self._opening, committed_ids=tuple(seen.tolist()))
 
     def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], *, quick: bool) -> Verdict:
+        self._await_open()
         opening = None if self._is_open else self._current_opening()
         checksum = codec.digest(self._context.token_ids)
         call = VerifyCall(self._number, self._epoch, block.base, catch_up, block.token_ids, checksum, opening)
@@ -198,6 +206,7 @@ class RemoteVerifier:
     def _begin_epoch(self) -> None:
         self._epoch += 1
         self._is_open = False
+        self._ahead = None
 
     def _end_stream(self) -> None:
         if self._stream is not None:
@@ -216,8 +225,8 @@ class RemoteVerifier:
         """End the session on the server, if it can be told."""
         self._outage.close()
         self._end_stream()
-        if self._is_open:
-            self._is_open = False
+        if self._is_open or self._ahead is not None:
+            self._is_open, self._ahead = False, None
             self._link.start("Close", codec.encode_close(self._number), _CLOSE_S)
 
 

@@ -72,11 +72,13 @@ class EngineOptions:
     """How to run a model; each engine takes what applies to it.
 
     `num_threads` 0 means all cores. `gpu_layers` is for GGUF files (-1: all). `device` and `dtype` are for
-    transformers models.
+    transformers models. `shared_cache` lets sequences of a GGUF model share one KV cache, so that any feeds fit into
+    one forward; the cells of a sequence lose their order then, and logits their bit-equality.
     """
 
     context_len: int = 4096
     max_sequences: int = 1
+    shared_cache: bool = False
     num_threads: int = 0
     gpu_layers: int = 0
     device: str = "cpu"

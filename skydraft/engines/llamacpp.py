@@ -86,7 +86,7 @@ class LlamaCppEngine(Engine):
         params.n_ctx = self.context_len * options.max_sequences
         params.n_batch = params.n_ubatch = self.max_batch_rows
         params.n_seq_max = options.max_sequences
-        params.kv_unified = False
+        params.kv_unified = options.shared_cache
         params.n_outputs_max = _MAX_OUTPUT_ROWS  # the default reserves logits for whole prompts: 300 MB
         params.n_threads = params.n_threads_batch = self._num_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
@@ -106,7 +106,8 @@ class LlamaCppEngine(Engine):
         processor = self._lib.llama_print_system_info().decode()
         lengths = f"{min(self.context_len, PROBED_LEN)} cells, {_TYPE_F16}/{_TYPE_BF16}"
         parts = (lengths, self.path.name, stat.st_size, int(stat.st_mtime), llama_cpp.__version__, self._num_threads)
-        return "|".join(map(str, (*parts, options.gpu_layers, options.max_sequences, cpu_model(), processor)))
+        how = (options.gpu_layers, options.max_sequences, options.shared_cache)
+        return "|".join(map(str, (*parts, *how, cpu_model(), processor)))
 
     def allocate(self) -> int:
         if not self._free_slots:

@@ -99,7 +99,7 @@ def test_a_server_that_is_killed_and_restarted_costs_no_token(
                 restart.join()
         assert generation.token_ids == expected.token_ids
         assert generation.finish_reason == expected.finish_reason
-        assert link.num_connections >= 3
+        assert link.num_connections >= (3 if plan.drafts else 2)  # a stream may have been sent whole by then
         cloud.close()
 
 

@@ -1,0 +1,53 @@
+"""A `skydraft serve` process for measurements: started, killed, started again, and watched for its memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+class ServerProcess:
+    """A server on a port of loopback that stays the same over restarts."""
+
+    def __init__(self, model: str, *options: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port: int = probe.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self._command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", model, "--port", str(self.port)]
+        self._command += ["--log-level", "error", *options]
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        line = self._process.stderr.readline()
+        if "sessions of" not in line:
+            raise SystemExit(f"the server did not start: {line}{self._process.stderr.read()}")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, and wait for the end."""
+        self._process.terminate()
+        self._process.wait()
+
+    @property
+    def resident_mb(self) -> float:
+        """Resident memory now, from the system."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        return int(found[1]) / 1e3 if found else float("nan")
+
+    @property
+    def num_files(self) -> int:
+        """Open file descriptors."""
+        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
