@@ -1,0 +1,161 @@
+"""`skydraft serve`, `generate --cloud` and `doctor --cloud` as a newcomer runs them: what they print, how they exit."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skydraft.cli.main import run
+from skydraft.engines.toy import open_toy
+
+from ..serving import Serving, serving
+
+EDGE = ["--edge-model", "toy:drift=0.2"]
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def invoke(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
+
+    def call(*args: str) -> tuple[int, str, str]:
+        status = run(args)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(open_toy("toy")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mode", ["lossless", "cloud", "quality"])
+def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invoke, server: Serving, mode: str) -> None:
+    common = ["generate", "你好", *EDGE, "--mode", mode, "--max-new-tokens", "20", "--json"]
+    status, out, err = invoke(*common, "--cloud", server.address)
+    far, near = json.loads(out), json.loads(invoke(*common, "--cloud-model", "toy")[1])
+    assert (status, err) == (0, "")
+    assert list(far) == list(near) and list(far["stats"]) == list(near["stats"])
+    for name in ("text", "token_ids", "origins", "finish_reason", "prompt_tokens"):
+        assert far[name] == near[name]
+    assert far["stats"]["bytes_up"] > 0 == near["stats"]["bytes_up"]
+
+
+def test_the_trace_tells_bytes_and_audits(invoke: Invoke, server: Serving, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    invoke(
+        "generate", "你好", *EDGE, "--gate", "entropy:2.5", "--k", "2", "--cloud", server.address, "--trace", str(trace)
+    )
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    verified = [line for line in lines if line["outcome"] == "verified"]
+    assert all(line["bytes_up"] > 0 and line["rtt_ms"] > 0 for line in verified)
+    assert sum(len(line["audit"]) for line in verified) == sum(line["num_audited"] for line in verified) > 0
+    for line in verified:
+        assert len(line["audit_ranks"]) == line["audit"].count(False)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
+        (["--cloud", "localhost:1", "--mode", "edge"], "works alone"),
+        (["--cloud", "localhost:1", "--execution", "exact"], "server's to choose"),
+        (["--cloud", "localhost:1", "--require-cloud"], "always required"),
+        (["--cloud", "localhost:1", "--open", "ahead"], "opened at once"),
+        (["--cloud", "nonsense:port"], "no port"),
+        (["--cloud", "localhost:1", "--cloud-timeout", "-1"], "seconds"),
+        (["--cloud", "localhost:1", "--tls-ca", "/nonexistent"], "cannot be read"),
+        (["--cloud", "localhost:1", "--cloud-token-file", "/nonexistent"], "cannot be read"),
+        (["--cloud", "localhost:1", "--tls-name", "x"], "no place"),
+        (["--require-cloud", "--mode", "quality"], "--cloud HOST:PORT names"),
+        (["--insecure"], "--cloud HOST:PORT names"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_status_2(invoke: Invoke, options: list[str], says: str) -> None:
+    status, out, err = invoke("generate", "你好", *EDGE, *options)
+    assert status == 2 and out == ""
+    assert says in err and err.count("\n") == 1 and err.startswith("skydraft: ")
+
+
+def test_a_cloud_that_is_not_there_is_one_line_and_exit_status_1(invoke: Invoke) -> None:
+    status, out, err = invoke("generate", "你好", *EDGE, "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3")
+    assert status == 1 and out == ""
+    assert "could not be had" in err and "doctor --cloud" in err and err.count("\n") == 1
+
+
+def test_a_gated_run_without_its_cloud_says_so_once_and_succeeds(invoke: Invoke) -> None:
+    status, out, err = invoke(
+        "generate", "你好", *EDGE, "--gate", "entropy:0.1", "--cloud", "127.0.0.1:9", "--max-new-tokens", "20"
+    )
+    assert status == 0 and out.strip()
+    assert len(re.findall("going on alone", err)) == 1
+    status, _, err = invoke(
+        "generate", "你好", *EDGE, "--gate", "entropy:0.1", "--cloud", "127.0.0.1:9", "--require-cloud",
+        "--cloud-timeout", "0.3",
+    )  # fmt: skip
+    assert status == 1 and "could not be had" in err
+
+
+def test_the_doctor_looks_at_a_cloud_and_gives_a_verdict(invoke: Invoke, server: Serving) -> None:
+    status, out, err = invoke("doctor", "--cloud", server.address, *EDGE)
+    assert (status, err) == (0, "")
+    for part in ("round trip", "t_v(n)", "acceptance", "bytes a token", "t_d", "streaming", "verdict", "All is well"):
+        assert part in out
+
+
+def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, server: Serving, tmp_path: Path) -> None:
+    status, out, _ = invoke("doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *EDGE)
+    assert status == 1 and "cannot be used" in out
+    token_file = tmp_path / "tokens"
+    token_file.write_text("phone a-token-of-24-characters\n")
+    with serving(open_toy("toy"), token_file=token_file) as guarded:
+        status, out, _ = invoke("doctor", "--cloud", guarded.address, *EDGE)
+        assert status == 1 and "token" in out
+        status, out, _ = invoke("doctor", "--cloud", guarded.address, "--cloud-token-file", str(token_file), *EDGE)
+        assert status == 0
+    other = open_toy("toy")
+    other.vocab = type(other.vocab)([b"a", b"<eos>"], lambda text: [0], special_ids=[1], end_ids=[1])
+    with serving(other) as foreign:
+        status, out, _ = invoke("doctor", "--cloud", foreign.address, *EDGE)
+        assert status == 1 and "vocabulary" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--host", "0.0.0.0"], "unencrypted"),
+        (["--tls-cert", "x"], "belong together"),
+        (["--token-file", "/nonexistent"], "cannot be read"),
+        (["--max-sessions", "0"], "must be positive"),
+        (["--port", "99999"], "0 to 65535"),
+        (["--model", "nonsense-model"], "nonsense-model"),
+    ],
+)
+def test_serve_refuses_what_cannot_be(invoke: Invoke, options: list[str], says: str) -> None:
+    status, out, err = invoke("serve", "--model", "toy", "--port", "0", *options)
+    assert status in (1, 2) and out == ""
+    assert says in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", "toy", "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert re.match(r"skydraft: toy on 127\.0\.0\.1:\d+ \(plaintext, .*exact.*8 sessions of 4096 tokens", first)
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert rest.splitlines()[-1] == "skydraft: stopped."
+    assert "Traceback" not in rest
