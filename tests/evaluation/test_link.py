@@ -117,22 +117,24 @@ def test_cut_down_up_and_refusals(echo: tuple[str, int]) -> None:
             with pytest.raises(ConnectionResetError):
                 exchange(connection, b"x")
         link.down()
-        with connect(link) as connection, pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError), connect(link) as connection:
             exchange(connection, b"x")
         link.up()
         with connect(link) as connection:
             assert exchange(connection, b"x") == b"x"
-    with EmulatedLink(echo, LinkShape(refuse_rate=1.0)) as link, connect(link) as connection:
-        with pytest.raises(ConnectionResetError):
-            exchange(connection, b"x")
+    with (
+        EmulatedLink(echo, LinkShape(refuse_rate=1.0)) as link,
+        pytest.raises(ConnectionResetError),
+        connect(link) as connection,
+    ):
+        exchange(connection, b"x")
 
 
 def test_a_target_that_is_not_there_looks_like_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with EmulatedLink(("127.0.0.1", port)) as link, connect(link) as connection:
-        with pytest.raises(ConnectionResetError):
-            exchange(connection, b"x")
+    with EmulatedLink(("127.0.0.1", port)) as link, pytest.raises(ConnectionResetError), connect(link) as connection:
+        exchange(connection, b"x")
 
 
 @pytest.mark.parametrize("wrong", [{"delay_ms": -1}, {"cut_rate": 1.5}, {"refuse_rate": -0.1}])
