@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | bench-identity. Each sets up what it needs.
+# make demo | test | lint | bench | bench-identity | bench-cloud. Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: setup models demo test lint protocol bench bench-identity
+.PHONY: setup models demo test lint protocol bench bench-identity bench-cloud
 
 setup: $(READY)
 
@@ -47,3 +47,7 @@ bench: models
 
 bench-identity: models
 	$(BIN)/python -m bench.identity
+
+bench-cloud: models
+	$(BIN)/python -m bench.cloud
+	$(BIN)/python -m bench.clients --soak 5

@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.model)
 
 
-def _load(name: str, options: EngineOptions | None = None) -> Engine:
+def load(name: str, options: EngineOptions | None = None) -> Engine:
     pytest.importorskip("llama_cpp")
     try:
         return skydraft.load(name, options, offline=True)
@@ -29,7 +29,7 @@ def _load(name: str, options: EngineOptions | None = None) -> Engine:
 @pytest.fixture(scope="session")
 def edge() -> Iterator[Engine]:
     """The draft model."""
-    engine = _load(default_pair().draft)
+    engine = load(default_pair().draft)
     yield engine
     engine.close()
 
@@ -37,7 +37,7 @@ def edge() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[Engine]:
     """The target model."""
-    engine = _load(default_pair().target)
+    engine = load(default_pair().target)
     yield engine
     engine.close()
 
@@ -45,6 +45,6 @@ def cloud() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def three_seats() -> Iterator[Engine]:
     """The draft model with room for three sequences."""
-    engine = _load(default_pair().draft, EngineOptions(context_len=1024, max_sequences=3))
+    engine = load(default_pair().draft, EngineOptions(context_len=1024, max_sequences=3))
     yield engine
     engine.close()
