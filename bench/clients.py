@@ -5,15 +5,18 @@
 Drafts are recorded first, in one lossless run over 16 prompts. Then 1, 2, 4, 8 and 16 clients replay them, each with a
 connection of its own, at once (`--think 0`) or with the time that drafting a block takes between rounds. Beside the
 measured rows a second stands what the engine alone does in forwards of as many rows, measured before the server starts,
-in the share of the time that was not spent on prompts. Fairness is the slowest client's tokens over the mean.
+in the share of the time that was not spent on prompts. Busy is the share of the time inside forwards, prompts included
+(from the server's metrics). Fairness is the slowest client's rounds over the mean.
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
 import statistics
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +28,7 @@ from skydraft import EngineOptions, decoding_params, make_plan
 from skydraft.decoding.context import Context
 from skydraft.edge.link import Link, LinkOptions
 from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.errors import CloudError
 from skydraft.evaluation.link import EmulatedLink
 from skydraft.evaluation.stats import percentile
 from skydraft.models import default_pair
@@ -50,7 +54,6 @@ class Client:
     """What one client did."""
 
     num_tokens: int = 0
-    num_rows: int = 0
     num_texts: int = 0
     num_strayed: int = 0
     prefill_ms: float = 0.0
@@ -115,12 +118,14 @@ def replay(
                 break
             time.sleep(think_ms / 1e3)
             began = time.perf_counter()
-            verdict = verifier.verify(block, context.catch_up)
+            try:
+                verdict = verifier.verify(block, context.catch_up)
+            except CloudError:
+                return  # the one that stops, when its link is taken away
             context.commit_verdict(block, verdict)
             client.wait_ms.append((time.perf_counter() - began) * 1e3)
             client.queue_ms.append(verdict.cost.queue_ms)
             client.num_tokens += verdict.num_tokens
-            client.num_rows += verdict.cost.num_rows
             client.prefill_ms += verdict.cost.prefill_ms
         client.num_texts += context.finish is not None
         client.num_strayed += context.finish is None and time.perf_counter() < until
@@ -147,20 +152,40 @@ def run_clients(
     return clients
 
 
-def show(name: str, clients: list[Client], seconds: float, allowed: float) -> None:
+def show(name: str, clients: list[Client], seconds: float, allowed: float, before: Served, after: Served) -> None:
     waits = [ms for client in clients for ms in client.wait_ms]
     queues = [ms for client in clients for ms in client.queue_ms]
-    tokens = [client.num_tokens for client in clients]
-    rows = sum(client.num_rows for client in clients) / seconds
+    rounds = [len(client.wait_ms) for client in clients]
+    tokens = sum(client.num_tokens for client in clients)
     prefill = sum(client.prefill_ms for client in clients) / seconds / 1e3
     allowed *= 1 - prefill  # the worker cannot do both at once
+    rows_per_s = (after.num_rows - before.num_rows) / seconds
+    busy = (after.forward_s - before.forward_s) / seconds + prefill
+    per_forward = (after.num_rows - before.num_rows) / max(after.num_forwards - before.num_forwards, 1)
     print(
-        f"{name:<22}{sum(tokens) / seconds:>9.1f}{rows:>9.1f}{allowed:>9.1f}{rows / allowed:>7.2f}"
-        f"{percentile(waits, 50):>9.0f}{percentile(waits, 95):>8.0f}{percentile(queues, 50):>9.0f}"
-        f"{percentile(queues, 95):>8.0f}{min(tokens) / statistics.mean(tokens):>9.2f}{prefill:>9.2f}"
+        f"{name:<22}{tokens / seconds:>9.1f}{rows_per_s:>8.1f}{allowed:>9.1f}{rows_per_s / allowed:>7.2f}{busy:>6.2f}"
+        f"{per_forward:>7.1f}{prefill:>9.2f}{percentile(waits, 50):>10.0f}{percentile(waits, 95):>7.0f}"
+        f"{percentile(queues, 50):>11.0f}{percentile(queues, 95):>7.0f}{min(rounds) / statistics.mean(rounds):>10.2f}"
         f"{sum(client.num_strayed for client in clients):>9}",
         flush=True,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server's metrics say so far."""
+
+    num_forwards: float
+    num_rows: float
+    forward_s: float
+
+
+def scrape(port: int) -> Served:
+    """The counters of a server."""
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    names = ("skydraft_batch_rows_count", "skydraft_batch_rows_sum", "skydraft_forward_seconds_sum")
+    return Served(*(float(values[name]) for name in names))
 
 
 def bench(execution: str, seconds: float, think_ms: float | None, soak_minutes: float) -> None:
@@ -168,17 +193,21 @@ def bench(execution: str, seconds: float, think_ms: float | None, soak_minutes: 
     curve = row_curve(execution)
     print(f"\nexecution {execution}; engine alone, ms a forward: "
           + "  ".join(f"{rows} rows {ms:.1f}" for rows, ms in curve.items()))  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        metrics_port = probe.getsockname()[1]
     options = ["--max-sessions", "16", "--context", "1024", "--execution", execution]
+    options += ["--metrics-port", str(metrics_port)]
     server = ServerProcess(default_pair().target, *options)
     recordings, fingerprint, draft_ms = record(server)
     think_ms = draft_ms if think_ms is None else think_ms
     print(f"k={K}, {seconds:.0f} s each, {think_ms:.0f} ms of drafting emulated between rounds")
-    print(f"{'clients':<22}{'tokens/s':>9}{'rows/s':>9}{'allowed':>9}{'share':>7}{'wait p50':>9}{'p95':>8}"
-          f"{'queue p50':>9}{'p95':>8}{'fairness':>9}{'prefill':>9}{'strayed':>9}")  # fmt: skip
+    print(f"{'clients':<22}{'tokens/s':>9}{'rows/s':>8}{'allowed':>9}{'share':>7}{'busy':>6}{'rows/f':>7}{'prefill':>9}"
+          f"{'wait p50':>10}{'p95':>7}{'queue p50':>11}{'p95':>7}{'fairness':>10}{'strayed':>9}")  # fmt: skip
     for num in NUM_CLIENTS:
         widest = max(rows for rows in curve if rows <= max(3, (K + 1) * num))
+        before = scrape(metrics_port)
         clients = run_clients([server.address] * num, recordings, fingerprint, think_ms, seconds)
-        show(str(num), clients, seconds, widest / curve[widest] * 1e3)
+        show(str(num), clients, seconds, widest / curve[widest] * 1e3, before, scrape(metrics_port))
     with EmulatedLink(("127.0.0.1", server.port)) as link:
         threading.Timer(seconds / 3, lambda: link.stall(3600)).start()
         addresses = [server.address] * 7
@@ -186,8 +215,9 @@ def bench(execution: str, seconds: float, think_ms: float | None, soak_minutes: 
             target=run_clients, args=([link.address], recordings, fingerprint, think_ms, seconds), daemon=True
         )
         stuck.start()
+        before = scrape(metrics_port)
         clients = run_clients(addresses, recordings, fingerprint, think_ms, seconds)
-        show("7, and one that stops", clients, seconds, widest / curve[widest] * 1e3)
+        show("7, and one that stops", clients, seconds, widest / curve[widest] * 1e3, before, scrape(metrics_port))
     if soak_minutes:
         soak(server, recordings, fingerprint, think_ms, soak_minutes)
     server.stop()

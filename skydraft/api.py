@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from skydraft.config import DecodingParams
+from skydraft.config import DEFAULT_K, DecodingParams
 from skydraft.decoding.adaptive import AutoK, FixedK, KPolicy
 from skydraft.decoding.chat import render_prompt
 from skydraft.decoding.choose import Chooser
@@ -21,7 +21,7 @@ from skydraft.decoding.target import Execution, InProcess, Rules, Target
 from skydraft.engines.base import Engine, EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.engines.vocab import check_same
-from skydraft.errors import OptionError
+from skydraft.errors import CloudError, OptionError
 from skydraft.evaluation.stats import Stats, summarize
 from skydraft.models import Progress, cache_dir, no_progress, resolve
 from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
@@ -159,8 +159,8 @@ def connect(
     """A cloud verifier at HOST:PORT, to be passed to `generate` as `cloud`. Nothing is sent before it is needed.
 
     Beyond this machine TLS is spoken: by the system's roots, or by `tls_ca` (PEM), to a server called `tls_name` or as
-    its address says; `insecure` speaks plaintext. `timeout_s` is how long a cloud is waited for where nothing else can
-    be done; a gated plan goes on alone within a second, unless `require`. `open_ahead` opens each session in the
+    its address says; `insecure` speaks plaintext. `timeout_s` is how long an answer is waited for; a gated plan goes on
+    alone within a second of silence, unless `require`. `open_ahead` opens each session in the
     background at once. `notify` gets a line when the cloud goes and when it is back. Raises OptionError.
     """
     from skydraft.edge.cloud import Cloud
@@ -242,13 +242,19 @@ def _missing(side: str) -> OptionError:
 
 def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPolicy:
     assert draft and target  # make_plan allows an adaptive k with two models only
-    costs = target.costs()
+    try:
+        costs = target.costs()
+    except CloudError:
+        if not target.falls_back(plan):
+            raise
+        return FixedK(DEFAULT_K)  # nothing to weigh yet; the draft model goes on alone
     return AutoK(
         draft.profile,
         costs.profile,
         costs.max_rows,
         # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
         min_k=0 if plan.gate.kind == "always" else 1,
+        max_k=costs.max_block,
         wire_ms=costs.wire_ms or 0.0,
         streams=costs.wire_ms is not None,
     )

@@ -20,10 +20,15 @@ class Serving:
     def __init__(self, engine: Engine, options: ServeOptions) -> None:
         self.server = CloudServer(engine, options)
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.port: int = self._run(self.server.start())
-        self.address = f"127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         self._stopped = False
+        try:
+            self.port: int = self._run(self.server.start())
+        except BaseException:
+            self._end_loop()
+            raise
+        self.address = f"127.0.0.1:{self.port}"
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
@@ -32,7 +37,12 @@ class Serving:
         if not self._stopped:
             self._stopped = True
             self._run(self.server.stop(grace_s))
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
 
     @staticmethod
     def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

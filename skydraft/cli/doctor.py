@@ -24,7 +24,7 @@ from skydraft.decoding.adaptive import MAX_AUTO_K, AutoK
 from skydraft.engines.base import Engine, RowProfile
 from skydraft.engines.probe import probe
 from skydraft.engines.vocab import check_same
-from skydraft.errors import SkydraftError
+from skydraft.errors import OptionError, SkydraftError
 from skydraft.models import cache_dir, installed, verify
 
 _OPTIONAL = {
@@ -45,6 +45,9 @@ def doctor(no_measure: bool, **given: Any) -> int:
     """
     console = console_for("auto")
     cloud = take_cloud(given)
+    if cloud and (no_measure or given["cloud_model"]):
+        option = "--no-measure" if no_measure else "--cloud-model"
+        raise OptionError(f"{option} has no place with --cloud, which measures the model on a server.")
     if cloud:
         with contextlib.closing(cloud):
             problems = list(examine(console, cloud, given))

@@ -57,7 +57,7 @@ def examine(console: Console, cloud: Cloud, given: dict[str, Any]) -> Iterator[s
     edge = load_engine(given["edge_model"], build_engine_options(given), offline=offline)
     try:
         _check_vocabulary(edge, info)
-        alpha = _measure_acceptance(console, edge, cloud)
+        alpha = _measure_acceptance(console, edge, cloud, min(DEFAULT_K, info.max_block))
     except SkydraftError as error:
         yield f"{edge.name} cannot draft for {info.model}: {error}"
         return
@@ -73,12 +73,12 @@ def _check_vocabulary(edge: Engine, info: ServerInfo) -> None:
         )
 
 
-def _measure_acceptance(console: Console, edge: Engine, cloud: Cloud) -> float:
+def _measure_acceptance(console: Console, edge: Engine, cloud: Cloud, k: int) -> float:
     """Acceptance per judged draft over five prompts, greedy."""
     records: list[StepRecord] = []
     for prompt in _PROMPTS:
         params = decoding_params(max_new_tokens=_NUM_TOKENS)
-        with api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan("lossless"), params=params) as generation:
+        with api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan("lossless", k=k), params=params) as generation:
             records += generation.run().records
     judged = sum(min(record.num_accepted + 1, record.num_draft) for record in records)
     alpha = sum(record.num_accepted for record in records) / judged if judged else 0.0
@@ -88,7 +88,7 @@ def _measure_acceptance(console: Console, edge: Engine, cloud: Cloud) -> float:
     num_bytes = sum(record.cost.bytes_up + record.cost.bytes_down for record in records)
     num_tokens = sum(record.num_committed for record in records)
     console.print(
-        f"acceptance   {alpha:.2f} per judged draft, {num_tokens / len(records):.2f} tokens a round at k={DEFAULT_K}, "
+        f"acceptance   {alpha:.2f} per judged draft, {num_tokens / len(records):.2f} tokens a round at k={k}, "
         f"{num_bytes / num_tokens:.1f} bytes a token ({len(_PROMPTS)} prompts, {num_tokens} tokens)"
     )
     console.print(f"on the link  {beside:.2f} ms a round beside the two models' forwards")

@@ -18,6 +18,7 @@ from skydraft.cli.options import build_engine_options, decoding_options, engine_
 from skydraft.cli.render import as_json, console_for, legend, show_tokens, summary_line, trace_line
 from skydraft.config import MODES, DecodingParams, decoding_params
 from skydraft.decoding.plan import Plan, make_plan
+from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError, PromptError
 
 _INTERRUPTED = 130
@@ -56,7 +57,10 @@ def generate(prompt: str, json_out: bool, trace: str | None, color: str, quiet: 
     _check_cloud(request["plan"], given)
     with ExitStack() as stack:
         trace_file = stack.enter_context(_open_trace(trace)) if trace else None
-        generation = stack.enter_context(_start(request, given, with_signals=trace is not None))
+        remote = take_cloud(given)
+        if remote:
+            stack.callback(remote.close)
+        generation = stack.enter_context(_start(request, given, remote, with_signals=trace is not None))
         interrupted = stack.enter_context(_catch_interrupt())
         console = None if json_out else console_for(color)
         for done, tokens in generation.rounds():
@@ -115,10 +119,11 @@ def _is_text(text: str) -> bool:
     return text.encode(errors="replace") == text.encode(errors="surrogatepass")
 
 
-def _start(request: dict[str, Any], given: dict[str, Any], *, with_signals: bool) -> api.Generation:
+def _start(
+    request: dict[str, Any], given: dict[str, Any], remote: Cloud | None, *, with_signals: bool
+) -> api.Generation:
     options, offline = build_engine_options(given), given.pop("offline")
     plan: Plan = request["plan"]
-    remote = take_cloud(given)
     edge = load_engine(given["edge_model"], options, offline=offline) if plan.drafts or remote else None
     cloud = remote or (load_engine(target_name(given), options, offline=offline) if plan.verifies else None)
     return api.generate(edge=edge, cloud=cloud, with_signals=with_signals, **request)

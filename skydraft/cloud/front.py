@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,10 +15,10 @@ from skydraft.cloud.jobs import Answer, GenerateJob, Job, VerifyJob
 from skydraft.cloud.keyring import Keyring, RowBudget
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
-from skydraft.errors import CloudFailure, LimitExceeded, SkydraftError
+from skydraft.errors import CloudBusy, CloudFailure, LimitExceeded, RateLimited, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.status import to_status
-from skydraft.protocol.values import SERVICE, Emission, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
 from skydraft.types import Verdict
 
 log = logging.getLogger("skydraft.cloud")
@@ -45,6 +46,8 @@ class Front:
         self._budget = RowBudget(limits.rows_per_s)
         self._clock = clock
         self._log_prompts = log_prompts
+        self._context_len = info().context_len
+        self._num_pending = 0
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server adds. Messages are parsed here, not by gRPC, so that a broken one gets a clean answer."""
@@ -73,21 +76,40 @@ class Front:
 
     async def _open(self, data: bytes, owner: str) -> bytes:
         call = codec.decode_session_call(data)
+        self._check_opening(call.opening)
         self._budget.spend(owner, call.opening.base)
         self._log("open", call, owner)
         answer = await self._ask(Job, call, owner)
-        assert isinstance(answer, int)
+        assert isinstance(answer, Opened)
         return codec.encode_opened(answer)
 
     async def _verify(self, data: bytes, owner: str) -> bytes:
         call = codec.decode_verify_call(data)
         if len(call.draft_ids) > self._limits.max_block:
-            raise LimitExceeded(f"A block of {len(call.draft_ids)} tokens; this server takes {self._limits.max_block}.")
+            raise LimitExceeded(
+                f"A block of {len(call.draft_ids)} tokens; this server takes {self._limits.max_block}.",
+                hint="Use a smaller --k.",
+            )
+        if call.opening:
+            self._check_opening(call.opening)
+        self._check_length(call.base)
         self._budget.spend(owner, call.num_rows)
         answer = await self._ask(VerifyJob, call, owner)
         assert isinstance(answer, Verdict)
         self._log_verdict(call, owner, answer)
         return codec.encode_verdict(answer)
+
+    def _check_opening(self, opening: Opening) -> None:
+        """Refuse what no session could hold before it waits for a seat."""
+        if len(opening.prompt_ids) > self._limits.max_prompt:
+            raise LimitExceeded(
+                f"The prompt has {len(opening.prompt_ids)} tokens; this server takes {self._limits.max_prompt}."
+            )
+        self._check_length(opening.base)
+
+    def _check_length(self, base: int) -> None:
+        if base >= self._context_len:
+            raise LimitExceeded(f"{base} tokens do not fit in the context of {self._context_len}.")
 
     async def _close(self, data: bytes, owner: str) -> bytes:
         self._worker.close_session(codec.decode_close(data), owner)
@@ -102,20 +124,37 @@ class Front:
             if not future.done():
                 future.set_result(answer)
 
-        self._worker.submit(kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock()))
-        answer = await future
+        job = kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock())
+        with self._pending():
+            self._worker.submit(job)
+            answer = await future
         if isinstance(answer, SkydraftError):
             raise answer
         return answer
+
+    @contextmanager
+    def _pending(self) -> Iterator[None]:
+        """A place in the server: the worker may be in a long forward and see its queue late. Raises CloudBusy."""
+        if self._num_pending >= self._limits.max_queue:
+            raise CloudBusy(f"{self._limits.max_queue} requests are waiting already.", hint="Try again later.")
+        self._num_pending += 1
+        try:
+            yield
+        finally:
+            self._num_pending -= 1
 
     async def _generate(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
         try:
             owner = self._label(context)
             call = codec.decode_session_call(data)
+            self._check_opening(call.opening)
             self._budget.spend(owner, call.opening.base)
             self._log("generate", call, owner)
-            async for emission in self._stream(call, owner):
-                yield codec.encode_emission(emission)
+            with self._pending():
+                async for emission in self._stream(call, owner):
+                    self._label(context)  # the token may have been revoked meanwhile
+                    yield codec.encode_emission(emission)
+                    await self._slow_down(owner, len(emission.token_ids))
         except Exception as error:
             await _abort(context, error)
 
@@ -136,13 +175,19 @@ class Front:
                 while not arrived.empty():
                     answers.append(arrived.get_nowait())
                 if emissions := [answer for answer in answers if isinstance(answer, Emission)]:
-                    self._budget.spend(owner, len(emissions))
                     yield (merged := _merge(emissions))
                     finish = merged.finish
                 if isinstance(answers[-1], SkydraftError):
                     raise answers[-1]
         finally:
             self._worker.cancel(job)
+
+    async def _slow_down(self, owner: str, num_rows: int) -> None:
+        """A stream beyond its token's share waits instead of ending: what it costs to begin again would be more."""
+        try:
+            self._budget.spend(owner, num_rows)
+        except RateLimited as error:
+            await asyncio.sleep(error.retry_after_s)
 
     def _log(self, event: str, call: SessionCall, owner: str) -> None:
         extra = {"session": call.session, "epoch": call.epoch, "base": call.opening.base, "token": owner}

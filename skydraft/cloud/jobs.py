@@ -9,11 +9,11 @@ from skydraft.cloud.sessions import CloudSession
 from skydraft.decoding.verification import Verification
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import SkydraftError
-from skydraft.protocol.values import Emission, SessionCall, VerifyCall
+from skydraft.protocol.values import Emission, Opened, SessionCall, VerifyCall
 from skydraft.types import DraftBlock, Verdict, VerifyCost
 
-# An OpenReply's base, a verdict, tokens of a stream, or why there is none.
-Answer: TypeAlias = int | Verdict | Emission | SkydraftError
+# What an Open gets, a verdict, tokens of a stream, or why there is none.
+Answer: TypeAlias = Opened | Verdict | Emission | SkydraftError
 Deliver: TypeAlias = Callable[[Answer], None]
 _TURN_ROWS = 16  # after so many rows a job queues up again: long catch-ups must not hold up everybody else
 
@@ -70,7 +70,7 @@ class Job:
     def ready(self) -> Answer | None:
         """The prompt is in the cache: begin the work, or return the answer where there is nothing else to do."""
         assert self.session is not None
-        return len(self.session.target.token_ids)
+        return Opened(len(self.session.target.token_ids), self._prefill_s * 1e3)
 
     def absorb(self, feed: TokenIds, rows: object, seconds: float, now: float) -> None:
         """Take the logits of a feed that was part of a forward of `seconds`."""
@@ -108,11 +108,11 @@ class VerifyJob(Job):
     call: VerifyCall
 
     def begin(self, session: CloudSession) -> Answer | None:
-        known = session.recall(self.call)
-        if known is None:
-            session.check(self.call)
+        if (known := session.recall(self.call)) is not None:
+            return known
+        session.check(self.call)
         self.session = session
-        return known
+        return None
 
     def ready(self) -> Answer | None:
         assert self.session is not None

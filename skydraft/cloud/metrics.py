@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from skydraft.cloud.jobs import Answer, Job, VerifyJob
 from skydraft.config import MAX_K
+from skydraft.errors import CloudBusy
+from skydraft.protocol.values import Emission
 from skydraft.types import Verdict
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -30,8 +32,8 @@ class Metrics:
         self._requests = Counter("skydraft_requests", "Requests answered", ("kind", "outcome"), registry=own)
         self._queue = Gauge("skydraft_requests_waiting", "Requests in the worker", registry=own)
         self._sessions = Gauge("skydraft_sessions", "Sessions that hold KV memory", registry=own)
-        self._evicted = Gauge("skydraft_sessions_evicted", "Sessions evicted so far", registry=own)
-        self._expired = Gauge("skydraft_sessions_expired", "Sessions expired so far", registry=own)
+        self._evicted = Gauge("skydraft_sessions_evicted", "Sessions evicted since the start", registry=own)
+        self._expired = Gauge("skydraft_sessions_expired", "Sessions expired since the start", registry=own)
         self._batch_jobs = Histogram("skydraft_batch_jobs", "Requests in a forward", buckets=_ROWS, registry=own)
         self._batch_rows = Histogram("skydraft_batch_rows", "Rows in a forward", buckets=_ROWS, registry=own)
         self._forward_s = Histogram("skydraft_forward_seconds", "Time of a forward", buckets=_LATENCY_S, registry=own)
@@ -52,8 +54,13 @@ class Metrics:
     def answered(self, job: Job, answer: Answer) -> None:
         kind = type(job).__name__.removesuffix("Job").lower() or "open"
         self._requests.labels(kind, type(answer).__name__ if isinstance(answer, Exception) else "ok").inc()
-        if isinstance(job, VerifyJob) and isinstance(answer, Verdict):
+        if isinstance(job, VerifyJob) and isinstance(answer, Verdict) and job.session is not None:
             self._judged(len(job.call.draft_ids), answer)
+        if isinstance(answer, Emission):
+            self._emitted.inc(answer.base + len(answer.token_ids) - job.call.opening.base if job.call.opening else 0)
+
+    def refused(self, job: Job) -> None:
+        self.answered(job, CloudBusy("full"))
 
     def _judged(self, num_draft: int, verdict: Verdict) -> None:
         self._drafts.inc()

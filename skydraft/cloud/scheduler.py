@@ -24,6 +24,11 @@ class Scheduler:
         return tuple(self._waiting)
 
     @property
+    def jobs(self) -> tuple[Job, ...]:
+        """All that are not answered."""
+        return (*self._active, *self._waiting)
+
+    @property
     def busy(self) -> frozenset[int]:
         """Numbers of the sessions that are being worked on."""
         return frozenset(job.call.session for job in self._active)
@@ -33,7 +38,7 @@ class Scheduler:
 
         A later epoch of a session ends what an earlier one was still asking for.
         """
-        for other in (*self._active, *self._waiting):
+        for other in self.jobs:
             if other.asks_the_same(job):
                 other.join(job)
                 return

@@ -21,7 +21,7 @@ from skydraft.cloud.keyring import Keyring
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
 from skydraft.engines.base import Engine
-from skydraft.errors import MissingDependency, OptionError
+from skydraft.errors import EngineError, MissingDependency, OptionError
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import SERVICE, Execution, ServerInfo
@@ -52,6 +52,10 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("--tls-cert and --tls-key belong together.")
+        if self.tls_cert is not None and self.insecure:
+            raise OptionError("--insecure speaks plaintext, so that --tls-cert has no place.")
+        if not 0 <= self.grace_s < float("inf"):
+            raise OptionError(f"--grace is a number of seconds, not {self.grace_s:g}.")
         if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
             raise OptionError("A port is a number from 0 to 65535.")
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
@@ -73,6 +77,7 @@ class CloudServer:
         self._worker = Worker(engine, options.limits, execution=options.execution, observer=metrics)
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
+        self._has_died = False
         self._front = Front(
             self._worker, self.info, self._keyring, options.limits, time.perf_counter, log_prompts=options.log_prompts
         )
@@ -159,8 +164,8 @@ class CloudServer:
             self._worker.run()
         except BaseException:
             log.critical("the worker died", exc_info=True)
+            self._has_died = True
             self._stop_requested()
-            raise
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or the worker has died; then finish what is under way."""
@@ -171,14 +176,19 @@ class CloudServer:
 
         self._stop_requested = request_stop
         await stop.wait()
-        await self.stop(self._options.grace_s)
+        await self.stop(0.0 if self._has_died else self._options.grace_s)
+        if self._has_died:
+            raise EngineError("The worker died; the log says of what.", hint="Start the server again.")
 
     async def stop(self, grace_s: float) -> None:
-        """NOT_SERVING, no new calls, `grace_s` for those under way, then the worker and its sessions end."""
+        """NOT_SERVING, no new calls, `grace_s` for those under way, then the worker ends: after its forward, at most.
+
+        Only then may the engine be closed.
+        """
         await self._set_health(serving=False)
         await self._server.stop(grace_s)
         self._worker.stop()
-        await asyncio.to_thread(self._thread.join, 10)
+        await asyncio.to_thread(self._thread.join)
 
 
 def _services() -> tuple[Any, Any]:
@@ -227,7 +237,8 @@ async def _serve(engine: Engine, options: ServeOptions, on_ready: Callable[[int]
 
     def request_stop(number: signal.Signals) -> None:
         stop.set()
-        loop.remove_signal_handler(number)  # the next one ends the process
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)  # the next one ends the process
 
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):

@@ -141,10 +141,6 @@ class Sessions:
             )
         if opening.model not in ("", self._engine.name):
             raise UnknownModel(f"This server runs {self._engine.name}, not {opening.model}.")
-        if len(opening.prompt_ids) > self._limits.max_prompt:
-            raise LimitExceeded(
-                f"The prompt has {len(opening.prompt_ids)} tokens; this server takes {self._limits.max_prompt}."
-            )
         self.check_ids(opening.prompt_ids, opening.committed_ids)
         self._engine.check_prompt(opening.prompt_ids)
         prompt_len, params = len(opening.prompt_ids), opening.params
@@ -188,13 +184,14 @@ class Sessions:
             self.close(number)
 
     def expire(self, busy: Collection[int]) -> int:
-        """Close sessions idle for longer than their time to live; returns how many."""
+        """Close sessions idle for longer than their time to live; returns how many of them had not finished."""
         latest = self._clock() - self._limits.session_ttl_s
         expired = [n for n, session in self._table.items() if session.used_at < latest and n not in busy]
+        num_unfinished = sum(self._table[number].target.finish is None for number in expired)
         for number in expired:
             self.close(number)
-        self.num_expired += len(expired)
-        return len(expired)
+        self.num_expired += num_unfinished
+        return num_unfinished
 
     def close(self, number: int, owner: str | None = None) -> None:
         """Forget a session, if it is there and `owner`, where given, is its owner."""

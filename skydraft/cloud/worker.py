@@ -17,7 +17,7 @@ from skydraft.cloud.scheduler import Scheduler
 from skydraft.cloud.sessions import Sessions
 from skydraft.engines.base import Engine, Rows
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import CloudFailure, CloudLost, SkydraftError
+from skydraft.errors import CloudFailure, CloudLost, EngineError, SkydraftError
 from skydraft.protocol.values import Execution
 
 log = logging.getLogger("skydraft.cloud")
@@ -35,7 +35,10 @@ class Observer(Protocol):
         """A forward was run."""
 
     def answered(self, job: Job, answer: Answer) -> None:
-        """A job got its last answer."""
+        """A job got its last answer. One that was not `active` got it from memory."""
+
+    def refused(self, job: Job) -> None:
+        """A job found the queue full."""
 
     def closed(self, num_evicted: int, num_expired: int) -> None:
         """How many sessions had to go so far."""
@@ -64,6 +67,7 @@ class Worker:
         self._scheduler = Scheduler(limits.max_queue)
         self._sessions = Sessions(engine, limits, clock)
         self._stopping = False
+        self._close_later: set[tuple[int, str]] = set()
         self._next_tick = 0.0
         self.num_sessions = 0  # holding KV memory, as of the last step; for other threads to read
 
@@ -76,20 +80,23 @@ class Worker:
         self._inbox.put(lambda: self._cancel(job))
 
     def close_session(self, number: int, owner: str) -> None:
-        """End a session, unless it is being worked on: then its owner has asked for more in the meantime."""
-        self._inbox.put(lambda: None if number in self._scheduler.busy else self._sessions.close(number, owner))
+        """End a session: at once, or when what was asked of it is answered."""
+        self._inbox.put(lambda: self._close(number, owner))
 
     def stop(self) -> None:
-        """Finish what is under way, answer what has not begun with CloudLost, and let `run` return."""
+        """Answer what is waiting or under way with CloudLost, and let `run` return."""
         self._inbox.put(self._stop)
 
     def run(self) -> None:
-        """Work until stopped."""
-        while not (self._stopping and not len(self._scheduler)):
-            self.receive(wait=not len(self._scheduler))
-            self.step()
-        self.receive()  # what came in between is answered too
-        self._sessions.close_all()
+        """Work until stopped. Whatever ends it, everybody who waits is answered."""
+        try:
+            while not self._stopping:
+                self.receive(wait=not len(self._scheduler))
+                self.step()
+        finally:
+            self._stop()
+            self.receive()  # what came in between is answered too
+            self._sessions.close_all()
 
     def receive(self, *, wait: bool = False) -> None:
         """Take in what was submitted; with `wait`, be idle for a while if there is nothing."""
@@ -114,8 +121,16 @@ class Worker:
     def _take(self, job: Job) -> None:
         if self._stopping:
             job.answer(CloudLost("The server is going down."))
+            return
+        self._scheduler.add(job)
+        if job.is_answered and self._observer:
+            self._observer.refused(job)
+
+    def _close(self, number: int, owner: str) -> None:
+        if any((job.call.session, job.owner) == (number, owner) for job in self._scheduler.jobs):
+            self._close_later.add((number, owner))
         else:
-            self._scheduler.add(job)
+            self._sessions.close(number, owner)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -137,6 +152,9 @@ class Worker:
                 self._sessions.check_ids(*_ids(job))
                 session = self._sessions.admit(job.call, job.owner, self._scheduler.busy)
                 answer = job.begin(session) if session else None
+            except EngineError as error:
+                self._fail([job], error)
+                continue
             except SkydraftError as error:
                 self._end(job, error)
                 continue
@@ -202,7 +220,12 @@ class Worker:
 
     def _commit(self, done: list[Job]) -> None:
         for job in done:
-            if (answer := job.commit(self._clock())) is not None:
+            try:
+                answer = job.commit(self._clock())
+            except Exception as error:
+                self._fail([job], error)
+                continue
+            if answer is not None:
                 self._end(job, answer)
 
     def _end(self, job: Job, answer: Answer) -> None:
@@ -210,6 +233,9 @@ class Worker:
         self._scheduler.drop(job)
         if job.streams and job.session is not None:
             self._sessions.close(job.call.session, job.owner)
+        if (key := (job.call.session, job.owner)) in self._close_later:
+            self._close_later.discard(key)
+            self._sessions.close(*key)
         if job.session is not None:
             job.session.used_at = self._clock()
         job.answer(answer)
@@ -218,11 +244,9 @@ class Worker:
 
     def _fail(self, jobs: list[Job], error: Exception) -> None:
         """Jobs that cannot go on lose their sessions too: what these hold may be half done."""
-        if not isinstance(error, SkydraftError):
-            log.exception("a forward failed")
-            error = CloudFailure("The server failed; its log says why.")
+        log.error("a job failed", exc_info=error)
         for job in jobs:
-            self._end(job, error)
+            self._end(job, CloudFailure("The server failed; its log says why."))
             self._sessions.close(job.call.session, job.owner)
 
     def _cancel(self, job: Job) -> None:
@@ -231,7 +255,7 @@ class Worker:
 
     def _stop(self) -> None:
         self._stopping = True
-        for job in self._scheduler.waiting:
+        for job in self._scheduler.jobs:
             self._end(job, CloudLost("The server is going down."))
 
 

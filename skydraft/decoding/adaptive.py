@@ -46,7 +46,7 @@ def expected_tokens(alpha: float, k: int) -> float:
 
 
 class AutoK:
-    """The k from `min_k` to MAX_AUTO_K with the best expected tokens per second.
+    """The k from `min_k` to `max_k` with the best expected tokens per second.
 
     Starts from the row profiles of both engines, then follows moving averages of what rounds really took. The
     target's rows run in passes of `max_rows`; a pass after the first difference is never run, and so costs only as
@@ -60,6 +60,7 @@ class AutoK:
         max_rows: int,
         *,
         min_k: int = 0,
+        max_k: int = MAX_AUTO_K,
         alpha: float = PRIOR_ALPHA,
         wire_ms: float = 0.0,
         streams: bool = False,
@@ -71,6 +72,7 @@ class AutoK:
         self._streams = streams
         self._max_rows = max_rows
         self._min_k = min_k
+        self._max_k = min(max_k, MAX_AUTO_K)
         self._num_drafted = _PRIOR_WEIGHT
         self._num_accepted = alpha * _PRIOR_WEIGHT
 
@@ -80,7 +82,7 @@ class AutoK:
         return self._num_accepted / self._num_drafted
 
     def next_k(self) -> int:
-        best = max(range(self._min_k, MAX_AUTO_K + 1), key=self.tokens_per_ms)
+        best = max(range(self._min_k, self._max_k + 1), key=self.tokens_per_ms)
         if self._min_k == 0 and self.tokens_per_ms(best) < _MIN_GAIN * self.tokens_per_ms(0):
             return 0
         return best

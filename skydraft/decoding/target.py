@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from skydraft.config import DecodingParams
+from skydraft.config import MAX_K, DecodingParams
 from skydraft.decoding.choose import Chooser
 from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
@@ -30,7 +30,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class TargetCosts:
-    """What an adaptive k weighs: forwards of n rows, the most rows of one, and the wire.
+    """What an adaptive k weighs: forwards of n rows, the most rows of one, the longest block, and the wire.
 
     `wire_ms` is what a round takes beside forwards; None where there is no wire.
     """
@@ -38,6 +38,7 @@ class TargetCosts:
     profile: RowProfile
     max_rows: int
     wire_ms: float | None = None
+    max_block: int = MAX_K
 
 
 class Target(Protocol):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
@@ -11,11 +14,13 @@ from skydraft.edge.link import Link, LinkOptions
 from skydraft.edge.outage import Notify
 from skydraft.edge.verifier import Patience, RemoteVerifier
 from skydraft.engines.base import RowProfile
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, SkydraftError
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import Opening, ServerInfo
 
+T = TypeVar("T")
 _NUM_PINGS = 3
+_PAUSE_S = 0.2
 
 
 def _silent(line: str) -> None:
@@ -25,9 +30,10 @@ def _silent(line: str) -> None:
 class Cloud:
     """A server, and how to behave when it is slow or gone. For one generation at a time.
 
-    `timeout_s` is how long a cloud is waited for that does not answer, where nothing else can be done. A gated plan
-    goes on alone instead, within a second, unless `require`. `open_ahead` opens each session at once instead of at the
-    first escalation. `notify` gets a line when the cloud goes and when it is back.
+    `timeout_s` is how long an answer is waited for, be the cloud busy or gone. A gated plan goes on alone within a
+    second of silence, unless `require`; a cloud that is more than half a second away counts as silent there.
+    `open_ahead` opens each session at once instead of at the first escalation. `notify` gets a line when the cloud
+    goes and when it is back.
     """
 
     def __init__(
@@ -48,8 +54,19 @@ class Cloud:
         self._notify = notify
 
     def info(self) -> ServerInfo:
-        """What the server runs and how fast. Raises CloudError."""
-        return self.link.info(self._timeout_s)
+        """What the server runs and how fast. Asked for until `timeout_s` is over. Raises CloudError."""
+        return self._patiently(lambda: self.link.info(self._timeout_s))
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        until = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return ask()
+            except SkydraftError as error:
+                if not error.retryable or time.monotonic() + _PAUSE_S > until:
+                    raise
+            time.sleep(_PAUSE_S)
+            self.link.reconnect()
 
     def falls_back(self, plan: Plan) -> bool:
         """Whether a generation by this plan goes on alone when the cloud is gone."""
@@ -58,8 +75,9 @@ class Cloud:
     def costs(self) -> TargetCosts:
         """What an adaptive k starts from: the server's forward times, and the round trip of a few pings."""
         info = self.info()
-        wire_ms = statistics.median(self.link.ping() for _ in range(_NUM_PINGS))
-        return TargetCosts(RowProfile(info.invariant_rows, info.forward_ms), info.max_rows, wire_ms)
+        wire_ms = statistics.median(self._patiently(self.link.ping) for _ in range(_NUM_PINGS))
+        profile = RowProfile(info.invariant_rows, info.forward_ms)
+        return TargetCosts(profile, info.max_rows, wire_ms=wire_ms, max_block=info.max_block)
 
     def verifier(self, context: Context, rules: Rules) -> RemoteVerifier:
         """The verifier of one generation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from skydraft.protocol.address import is_loopback, parse_address
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import SERVICE, ServerInfo
 
-PING_S = 0.5  # a server that is there answers a health check at once, however busy its model is
+PING_S = 5.0  # a server that is there answers a health check at once, however busy its model is
 _WATCH_S = 0.3  # how long a slow answer is waited for before the server is asked for a sign of life
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
@@ -41,6 +42,8 @@ class LinkOptions:
 
     def __post_init__(self) -> None:
         host, _ = parse_address(self.address)
+        if self.token is not None and not re.fullmatch(r"[\x21-\x7e]+", self.token):
+            raise OptionError("The token holds a character that cannot be sent, or is empty.")
         if self.insecure and (self.tls_ca or self.tls_name):
             raise OptionError("--insecure speaks plaintext, so that --tls-ca and --tls-name have no place.")
         if self.tls_name and not self.uses_tls:
@@ -63,19 +66,20 @@ class Link:
         self._lock = threading.Lock()
         self._bytes_up = self._bytes_down = 0
         self._started: list[Any] = []
-        self._connect()
+        self._is_closed = False
+        self.heard_at = 0.0  # when the server last answered anything, by the monotonic clock
+        self._wires = self._connect()
 
     @property
     def uses_tls(self) -> bool:
         """Whether the channel is encrypted."""
         return self._options.uses_tls
 
-    def _connect(self) -> None:
+    def _connect(self) -> _Wires:
         settings: list[tuple[str, Any]] = [
             ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the dead connection
             ("grpc.enable_retries", 0),  # what may be repeated, and when, is decided in one place: not here
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         if is_loopback(parse_address(self._options.address)[0]):
@@ -84,36 +88,35 @@ class Link:
             settings.append(("grpc.ssl_target_name_override", self._options.tls_name))
         if self._options.uses_tls:
             credentials = grpc.ssl_channel_credentials(self._options.tls_ca)
-            self._channel = grpc.secure_channel(self.target, credentials, settings)
-        else:
-            self._channel = grpc.insecure_channel(self.target, settings)
-        paths = {name: f"/{SERVICE}/{name}" for name in ("GetInfo", "Open", "Verify", "Close")} | {"Check": _HEALTH}
-        self._unary: dict[str, Any] = {name: self._channel.unary_unary(path) for name, path in paths.items()}
-        self._generate: Any = self._channel.unary_stream(f"/{SERVICE}/Generate")
+            return _Wires(grpc.secure_channel(self.target, credentials, settings))
+        return _Wires(grpc.insecure_channel(self.target, settings))
 
     def reconnect(self) -> None:
-        """Leave a connection that may be dead, and make another one at the next call."""
-        self._channel.close()
-        self._connect()
+        """Leave a connection that may be dead, and make another one at the next call. Nothing on a closed link."""
+        with self._lock:
+            if not self._is_closed:
+                self._wires.channel.close()
+                self._wires = self._connect()
 
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """One unary call; blocks for at most `timeout_s`. The fast way: no other thread is woken."""
         self._count(up=len(request))
         try:
-            reply: bytes = self._unary[method](request, timeout=timeout_s, metadata=self._metadata)
+            reply: bytes = self._wires.unary[method](request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc(error) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise CloudLost("The link was closed.") from error
         self._count(down=len(reply))
+        self.heard_at = time.monotonic()
         return reply
 
-    def call_watched(self, method: str, request: bytes, timeout_s: float) -> bytes:
+    def call_watched(self, method: str, request: bytes, timeout_s: float, ping_s: float = PING_S) -> bytes:
         """Like `call`, for what may take long: a server that shows no sign of life meanwhile raises CloudLost."""
         started = self.start(method, request, timeout_s)
         if started is None:
             raise CloudLost("The link was closed.")
-        return self.wait(started)
+        return self.wait(started, ping_s)
 
     def start(self, method: str, request: bytes, timeout_s: float) -> Any:
         """Begin a call, to `wait` for or to forget. None while the interpreter ends: gRPC needs a thread for it."""
@@ -122,14 +125,14 @@ class Link:
         self._count(up=len(request))
         self._started = [call for call in self._started if not call.done()]
         try:
-            call = self._unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
+            call = self._wires.unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
         except ValueError:
             return None  # the link was closed
         call.add_done_callback(lambda done: self._count(down=0 if done.code() else len(done.result())))
         self._started.append(call)  # a call that nobody holds is cancelled
         return call
 
-    def wait(self, started: Any) -> bytes:
+    def wait(self, started: Any, ping_s: float = PING_S) -> bytes:
         """The answer to a call that was started. Raises CloudLost when the server shows no sign of life meanwhile."""
         try:
             while True:
@@ -137,7 +140,7 @@ class Link:
                     reply: bytes = started.result(timeout=_WATCH_S)
                     return reply
                 except grpc.FutureTimeoutError:
-                    self.ping()
+                    self.ping(ping_s)
         except grpc.RpcError as error:
             raise from_rpc(error) from error
         except grpc.FutureCancelledError as error:
@@ -146,9 +149,13 @@ class Link:
             started.cancel()
 
     def stream(self, request: bytes, timeout_s: float) -> TokenStream:
-        """A Generate call under way."""
+        """A Generate call under way. Raises CloudLost on a closed link."""
         self._count(up=len(request))
-        return TokenStream(self, self._generate(request, timeout=timeout_s, metadata=self._metadata))
+        try:
+            call = self._wires.generate(request, timeout=timeout_s, metadata=self._metadata)
+        except ValueError as error:
+            raise CloudLost("The link was closed.") from error
+        return TokenStream(self, call)
 
     def ping(self, timeout_s: float = PING_S) -> float:
         """Ask for a sign of life; returns the round trip in milliseconds. Raises CloudLost."""
@@ -186,7 +193,19 @@ class Link:
         for call in self._started:
             with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
                 call.result(timeout=_CLOSE_S)
-        self._channel.close()
+        with self._lock:
+            self._is_closed = True
+            self._wires.channel.close()
+
+
+class _Wires:
+    """A channel and its methods: one value, so that a thread never calls half of an old one."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        paths = {name: f"/{SERVICE}/{name}" for name in ("GetInfo", "Open", "Verify", "Close")} | {"Check": _HEALTH}
+        self.channel = channel
+        self.unary: dict[str, Any] = {name: channel.unary_unary(path) for name, path in paths.items()}
+        self.generate: Any = channel.unary_stream(f"/{SERVICE}/Generate")
 
 
 class TokenStream:
@@ -212,21 +231,24 @@ class TokenStream:
             self._arrived.append(item)
             self._changed.notify()
 
-    def messages(self) -> Iterator[bytes]:
-        """One message after the other. Raises CloudError when the stream fails, or nobody is at the other end."""
+    def messages(self, timeout_s: float, ping_s: float = PING_S) -> Iterator[bytes]:
+        """One message after the other. Raises CloudError when the stream fails, when nobody is at the other end, and
+        when the next message takes longer than `timeout_s`."""
         while True:
-            item = self._next()
+            item = self._next(time.monotonic() + timeout_s, ping_s)
             if isinstance(item, Exception):
                 raise item
             self._link.count_streamed(item)
             yield item
 
-    def _next(self) -> bytes | Exception:
+    def _next(self, until: float, ping_s: float) -> bytes | Exception:
         while True:
             with self._changed:
                 if self._arrived or self._changed.wait(_WATCH_S):
                     return self._arrived.pop(0)
-            self._link.ping()
+            if time.monotonic() > until:
+                raise CloudTimeout("the stream says nothing.")
+            self._link.ping(ping_s)
 
     def cancel(self) -> None:
         """Read no more."""

@@ -10,7 +10,7 @@ from skydraft.edge.link import Link
 from skydraft.errors import CloudError, NotAuthorized, SkydraftError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-PROBE_S = 1.0
+_PROBE_S = 3.0
 Notify = Callable[[str], None]
 
 
@@ -23,27 +23,27 @@ class Outage:
         self._error: CloudError | None = None
         self._began = 0.0
         self._closed = threading.Event()
+        self._pause_s = _FIRST_PAUSE_S  # grows over all outages of a generation: a cloud that flaps is asked less
 
     def check(self) -> None:
         """Raise what ended the link, at once, as long as the cloud is gone."""
         if self._error is not None:
             raise self._error
 
-    def begin(self, error: CloudError) -> None:
-        """The cloud is gone: say so, and look for it until it is back."""
+    def begin(self, error: CloudError, *, final: bool = False) -> None:
+        """The cloud is gone: say so, and look for it until it is back, unless that would not help."""
         self._error = error
         self._began = time.monotonic()
-        self._notify(f"The cloud at {self._link.target} is gone ({error.message.rstrip('.')}); going on alone.")
-        if not isinstance(error, NotAuthorized):  # asking again would not help
+        self._notify(f"The cloud at {self._link.target} is gone ({str(error).rstrip('.')}); going on alone.")
+        if not final and not isinstance(error, NotAuthorized):
             threading.Thread(target=self._probe, name="probe", daemon=True).start()
 
     def _probe(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while not self._closed.wait(pause_s):
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        while not self._closed.wait(self._pause_s):
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             try:
                 self._link.reconnect()
-                self._link.info(PROBE_S)
+                self._link.info(_PROBE_S)
             except SkydraftError:
                 continue
             if not self._closed.is_set():

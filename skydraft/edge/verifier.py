@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from skydraft.decoding.context import Context
-from skydraft.edge.link import Link, TokenStream
+from skydraft.edge.link import PING_S, Link, TokenStream
 from skydraft.edge.outage import Notify, Outage
 from skydraft.errors import (
     BaseMismatch,
@@ -24,27 +24,29 @@ from skydraft.errors import (
     CloudLost,
     CloudTimeout,
     Diverged,
+    LimitExceeded,
+    ProtocolError,
     RateLimited,
     SessionNotFound,
     SessionTaken,
     SkydraftError,
 )
 from skydraft.protocol import codec
-from skydraft.protocol.values import MAX_SESSION, Emission, Opening, SessionCall, VerifyCall
+from skydraft.protocol.values import MAX_SESSION, Emission, Opened, Opening, SessionCall, VerifyCall
 from skydraft.types import DraftBlock, Verdict, VerifyCost
 
 T = TypeVar("T")
 FALLBACK_S = 0.65  # silence after which a gated run goes on alone; with a last try under way it stays below 1 s
 _QUICK_S, _QUICK_WAITING_S = 0.3, 2.0  # a verdict usually comes within this; later the server is watched
+_PING_S = 0.5
 _MAX_FAILURES = 3  # answers "internal error" in a row that are worth another try
 _CLOSE_S = 1.0
-_OPEN_S = 60.0  # an Open sent ahead, which nobody waits for
-_LONG_S = 24 * 3600.0  # deadline of a call that is watched: signs of life decide, this only bounds a leak
+_STREAM_S = 24 * 3600.0  # deadline of a stream, which is watched message by message; this only bounds a leak
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait. `timeout_s` is for a cloud that is there or may come back; `silent_s` for no sign of life."""
+    """How long to wait: `timeout_s` for an answer, be the cloud busy or gone; `silent_s` for any sign of life."""
 
     timeout_s: float = 30.0
     falls_back: bool = False
@@ -53,6 +55,11 @@ class Patience:
     def silent_s(self) -> float:
         """How long without a sign of life before the cloud counts as gone."""
         return min(FALLBACK_S, self.timeout_s) if self.falls_back else self.timeout_s
+
+    @property
+    def ping_s(self) -> float:
+        """How long an answer to a health check may take. Round trips beyond it count as no answer."""
+        return min(_PING_S if self.falls_back else PING_S, self.timeout_s)
 
     @property
     def quick_s(self) -> float:
@@ -106,6 +113,13 @@ class RemoteVerifier:
             if self._patience.falls_back:
                 self._outage.begin(error)
             raise
+        except LimitExceeded as error:
+            # A text that has outgrown the cloud's context, say: the draft model may still have room.
+            if not self._patience.falls_back:
+                raise
+            refused = CloudFailure(str(error))
+            self._outage.begin(refused, final=True)
+            raise refused from error
         if verdict.finish:
             self._is_open = False  # the server has given up the seat
         up, down = self._link.take_bytes()
@@ -115,14 +129,16 @@ class RemoteVerifier:
     def open_ahead(self) -> None:
         """Open the session now, so that the prompt is in the target's cache at the first verification."""
         call = SessionCall(self._number, self._epoch, self._current_opening())
-        self._ahead = self._link.start("Open", codec.encode_session_call(call), _OPEN_S)
+        self._ahead = self._link.start("Open", codec.encode_session_call(call), self._patience.timeout_s)
 
-    def _await_open(self) -> None:
-        """Wait for an Open that was sent ahead. Raises what came of it."""
+    def _await_open(self) -> Opened | None:
+        """Wait for an Open that was sent ahead, if one was. Raises what came of it."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self._link.wait(ahead)
+            opened = self._read(codec.decode_opened, self._link.wait(ahead, self._patience.ping_s))
             self._is_open = True
+            return opened
+        return None
 
     def _current_opening(self) -> Opening:
         """The opening with all that the target has seen so far."""
@@ -131,50 +147,70 @@ class RemoteVerifier:
         return replace(self._opening, committed_ids=tuple(seen.tolist()))
 
     def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], *, quick: bool) -> Verdict:
-        self._await_open()
+        opened = self._await_open()
         opening = None if self._is_open else self._current_opening()
         checksum = codec.digest(self._context.token_ids)
         call = VerifyCall(self._number, self._epoch, block.base, catch_up, block.token_ids, checksum, opening)
         request = codec.encode_verify_call(call)
+        patience = self._patience
         # An opening takes long and is long: it is not sent twice to find that out.
         if quick and opening is None:
-            reply = self._link.call("Verify", request, self._patience.quick_s)
+            reply = self._link.call("Verify", request, patience.quick_s)
         else:
             if not quick:
-                self._link.ping()
-            reply = self._link.call_watched("Verify", request, self._patience.timeout_s)
-        verdict = codec.decode_verdict(reply, len(catch_up))
+                self._link.ping(patience.ping_s)
+            reply = self._link.call_watched("Verify", request, patience.timeout_s, patience.ping_s)
+        verdict = self._read(lambda data: codec.decode_verdict(data, len(catch_up)), reply)
         if verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
             raise CloudFailure(f"The cloud at {self._link.target} answered another question than was asked.")
         self._is_open = True
-        return verdict
+        return replace(verdict, cost=opened.added_to(verdict.cost)) if opened else verdict
+
+    def _read(self, decode: Callable[[bytes], T], reply: bytes) -> T:
+        """What a reply says; one that says nothing is the server's failure, not wrong use."""
+        try:
+            return decode(reply)
+        except ProtocolError as error:
+            raise CloudFailure(f"The cloud at {self._link.target} answered what cannot be read.") from error
 
     def _next_streamed(self, block: DraftBlock) -> Verdict:
         if self._stream is None:
             self._begin_epoch()
             call = SessionCall(self._number, self._epoch, self._current_opening())
-            self._stream = self._link.stream(codec.encode_session_call(call), _LONG_S)
-            self._emissions = _one_by_one(self._stream)
-        emission = next(self._emissions)
+            self._stream = self._link.stream(codec.encode_session_call(call), _STREAM_S)
+            self._emissions = self._one_by_one(self._stream)
+        try:
+            emission = next(self._emissions)
+        except SkydraftError:
+            self._end_stream()  # a generator that has raised has no more to give
+            raise
         if emission.base != block.base:
             raise Diverged(f"The stream is at {emission.base}, the text at {block.base}.")
         return Verdict(emission.base, 0, emission.token_ids[0], emission.finish, cost=emission.cost)
+
+    def _one_by_one(self, stream: TokenStream) -> Iterator[Emission]:
+        """The tokens of a stream, each as an emission of its own; what a message cost counts for its first token."""
+        for message in stream.messages(self._patience.timeout_s, self._patience.ping_s):
+            emission = self._read(codec.decode_emission, message)
+            last = len(emission.token_ids) - 1
+            for index, token_id in enumerate(emission.token_ids):
+                cost = emission.cost if index == 0 else VerifyCost()
+                yield Emission(emission.base + index, (token_id,), emission.finish if index == last else None, cost)
 
     def _persist(self, ask: Callable[[bool], T]) -> T:
         """`ask` until it is answered, mending what can be mended. Its argument says whether it is the first try."""
         began = heard_at = time.monotonic()
         pause_s, num_failures, first = 0.02, 0, True
         while True:
-            wait_s = 0.0
+            wait_s, is_silent = 0.0, True
             try:
                 return ask(first)
             except (SessionNotFound, BaseMismatch, Diverged, SessionTaken) as error:
                 last: SkydraftError = error
-                heard_at = time.monotonic()
+                is_silent = False
                 self._mend(error)
             except (CloudBusy, RateLimited) as error:
-                last = error
-                heard_at = time.monotonic()
+                last, is_silent = error, False
                 wait_s = error.retry_after_s if isinstance(error, RateLimited) else pause_s
             except CloudTimeout as error:
                 last = error  # slow, or dead: the next try is watched, and begins by asking
@@ -187,6 +223,7 @@ class RemoteVerifier:
             first = False
             pause_s = min(2 * pause_s, 1.0)
             now = time.monotonic()
+            heard_at = max(heard_at, self._link.heard_at) if is_silent else now + wait_s
             if now + wait_s - heard_at > self._patience.silent_s or now + wait_s - began > self._patience.timeout_s:
                 raise self._given_up(last, now - began)
             time.sleep(wait_s)
@@ -232,13 +269,3 @@ class RemoteVerifier:
 
 def _new_number() -> int:
     return random.SystemRandom().randint(1, MAX_SESSION)
-
-
-def _one_by_one(stream: TokenStream) -> Iterator[Emission]:
-    """The tokens of a stream, each as an emission of its own; what a message cost counts for its first token."""
-    for message in stream.messages():
-        emission = codec.decode_emission(message)
-        last = len(emission.token_ids) - 1
-        for index, token_id in enumerate(emission.token_ids):
-            cost = emission.cost if index == 0 else VerifyCost()
-            yield Emission(emission.base + index, (token_id,), emission.finish if index == last else None, cost)

@@ -6,6 +6,7 @@ says nothing for a while.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import selectors
 import socket
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 _CHUNK = 16 * 1024
 _TICK_S = 0.05
+_SEND_S = 1.0  # a side that does not read for so long is dropped: one proxy thread serves all
 Address = tuple[str, int]
 
 
@@ -146,6 +148,7 @@ class EmulatedLink:
         self.num_connections += 1
         for source, sink in ((edge, cloud), (cloud, edge)):
             source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            source.settimeout(_SEND_S)
             pipe = _Pipe(source, sink)
             self._pipes.append(pipe)
             self._selector.register(source, selectors.EVENT_READ, pipe)
@@ -165,7 +168,8 @@ class EmulatedLink:
         if self._random.random() < self._shape.cut_rate:
             self.num_cut += 1
             if self._random.random() < 0.5:
-                pipe.sink.sendall(data)
+                with contextlib.suppress(OSError):
+                    pipe.sink.sendall(b"".join(chunk for _, chunk in pipe.on_the_way) + data)
             self._drop(self._connection(pipe))
             return
         pipe.on_the_way.append((self._arrival(pipe, len(data)), data))

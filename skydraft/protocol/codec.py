@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from skydraft.config import DecodingParams
 from skydraft.errors import OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import Emission, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
 from skydraft.types import FinishReason, Verdict, VerifyCost
 
 M = TypeVar("M", bound=Message)
@@ -157,17 +157,17 @@ def decode_session_call(message: pb.OpenRequest) -> SessionCall:
 
 
 @_encoder
-def encode_opened(base: int) -> pb.OpenReply:
+def encode_opened(opened: Opened) -> pb.OpenReply:
     """Bytes of an OpenReply."""
-    return pb.OpenReply(base=base)
+    return pb.OpenReply(base=opened.base, prefill_10us=round(opened.prefill_ms * 100))
 
 
 @_decoder(pb.OpenReply)
-def decode_opened(message: pb.OpenReply) -> int:
-    """The committed length in an OpenReply."""
+def decode_opened(message: pb.OpenReply) -> Opened:
+    """The value of an OpenReply."""
     if message.base < 1:
         raise ValueError("nothing is committed")
-    return message.base
+    return Opened(message.base, message.prefill_10us / 100)
 
 
 @_encoder

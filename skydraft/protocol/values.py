@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from skydraft.config import DecodingParams
@@ -47,6 +47,19 @@ class SessionCall:
     session: int
     epoch: int
     opening: Opening
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session holds `base` committed tokens; its prompt took `prefill_ms`, which is no part of equality."""
+
+    base: int
+    prefill_ms: float = field(default=0.0, compare=False)
+
+    def added_to(self, cost: VerifyCost) -> VerifyCost:
+        """The cost of the first verification, the opening included."""
+        forward_ms, prefill_ms = cost.forward_ms + self.prefill_ms, cost.prefill_ms + self.prefill_ms
+        return replace(cost, forward_ms=forward_ms, prefill_ms=prefill_ms)
 
 
 @dataclass(frozen=True, slots=True)

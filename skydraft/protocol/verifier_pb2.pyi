@@ -94,10 +94,12 @@ class OpenRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("base",)
+    __slots__ = ("base", "prefill_10us")
     BASE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
     base: int
-    def __init__(self, base: _Optional[int] = ...) -> None: ...
+    prefill_10us: int
+    def __init__(self, base: _Optional[int] = ..., prefill_10us: _Optional[int] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening")

@@ -13,7 +13,7 @@ from skydraft.cloud.scheduler import Scheduler
 from skydraft.config import DecodingParams
 from skydraft.errors import CloudBusy, CloudLost, SessionNotFound, SessionTaken
 from skydraft.protocol.codec import digest
-from skydraft.protocol.values import Emission, Opening, SessionCall, VerifyCall
+from skydraft.protocol.values import Emission, Opened, Opening, SessionCall, VerifyCall
 from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Asked, Desk, Edge, Watched, opened
 from tests.decoding import reference, toys
 from tests.decoding.toys import law
@@ -151,7 +151,7 @@ def test_a_long_prompt_takes_turns_with_others() -> None:
         desk.step()
         assert asked.last == short.judged(call) and not opening.is_answered
     desk.finish()
-    assert opening.last == 210 and desk.engine.num_prefills == 53 + 1  # 209 tokens in parts of 4, and 1
+    assert opening.last == Opened(210) and desk.engine.num_prefills == 53 + 1  # 209 tokens in parts of 4, and 1
 
 
 def test_the_oldest_goes_first_into_a_forward() -> None:
@@ -169,7 +169,7 @@ def test_the_oldest_goes_first_into_a_forward() -> None:
     assert [[len(tokens) for _, tokens in batch] for batch in desk.engine.batches] == [[2, 1], [1, 2], [2]]
 
 
-def test_stopping_finishes_what_is_under_way_and_answers_all_that_waits() -> None:
+def test_stopping_answers_everybody_and_frees_everything() -> None:
     desk = Desk(toys.toy(6, kind=Watched), max_rows=2, max_sessions=1)
     edges = [Edge(number, 6, ENDLESS) for number in range(4)]
     call = edges[0].call(edges[0].likely(30), opens=True)
@@ -180,8 +180,7 @@ def test_stopping_finishes_what_is_under_way_and_answers_all_that_waits() -> Non
     desk.worker.stop()
     late = desk.ask(edges[3].open(), kind=Job)
     desk.worker.run()
-    assert begun.answers == [edges[0].judged(call)]
-    for asked in (*waits, late):
+    for asked in (begun, *waits, late):
         assert [type(answer) for answer in asked.answers] == [CloudLost]
     assert desk.engine.num_open == 0
 
@@ -304,13 +303,14 @@ def test_to_cancel_a_stream_that_waits_hurts_nobody_else(part: int) -> None:
         assert tokens(one) == reference.plain(toys.toy(4), asker.prompt, asker.params)[0]
 
 
-def test_to_stop_while_a_stream_waits_hurts_nobody_who_is_under_way() -> None:
+def test_a_worker_that_dies_answers_everybody_first() -> None:
     desk, edge = Desk(toys.toy(4, kind=Watched)), Edge(0, 4, finite())
     first, second = stream_and_double(desk, edge)
-    desk.worker.stop()
-    desk.worker.run()
-    assert [type(answer) for answer in second.answers] == [CloudLost]
-    assert tokens(first) == reference.plain(toys.toy(4), edge.prompt, edge.params)[0]
+    desk.worker.step = lambda: 1 / 0  # type: ignore[method-assign,assignment]
+    with pytest.raises(ZeroDivisionError):
+        desk.worker.run()
+    assert [type(asked.answers[-1]) for asked in (first, second)] == [CloudLost] * 2
+    assert desk.engine.num_open == 0
 
 
 def test_a_stream_is_no_repeat_of_an_open_with_the_same_fields() -> None:
@@ -319,7 +319,7 @@ def test_a_stream_is_no_repeat_of_an_open_with_the_same_fields() -> None:
     stream = desk.ask(edge.open(), kind=GenerateJob)
     for _ in range(40):
         desk.step()
-    assert opening.answers == [len(edge.prompt)]
+    assert opening.answers == [Opened(len(edge.prompt))]
     assert tokens(stream) == reference.plain(toys.toy(4), edge.prompt, edge.params)[0]
 
 

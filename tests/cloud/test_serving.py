@@ -221,7 +221,7 @@ def test_a_client_that_does_not_read_its_stream_holds_up_nobody_and_leaves_nothi
 def test_one_client_that_stops_in_the_middle_of_a_round_stalls_nobody(server: Serving) -> None:
     gone = link_to(server)
     gone.start("Verify", verify_call(session=11), 5)
-    gone._channel.close()  # without waiting for the answer
+    gone._wires.channel.close()  # without waiting for the answer
     assert_serves(server)
 
 
@@ -235,7 +235,7 @@ def test_tokens_are_wanted_by_every_method_but_not_for_health(tmp_path: Path) ->
                 with pytest.raises(NotAuthorized):
                     link.call(method, verify_call(), 5)
             with pytest.raises(NotAuthorized):
-                list(link.stream(codec.encode_session_call(SessionCall(1, 0, opening())), 5).messages())
+                list(link.stream(codec.encode_session_call(SessionCall(1, 0, opening())), 5).messages(5))
             assert link.ping() > 0
             link.close()
         link = link_to(server, token=TOKEN)

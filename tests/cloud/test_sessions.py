@@ -29,7 +29,7 @@ from skydraft.errors import (
     UnknownModel,
     VocabularyMismatch,
 )
-from skydraft.protocol.values import Opening, SessionCall, VerifyCall
+from skydraft.protocol.values import Opened, Opening, SessionCall, VerifyCall
 from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, opened
 from tests.decoding import toys
 from tests.decoding.toys import VOCAB, law
@@ -106,7 +106,6 @@ def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
     ("kind", "fields"),
     [
         (PromptError, {"prompt_ids": ()}),
-        (LimitExceeded, {"prompt_ids": (1,) * 21}),
         (PromptError, {"prompt_ids": (1,) * 20}),  # the whole context
         (ProtocolError, {"prompt_ids": (1, VOCAB.size)}),
         (ProtocolError, {"committed_ids": (2**31 - 1,)}),
@@ -119,7 +118,7 @@ def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
 def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
     kind: type[SkydraftError], fields: dict[str, Any], job: type[Job]
 ) -> None:
-    desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1, max_prompt=20)
+    desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
     edge = Edge(0, 3, dataclasses.replace(ENDLESS, max_new_tokens=18))
     opened(desk, edge)
     opening = Opening(**{"fingerprint": FINGERPRINT, "prompt_ids": (0, 3), **fields})
@@ -131,7 +130,7 @@ def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
 def test_the_name_of_the_model_may_be_given() -> None:
     desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS)
     opening = dataclasses.replace(edge.opening(), model="toy")
-    assert desk.answer(SessionCall(0, 1, opening), kind=Job) == 2
+    assert desk.answer(SessionCall(0, 1, opening), kind=Job) == Opened(2)
 
 
 def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:
@@ -152,7 +151,7 @@ def test_a_finished_session_has_no_seat_repeats_its_verdict_and_takes_no_more() 
     assert type(desk.answer(edge.call())) is LimitExceeded
     assert type(desk.answer(edge.call(draft=(1, 2)))) is LimitExceeded
     assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is BaseMismatch
-    assert desk.answer(SessionCall(0, 1, call.opening or edge.opening()), kind=Job) == len(edge.token_ids)
+    assert desk.answer(SessionCall(0, 1, call.opening or edge.opening()), kind=Job) == Opened(len(edge.token_ids))
     assert len(desk.engine.batches) == num_forwards
 
 
@@ -178,14 +177,14 @@ def test_a_thousand_openings_without_a_close_hold_no_more_than_the_seats() -> No
         desk.ask(SessionCall(number, 1, Opening(FINGERPRINT, (1, 2, 3))), kind=Job)
         desk.step()
         assert desk.engine.num_open <= 3
-    assert all(asked.answers == [3] for asked in desk.asked)
+    assert all([answer.base for answer in asked.answers] == [3] for asked in desk.asked)
     assert len(desk.sessions._table) == 3 and desk.sessions.num_evicted == 997
 
 
 def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> None:
     desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS, prompt=(0, 3) * 10)
     opened(desk, edge)
-    assert desk.answer(edge.open(), kind=Job) == 21  # the same epoch: nothing changes
+    assert desk.answer(edge.open(), kind=Job) == Opened(21)  # the same epoch: nothing changes
     call = edge.call(draft=edge.likely(6))
     expected = desk.answer(call)
     again = edge.reopened(call)  # as it was before that verdict
@@ -335,8 +334,8 @@ def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(stage: str,
     desk.engine.stage, desk.engine.error = stage, error("the secret path")
     call = victim.call(draft=victim.likely(3), opens=stage != "roll_back")
     answer = desk.answer(call)
-    assert isinstance(answer, EngineError if error is EngineError else CloudFailure)
-    assert error is EngineError or "secret" not in str(answer)
+    assert isinstance(answer, CloudFailure)
+    assert "secret" not in str(answer)
     follow_up = other.call(draft=other.likely(3, miss=1))
     assert desk.answer(follow_up) == other.judged(follow_up)
     again = victim.reopened(call)

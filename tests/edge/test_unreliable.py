@@ -37,7 +37,7 @@ class UnreliableLink:
         self._fates = iter(fates)
         self._sent: list[tuple[str, bytes]] = []
 
-    def __call__(self, method: str, request: bytes, timeout_s: float) -> bytes:
+    def __call__(self, method: str, request: bytes, timeout_s: float, ping_s: float = 5.0) -> bytes:
         if method not in ("Verify", "Open"):
             return self._call(method, request, timeout_s)
         fate = next(self._fates, "pass")

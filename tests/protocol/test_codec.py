@@ -19,7 +19,7 @@ from skydraft.config import DecodingParams
 from skydraft.errors import ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import Emission, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
 from skydraft.types import Verdict, VerifyCost
 from tests.decoding.toys import law
 
@@ -155,7 +155,9 @@ def test_server_info_comes_back_with_times_to_a_microsecond(info: ServerInfo) ->
 @law(50)
 @given(numbers.filter(bool))
 def test_a_length_and_a_close_come_back(number: int) -> None:
-    assert codec.decode_opened(codec.encode_opened(number)) == number
+    opened = Opened(number, prefill_ms=71.25)
+    decoded = codec.decode_opened(codec.encode_opened(opened))
+    assert (decoded.base, decoded.prefill_ms) == (number, 71.25)
     assert codec.decode_close(codec.encode_close(number)) == number
 
 
@@ -216,7 +218,7 @@ def messages() -> Iterator[bytes]:
     yield codec.encode_emission(Emission(300, (5, 70_000), "eos", cost))
     info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 8, 32, 8, 1, 2, (0.5, 7.125))
     yield codec.encode_info(info)
-    yield codec.encode_opened(300)
+    yield codec.encode_opened(Opened(300, 12.5))
 
 
 def test_decoding_is_total_over_truncated_and_damaged_messages() -> None:

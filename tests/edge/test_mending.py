@@ -1,0 +1,184 @@
+"""What is slow, far, busy, limited or broken for a moment is not gone, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudLost, EngineError, NotAuthorized
+from skydraft.evaluation.link import EmulatedLink, LinkShape
+
+from ..serving import serving
+
+PARAMS = DecodingParams(max_new_tokens=40, min_new_tokens=40, temperature=0.8, seed=5)
+GATED = make_plan(gate="entropy:0.3", k=4)
+
+
+def run(cloud: Any, plan: Any, params: DecodingParams = PARAMS) -> Generation:
+    return skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params).run()
+
+
+def expected(plan: Any, params: DecodingParams = PARAMS) -> tuple[int, ...]:
+    return run(open_toy("toy"), plan, params).token_ids
+
+
+@pytest.mark.parametrize("rtt_ms", [100, 160])
+@pytest.mark.parametrize("plan", [make_plan(k=8), make_plan("cloud"), GATED], ids=["lossless", "cloud", "gated"])
+def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, rtt_ms: int) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.write_bytes(issued.private_key_pem.bytes())
+    lines: list[str] = []
+    short = DecodingParams(max_new_tokens=12, min_new_tokens=12)
+    far = LinkShape(delay_ms=rtt_ms / 2)
+    with (
+        serving(open_toy("toy"), tls_cert=cert, tls_key=key) as server,
+        EmulatedLink(("127.0.0.1", server.port), far) as link,
+    ):
+        cloud = skydraft.connect(link.address, tls_ca=authority.cert_pem.bytes(), notify=lines.append)
+        generation = run(cloud, plan, short)
+        assert "edge-fallback" not in generation.origins
+        assert generation.token_ids == expected(plan, short)
+        assert lines == []
+        cloud.close()
+
+
+@pytest.mark.parametrize("plan", [make_plan(k=4), make_plan("cloud"), GATED], ids=["lossless", "cloud", "gated"])
+def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any) -> None:
+    lines: list[str] = []
+    with serving(open_toy("toy"), rows_per_s=45.0) as server:
+        cloud = skydraft.connect(server.address, notify=lines.append)
+        began = time.monotonic()
+        texts = [run(cloud, plan).token_ids for _ in range(4)]
+        assert texts == [expected(plan)] * 4
+        assert time.monotonic() - began > 0.5  # it was slowed down indeed
+        assert lines == []
+        cloud.close()
+
+
+@pytest.mark.parametrize("mode", ["lossless", "cloud"])
+def test_a_queue_of_one_place_serves_four_clients(mode: str) -> None:
+    plan = make_plan(mode)
+
+    def client(address: str) -> tuple[int, ...]:
+        cloud = skydraft.connect(address)
+        try:
+            return run(cloud, plan).token_ids
+        finally:
+            cloud.close()
+
+    with serving(open_toy("toy"), max_queue=1) as server, ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(client, [server.address] * 4)) == {expected(plan)}
+
+
+@pytest.mark.parametrize("error", [EngineError("refused"), RuntimeError("lost")])
+@pytest.mark.parametrize("plan", [make_plan(k=4), make_plan("cloud"), GATED], ids=["lossless", "cloud", "gated"])
+def test_a_forward_that_fails_once_costs_no_token(plan: Any, error: Exception) -> None:
+    engine = open_toy("toy")
+    with serving(engine) as server:
+        cloud = skydraft.connect(server.address, require=plan is GATED)
+        sound, calls = engine.forward, iter(range(1000))
+
+        def flaky(feeds: Any, *, want_logits: bool) -> Any:
+            if next(calls) in (3, 7):
+                raise error
+            return sound(feeds, want_logits=want_logits)
+
+        engine.forward = flaky  # type: ignore[method-assign]
+        assert run(cloud, plan).token_ids == expected(plan)
+        cloud.close()
+
+
+def test_a_revoked_token_ends_a_stream_under_way(tmp_path: Path) -> None:
+    token_file = tmp_path / "tokens"
+    token_file.write_text("phone a-token-of-24-characters\n")
+    engine = open_toy("toy")
+    with serving(engine, token_file=token_file) as server:
+        sound = engine.forward
+
+        def slow(feeds: Any, *, want_logits: bool) -> Any:
+            time.sleep(0.03)
+            return sound(feeds, want_logits=want_logits)
+
+        engine.forward = slow  # type: ignore[method-assign]
+        cloud = skydraft.connect(server.address, token="a-token-of-24-characters")
+        long = DecodingParams(max_new_tokens=120, min_new_tokens=120)
+        generation = skydraft.generate("语速", edge=engine, cloud=cloud, plan=make_plan("cloud"), params=long)
+        with pytest.raises(NotAuthorized):
+            for number, _ in enumerate(generation.rounds()):
+                if number == 2:
+                    token_file.write_text("robot another-token-of-24-chars\n")
+        assert 2 < len(generation.token_ids) < 120
+        cloud.close()
+
+
+def test_an_adaptive_k_with_a_gate_does_not_need_the_cloud_to_begin() -> None:
+    lines: list[str] = []
+    cloud = skydraft.connect("127.0.0.1:9", timeout_s=0.5, notify=lines.append)
+    generation = run(cloud, make_plan(gate="entropy:0.3", k="auto"))
+    assert len(generation.token_ids) == 40 and len(lines) == 1
+    with pytest.raises(CloudLost):
+        run(cloud, make_plan(k="auto"))
+    cloud.close()
+
+
+def test_an_adaptive_k_keeps_to_the_servers_block() -> None:
+    target = open_toy("toy")
+    target._profile = skydraft.engines.base.RowProfile(64, (50.0,) * 8)
+    with serving(target, max_block=3) as server:
+        cloud = skydraft.connect(server.address)
+        generation = run(cloud, make_plan(k="auto"))
+        assert max(record.num_draft for record in generation.records) == 3
+        cloud.close()
+
+
+def test_a_text_that_outgrows_the_clouds_context_goes_on_alone_with_one_line() -> None:
+    lines: list[str] = []
+    with serving(open_toy("toy", context_len=24)) as server:
+        cloud = skydraft.connect(server.address, notify=lines.append)
+        # Sure for long, so that its first escalation lies beyond the server's context, or unsure at once.
+        generation = run(cloud, make_plan(gate="entropy:3.2", k=4))
+        assert len(generation.token_ids) == 40 or generation.finish_reason == "length"
+        assert len(lines) <= 1
+        cloud.close()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_runs_that_are_left_leave_no_session(ahead: bool) -> None:
+    with serving(open_toy("toy")) as server:
+        for _ in range(10):
+            cloud = skydraft.connect(server.address, open_ahead=ahead)
+            generation = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=GATED)
+            next(generation.rounds())
+            generation.close()
+            cloud.close()
+        server.wait_until(lambda: server.worker.num_sessions == 0)
+
+
+def test_a_server_whose_worker_died_ends_with_an_error() -> None:
+    async def serve() -> None:
+        server = CloudServer(open_toy("toy"), ServeOptions(port=0))
+        server._worker.step = lambda: 1 / 0  # type: ignore[method-assign,assignment]
+        await server.start()
+        await asyncio.wait_for(server.run(asyncio.Event()), 10)
+
+    with pytest.raises(EngineError, match="worker died"):
+        asyncio.run(serve())
+
+
+@pytest.mark.parametrize("token", ["with a space", "line\n", "", "ü"])
+def test_a_token_that_cannot_be_sent_is_refused_at_once(token: str) -> None:
+    with pytest.raises(skydraft.errors.OptionError, match="token"):
+        skydraft.connect("localhost:1", token=token)
