@@ -149,7 +149,7 @@ def certificates(folder: Path) -> tuple[bytes, list[str]]:
 
 def faults(edge: Engine, num_tokens: int = 60) -> None:
     """Each fault once on the real pair; the undisturbed run is the reference."""
-    prompt = prompts()[1]
+    prompt = prompts()[49]  # one with a long answer
     server = ServerProcess(default_pair().target)
     print(f"\nfaults on the real pair, one prompt, up to {num_tokens} tokens, against the undisturbed run")
 

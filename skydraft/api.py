@@ -205,15 +205,20 @@ def generate(
     vocab = author.vocab
     prompt_ids = vocab.encode(vocab.bos_text + prompt if raw else render_prompt(vocab, prompt, system))
     max_len = len(prompt_ids) + params.max_new_tokens
-    target: Target | None = None
-    if plan.verifies:
-        target = InProcess(here, execution) if here else cloud  # type: ignore[assignment]  # no Engine, not None
-    if target is None or here:
+    if not plan.verifies or here:
         author.check_prompt(prompt_ids)
         max_len = min(max_len, author.context_len)
     chooser = Chooser(params, vocab, len(prompt_ids))
     rules = Rules(plan, params, vocab, chooser, Stopping(params, vocab, len(prompt_ids), max_len))
+    target = _target(cloud, execution) if plan.verifies else None
     return _start(prompt_ids, edge if plan.drafts else None, target, rules, with_signals=with_signals)
+
+
+def _target(cloud: Engine | Cloud | None, execution: Execution) -> Target:
+    if isinstance(cloud, Engine):
+        return InProcess(cloud, execution)
+    assert cloud is not None  # `generate` has refused that
+    return cloud
 
 
 def _start(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +12,9 @@ from skydraft.cli.options import build_engine_options, load_engine, run_options
 from skydraft.cloud.limits import Limits
 from skydraft.models import default_pair
 from skydraft.protocol.address import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from skydraft.cloud.server import ServeOptions
 
 _DEFAULT = Limits()
 
@@ -34,11 +38,20 @@ _DEFAULT = Limits()
 @click.option("--max-prompt", default=_DEFAULT.max_prompt, show_default=True, metavar="N", help="Tokens of a prompt.")
 @click.option("--max-block", default=_DEFAULT.max_block, show_default=True, metavar="N", help="Tokens of a draft.")
 @click.option("--max-queue", default=_DEFAULT.max_queue, show_default=True, metavar="N", help="Requests that wait.")
-@click.option("--session-ttl", default=_DEFAULT.session_ttl_s, show_default=True, metavar="S", help="Idle seconds.")
+@click.option(
+    "--session-ttl",
+    "session_ttl_s",
+    default=_DEFAULT.session_ttl_s,
+    show_default=True,
+    metavar="S",
+    help="Idle seconds.",
+)
 @click.option("--sessions-per-token", default=0, metavar="N", help="Sessions of one token; 0 is no limit.")
 @click.option("--rows-per-s", default=0.0, metavar="R", help="Target rows a second of one token; 0 is no limit.")
 @click.option("--metrics-port", default=0, metavar="P", help="Prometheus metrics over HTTP; 0 is off.")
-@click.option("--grace", default=30.0, show_default=True, metavar="S", help="Seconds for what is under way at the end.")
+@click.option(
+    "--grace", "grace_s", default=30.0, show_default=True, metavar="S", help="Seconds for what is under way at the end."
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @click.option("--log-prompts", is_flag=True, help="Write token ids of prompts into the log.")
 @run_options
@@ -48,29 +61,9 @@ def serve(**given: Any) -> None:
     from skydraft.cloud.server import ServeOptions
     from skydraft.cloud.server import serve as run
 
-    limits = Limits(
-        max_sessions=given["max_sessions"],
-        max_prompt=given["max_prompt"],
-        max_block=given["max_block"],
-        max_queue=given["max_queue"],
-        session_ttl_s=given["session_ttl"],
-        sessions_per_token=given["sessions_per_token"],
-        rows_per_s=given["rows_per_s"],
-    )
-    options = ServeOptions(
-        host=given["host"],
-        port=given["port"],
-        tls_cert=given["tls_cert"],
-        tls_key=given["tls_key"],
-        token_file=given["token_file"],
-        insecure=given["insecure"],
-        execution=given["execution"],
-        metrics_port=given["metrics_port"],
-        grace_s=given["grace"],
-        log_prompts=given["log_prompts"],
-        limits=limits,
-    )
-    log_to_stderr(given["log_level"])
+    limits = Limits(**_taken(given, Limits))
+    options = ServeOptions(limits=limits, **_taken(given, ServeOptions))
+    log_to_stderr(given.pop("log_level"))
     offline = given.pop("offline")
     engine_options = build_engine_options(
         given, max_sequences=limits.max_sessions, shared_cache=options.execution == "throughput"
@@ -90,3 +83,8 @@ def serve(**given: Any) -> None:
     run(engine, options, announce)
     engine.close()
     click.echo("skydraft: stopped.", err=True)
+
+
+def _taken(given: dict[str, Any], section: type[Limits] | type[ServeOptions]) -> dict[str, Any]:
+    """The options of one section, taken out of what was given: they have its names."""
+    return {field.name: given.pop(field.name) for field in dataclasses.fields(section) if field.name in given}
