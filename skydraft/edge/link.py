@@ -128,7 +128,6 @@ class Link:
             call = self._wires.unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
         except ValueError:
             return None  # the link was closed
-        call.add_done_callback(lambda done: self._count(down=0 if done.code() else len(done.result())))
         self._started.append(call)  # a call that nobody holds is cancelled
         return call
 
@@ -138,6 +137,8 @@ class Link:
             while True:
                 try:
                     reply: bytes = started.result(timeout=_WATCH_S)
+                    self._count(down=len(reply))
+                    self.heard_at = time.monotonic()
                     return reply
                 except grpc.FutureTimeoutError:
                     self.ping(ping_s)

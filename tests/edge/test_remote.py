@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.cloud.front import Front
 from skydraft.engines.base import RowProfile
 from skydraft.engines.toy import open_toy
 
@@ -140,6 +141,28 @@ def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> No
             remote = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
             assert remote.finish_reason == "length"
             assert remote.num_prompt_tokens + len(remote.token_ids) == 40
+        cloud.close()
+
+
+@pytest.mark.parametrize("plan", [make_plan(), make_plan(gate="entropy:2.5")], ids=["opens ahead", "opens lazily"])
+def test_every_byte_of_every_message_is_counted(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [0, 0]
+
+    def counted(method: Any) -> Any:
+        async def call(self: Front, data: bytes, owner: str) -> bytes:
+            reply: bytes = await method(self, data, owner)
+            seen[0] += len(data)
+            seen[1] += len(reply)
+            return reply
+
+        return call
+
+    for name in ("_open", "_verify"):
+        monkeypatch.setattr(Front, name, counted(getattr(Front, name)))
+    with serving(open_toy("toy")) as server:
+        cloud = skydraft.connect(server.address)
+        stats = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan).run().stats
+        assert [stats.bytes_up, stats.bytes_down] == seen
         cloud.close()
 
 
