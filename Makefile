@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | bench-identity | bench-cloud. Each sets up what it needs.
+# make demo | test | lint | bench | bench-identity | bench-cloud | bench-zh | report. Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: setup models demo test lint protocol bench bench-identity bench-cloud
+.PHONY: setup models demo test lint protocol bench bench-identity bench-cloud bench-zh report
 
 setup: $(READY)
 
@@ -51,3 +51,12 @@ bench-identity: models
 bench-cloud: models
 	$(BIN)/python -m bench.cloud
 	$(BIN)/python -m bench.clients --soak 5
+
+bench-zh: models
+	$(BIN)/python -m bench.zh
+
+# The page under docs/: all dev prompts on the demo pair, about an hour on two cores.
+REPORT_MODES := edge,cloud,lossless,fluency,quality,auto,gate=calibrated:0.9;k=12;eager,gate=entropy:1.5;k=12;eager,gate=margin:0.35;k=12;eager,gate=prob:0.45;k=12;eager
+report: models
+	$(BIN)/skydraft compare --prompts data/prompts_zh_dev.jsonl --modes "$(REPORT_MODES)" \
+		--emulate-rtt 20 --emulate-rtt 60 --emulate-rtt 120 --link-prompts 4 --out docs/report-zh-dev

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from skydraft.config import DEFAULT_K, DecodingParams
 from skydraft.decoding.adaptive import AutoK, FixedK, KPolicy
+from skydraft.decoding.agreement import CalibratedGate
+from skydraft.decoding.calibration import Calibration, check_fits, find_calibration
 from skydraft.decoding.chat import render_prompt
 from skydraft.decoding.choose import Chooser
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.gates import GatePolicy
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.stopping import Stopping
@@ -20,7 +23,7 @@ from skydraft.decoding.streaming import TextStream
 from skydraft.decoding.target import Execution, InProcess, Rules, Target
 from skydraft.engines.base import Engine, EngineOptions
 from skydraft.engines.registry import open_engine
-from skydraft.engines.vocab import check_same
+from skydraft.engines.vocab import Vocab, check_same
 from skydraft.errors import CloudError, OptionError
 from skydraft.evaluation.stats import Stats, summarize
 from skydraft.models import Progress, cache_dir, no_progress, resolve
@@ -129,6 +132,11 @@ class Generation:
         return self._context.finish
 
     @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt's tokens, chat template included."""
+        return tuple(self._context.token_ids[: self._context.prompt_len].tolist())
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt, chat template included."""
         return self._context.prompt_len
@@ -182,6 +190,7 @@ def generate(
     raw: bool = False,
     with_signals: bool = False,
     execution: Execution = "exact",
+    calibration: Calibration | None = None,
 ) -> Generation:
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
@@ -189,7 +198,8 @@ def generate(
     remote cloud `edge` is needed in any case, for its tokenizer. `raw` leaves the chat template away. `with_signals`
     measures the draft model's uncertainty even where the gate does not need it. `execution` "throughput" verifies in
     one forward instead of within `invariant_rows`: faster on a GPU, but near ties may fall otherwise than alone; a
-    server has its own. Raises UsageError before anything is computed.
+    server has its own. `calibration` is for a calibrated gate; None looks for one of this pair among those made here
+    and those that come along. Raises UsageError before anything is computed.
     """
     plan, params = plan or make_plan(), params or DecodingParams()
     if plan.verifies and cloud is None:
@@ -203,15 +213,21 @@ def generate(
     author = here if here and plan.verifies else edge
     assert author is not None
     vocab = author.vocab
-    prompt_ids = vocab.encode(vocab.bos_text + prompt if raw else render_prompt(vocab, prompt, system))
-    max_len = len(prompt_ids) + params.max_new_tokens
+    ids = prompt_ids(vocab, prompt, system=system, raw=raw)
+    max_len = len(ids) + params.max_new_tokens
     if not plan.verifies or here:
-        author.check_prompt(prompt_ids)
+        author.check_prompt(ids)
         max_len = min(max_len, author.context_len)
-    chooser = Chooser(params, vocab, len(prompt_ids))
-    rules = Rules(plan, params, vocab, chooser, Stopping(params, vocab, len(prompt_ids), max_len))
+    chooser = Chooser(params, vocab, len(ids))
+    rules = Rules(plan, params, vocab, chooser, Stopping(params, vocab, len(ids), max_len))
     target = _target(cloud, execution) if plan.verifies else None
-    return _start(prompt_ids, edge if plan.drafts else None, target, rules, with_signals=with_signals)
+    gate = _gate(plan, edge, target, calibration)
+    return _start(ids, edge if plan.drafts else None, target, rules, gate, with_signals=with_signals)
+
+
+def prompt_ids(vocab: Vocab, prompt: str, *, system: str | None = None, raw: bool = False) -> tuple[int, ...]:
+    """The tokens that ask for an answer to `prompt`: through the chat template, or as it is where `raw`."""
+    return vocab.encode(vocab.bos_text + prompt if raw else render_prompt(vocab, prompt, system))
 
 
 def _target(cloud: Engine | Cloud | None, execution: Execution) -> Target:
@@ -222,16 +238,28 @@ def _target(cloud: Engine | Cloud | None, execution: Execution) -> Target:
 
 
 def _start(
-    prompt_ids: tuple[int, ...], draft: Engine | None, target: Target | None, rules: Rules, *, with_signals: bool
+    prompt_ids: tuple[int, ...],
+    draft: Engine | None,
+    target: Target | None,
+    rules: Rules,
+    gate: GatePolicy,
+    *,
+    with_signals: bool,
 ) -> Generation:
     plan = rules.plan
     context = Context(prompt_ids)
-    drafter = Drafter(draft, rules.chooser, rules.stopping, plan, with_signals=with_signals) if draft else None
+    with_signals = with_signals or gate.needs_signals
+    ends_blocks = gate if plan.eager else None
+    drafter = (
+        Drafter(draft, rules.chooser, rules.stopping, ends_blocks=ends_blocks, with_signals=with_signals)
+        if draft
+        else None
+    )
     k_policy = FixedK(plan.k) if plan.k is not None else _adaptive_k(plan, draft, target)
     loop = SpeculativeLoop(
         context,
         drafter,
-        plan.gate,
+        gate,
         target.verifier(context, rules) if target else None,
         k_policy,
         rules.stopping,
@@ -243,6 +271,27 @@ def _start(
 
 def _missing(side: str) -> OptionError:
     return OptionError(f"This plan needs the {side} model.", hint=f"Pass {side}=skydraft.load(NAME).")
+
+
+def _gate(plan: Plan, draft: Engine | None, target: Target | None, calibration: Calibration | None) -> GatePolicy:
+    """The gate of one generation; a calibrated one learns, so that each has its own."""
+    if plan.gate.kind != "calibrated":
+        if calibration:
+            raise OptionError(f"A calibration says nothing to the gate {plan.gate.kind}.")
+        return plan.gate
+    assert draft and target  # such a plan drafts and verifies
+    name, weights = "a target that cannot be asked", None
+    try:
+        name, weights = target.weights()
+    except CloudError:
+        if not target.falls_back(plan):
+            raise
+    names = f"{draft.name} and {name}"
+    if calibration:
+        check_fits(calibration, draft.fingerprint, weights, names)
+    else:
+        calibration = find_calibration([cache_dir() / "calibrations"], draft.fingerprint, weights, names)
+    return CalibratedGate(plan.gate, calibration)
 
 
 def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPolicy:

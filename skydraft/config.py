@@ -114,10 +114,11 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """A named preset: the gate, and k (None where one model works alone)."""
+    """A named preset: the gate, k (None where one model works alone), whether a block ends where the gate is passed."""
 
     gate: str
     k: int | None
+    eager: bool = False
 
 
 MODES: dict[str, ModeSpec] = {
@@ -126,16 +127,12 @@ MODES: dict[str, ModeSpec] = {
     "lossless": ModeSpec("always", DEFAULT_K),
     "fluency": ModeSpec("entropy:5.5", 4),
     "quality": ModeSpec("entropy:3.25", 6),
+    "auto": ModeSpec("calibrated:0.95", 12, eager=True),
 }
 
 
 def mode_spec(mode: str) -> ModeSpec:
     """The preset of that name. Raises OptionError."""
-    if mode == "auto":
-        raise OptionError(
-            "--mode auto needs a calibrated gate, which this version does not have yet.",
-            hint="Use --mode quality, or --mode lossless --k auto.",
-        )
     if mode not in MODES:
         raise OptionError(f"There is no mode '{mode}'.", hint=f"Choose one of: {', '.join(MODES)}.")
     return MODES[mode]

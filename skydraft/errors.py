@@ -6,6 +6,7 @@
     │   ├── VocabularyMismatch  draft and target do not share a tokenizer
     │   ├── PromptError         empty, or longer than the context
     │   ├── OptionError         an option is out of range or cannot apply here
+    │   ├── RecordsError        a file of records or a calibration that is broken, newer, or another pair's
     │   ├── ProtocolError       a message that the other side cannot read
     │   └── LimitExceeded       a message, prompt or block beyond the server's limits
     ├── ModelFilesError         the files of a model could not be had
@@ -80,6 +81,10 @@ class PromptError(UsageError):
 
 class OptionError(UsageError):
     """An option is out of range, or cannot apply to this request."""
+
+
+class RecordsError(UsageError):
+    """A file of records or a calibration is broken, of a newer version, or belongs to another pair."""
 
 
 class ProtocolError(UsageError):

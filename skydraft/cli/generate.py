@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
@@ -17,6 +18,7 @@ from skydraft.cli.connection import cloud_options, cloud_use_options, take_cloud
 from skydraft.cli.options import build_engine_options, decoding_options, engine_options, load_engine, target_name
 from skydraft.cli.render import as_json, console_for, legend, show_tokens, summary_line, trace_line
 from skydraft.config import MODES, DecodingParams, decoding_params
+from skydraft.decoding.calibration import read_calibration
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError, PromptError
@@ -27,7 +29,9 @@ _INTERRUPTED = 130
 @click.command()
 @click.argument("prompt")
 @click.option("--mode", metavar="M", help=f"One of {', '.join(MODES)} (default lossless).")
-@click.option("--gate", metavar="G", help="always, never, entropy:THETA, margin:M or prob:P; +digits, +dates.")
+@click.option(
+    "--gate", metavar="G", help="always, never, entropy:THETA, margin:M, prob:P or calibrated:A; +digits, +dates."
+)
 @click.option(
     "--k",
     metavar="N",
@@ -40,6 +44,7 @@ _INTERRUPTED = 130
     type=click.Choice(["exact", "throughput"]),
     help="exact (default) verifies in forwards that are bit-identical to single rows. A server has its own.",
 )
+@click.option("--calibration", type=Path, metavar="FILE", help="For a calibrated gate, instead of the pair's own.")
 @cloud_options
 @cloud_use_options
 @engine_options
@@ -95,8 +100,10 @@ def _parse(prompt: str, given: dict[str, Any]) -> dict[str, Any]:
         raise PromptError("The prompt is empty.", hint="Give at least one word, or - to read it from stdin.")
     if not all(_is_text(text) for text in (prompt, system or "", *params.stop)):
         raise PromptError("The prompt, or another text, is not valid UTF-8.", hint="Convert it first, with iconv say.")
+    calibration = read_calibration(path) if (path := given.pop("calibration")) else None
     return {"prompt": prompt, "plan": plan, "params": params, "system": system, "raw": raw} | {
-        "execution": execution or "exact"
+        "execution": execution or "exact",
+        "calibration": calibration,
     }
 
 

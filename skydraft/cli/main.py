@@ -10,6 +10,8 @@ from collections.abc import Sequence as Seq
 import click
 
 from skydraft import __version__
+from skydraft.cli.calibrate import calibrate
+from skydraft.cli.compare import compare, report
 from skydraft.cli.doctor import doctor
 from skydraft.cli.generate import generate
 from skydraft.cli.models import models
@@ -36,6 +38,9 @@ cli.add_command(generate)
 cli.add_command(serve)
 cli.add_command(models)
 cli.add_command(doctor)
+cli.add_command(compare)
+cli.add_command(report)
+cli.add_command(calibrate)
 
 
 def main(args: Seq[str] | None = None) -> None:

@@ -98,6 +98,7 @@ class CloudServer:
             num_sessions=self._worker.num_sessions,
             invariant_rows=engine.invariant_rows,
             forward_ms=engine.profile.forward_ms,
+            weights=engine.fingerprint,
         )
 
     async def start(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from skydraft.decoding.choose import Chooser
 from skydraft.decoding.context import Context
-from skydraft.decoding.plan import Plan
+from skydraft.decoding.gates import GatePolicy
 from skydraft.decoding.signals import measure
 from skydraft.decoding.stopping import Stopping
 from skydraft.engines.base import Engine, Rows, Sequence
@@ -37,18 +37,24 @@ def feed(sequence: Sequence, token_ids: Seq[int] | TokenIds, max_rows: int) -> R
 class Drafter:
     """The draft model's side of one generation. Owns its sequence; opened at the first block.
 
-    With `plan.eager` a block ends right after the first token past the gate. Signals are measured when the gate
-    needs them or `with_signals` asks for them.
+    Where `ends_blocks` is given, a block ends right after the first token that makes it pass that gate. Signals are
+    measured where `with_signals`.
     """
 
     def __init__(
-        self, engine: Engine, chooser: Chooser, stopping: Stopping, plan: Plan, *, with_signals: bool = False
+        self,
+        engine: Engine,
+        chooser: Chooser,
+        stopping: Stopping,
+        *,
+        ends_blocks: GatePolicy | None = None,
+        with_signals: bool = False,
     ) -> None:
         self._engine = engine
         self._chooser = chooser
         self._stopping = stopping
-        self._eager_gate = plan.gate if plan.eager else None
-        self._with_signals = with_signals or plan.gate.needs_signals
+        self._ends_blocks = ends_blocks
+        self._with_signals = with_signals or ends_blocks is not None
         self._sequence: Sequence | None = None
 
     def room(self, context: Context) -> int:
@@ -71,7 +77,7 @@ class Drafter:
                 signals.append(measure(row))
             if self._stopping.finish(np.append(sequence.token_ids, np.int32(token_ids[-1]))):
                 ended_by = "stop"
-            elif self._eager_gate and self._eager_gate.unsure(signals[-1]):
+            elif self._ends_blocks and self._ends_blocks.is_unsure(signals):
                 ended_by = "gate"
             if ended_by != "k" or len(token_ids) == k:
                 break

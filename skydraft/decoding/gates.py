@@ -1,11 +1,11 @@
-"""Gates: which blocks go to the target. A pure question about a block in its context."""
+"""Gates: which blocks go to the target. A question about a block in its context, and for most a pure one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.loops import unverified_loop
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
-from skydraft.types import DraftBlock, Signals
+from skydraft.types import DraftBlock, Round, Signals
 
 Reason = Literal["always", "uncertain", "density", "loop", "content", ""]
 MAX_DENSITY = 0.4
@@ -28,7 +28,9 @@ _LIMITS = {
     "entropy": (0.0, float("inf"), "nats"),
     "margin": (0.0, 1.0, "a probability"),
     "prob": (0.0, 1.0, "a probability"),
+    "calibrated": (0.0, 1.0, "an agreement"),
 }
+_EXAMPLES = {"entropy": "3.25", "margin": "0.3", "prob": "0.3", "calibrated": "0.95"}
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
     "dates": re.compile(
@@ -38,9 +40,33 @@ _CONTENT_RULES: dict[str, re.Pattern[str]] = {
 _LOOKBACK = 8  # tokens; longer than anything a content rule matches
 
 
+class GatePolicy(Protocol):
+    """Decides about the blocks of one generation, and may learn from its rounds."""
+
+    @property
+    def kind(self) -> str:
+        """always, never, the signal it looks at, or calibrated."""
+
+    @property
+    def needs_signals(self) -> bool:
+        """Whether the draft model's uncertainty has to be measured for it."""
+
+    def is_unsure(self, signals: Sequence[Signals]) -> bool:
+        """Whether a block of tokens with these signals passes the gate."""
+
+    def reason(self, context: Context, block: DraftBlock, vocab: Vocab) -> Reason:
+        """Why the block has to be escalated, or "" to skip it."""
+
+    def observe(self, done: Round) -> None:
+        """Take in a committed round."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """`always`, `never`, or a signal with a threshold; and the content rules added to it."""
+    """`always`, `never`, or a signal with a threshold; and the content rules added to it.
+
+    A gate of the kind `calibrated` only states the agreement wanted; `CalibratedGate` decides by it.
+    """
 
     kind: str
     threshold: float = 0.0
@@ -49,11 +75,14 @@ class Gate:
     @property
     def needs_signals(self) -> bool:
         """Whether the draft model's uncertainty has to be measured for this gate."""
-        return self.kind in _UNSURE
+        return self.kind in _LIMITS
 
-    def unsure(self, signals: Signals) -> bool:
-        """Whether one token passes the gate."""
-        return self.needs_signals and _UNSURE[self.kind](signals, self.threshold)
+    def is_unsure(self, signals: Sequence[Signals]) -> bool:
+        """Whether one of the tokens passes the gate."""
+        return self.kind in _UNSURE and any(_UNSURE[self.kind](token, self.threshold) for token in signals)
+
+    def observe(self, done: Round) -> None:
+        """What happened changes nothing here."""
 
     def reason(self, context: Context, block: DraftBlock, vocab: Vocab) -> Reason:
         """Why the block has to be escalated, or "" to skip it. `never` means never, whatever the text.
@@ -64,8 +93,10 @@ class Gate:
             return "always"
         if self.kind == "never":
             return ""
-        if any(map(self.unsure, block.signals)):
-            return "uncertain"
+        return "uncertain" if self.is_unsure(block.signals) else self.text_reason(context, block, vocab)
+
+    def text_reason(self, context: Context, block: DraftBlock, vocab: Vocab) -> Reason:
+        """What the text of a block says against skipping it, however sure it was."""
         text = vocab.decode(block.token_ids)
         if punctuation_density(text) > MAX_DENSITY:
             return "density"
@@ -84,7 +115,7 @@ class Gate:
 
 
 def parse_gate(text: str) -> Gate:
-    """`always`, `never`, `entropy:THETA`, `margin:M` or `prob:P`, with `+digits` and `+dates` added at will."""
+    """`always`, `never`, `entropy:THETA`, `margin:M`, `prob:P` or `calibrated:AGREEMENT`; +digits, +dates at will."""
     main, *rules = text.split("+")
     if unknown := [rule for rule in rules if rule not in _CONTENT_RULES]:
         raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Known: {', '.join(_CONTENT_RULES)}.")
@@ -93,10 +124,11 @@ def parse_gate(text: str) -> Gate:
         if rules:
             raise OptionError(f"The gate {kind} leaves nothing for the rule {rules[0]} to decide.")
         return Gate(kind)
-    if kind == "calibrated":
-        raise OptionError("This version has no calibrated gate yet.", hint="Use entropy:3.25, margin:M or prob:P.")
-    if kind not in _UNSURE:
-        raise OptionError(f"There is no gate '{text}'.", hint="Use always, never, entropy:THETA, margin:M or prob:P.")
+    if kind not in _LIMITS:
+        raise OptionError(
+            f"There is no gate '{text}'.",
+            hint="Use always, never, entropy:THETA, margin:M, prob:P or calibrated:AGREEMENT.",
+        )
     return Gate(kind, _parse_threshold(kind, value), tuple(rules))
 
 
@@ -110,6 +142,6 @@ def _parse_threshold(kind: str, value: str) -> float:
         upper = "" if high == float("inf") else f" and at most {high:g}"
         raise OptionError(
             f"The threshold of the gate {kind} must be {unit}, at least {low:g}{upper}, not '{value}'.",
-            hint=f"For example {kind}:{'3.25' if kind == 'entropy' else '0.3'}.",
+            hint=f"For example {kind}:{_EXAMPLES[kind]}.",
         )
     return threshold

@@ -10,7 +10,7 @@ import numpy as np
 from skydraft.decoding.adaptive import KPolicy
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.gates import Gate, Reason
+from skydraft.decoding.gates import GatePolicy, Reason
 from skydraft.decoding.stopping import Stopping
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.vocab import Vocab
@@ -30,7 +30,7 @@ class SpeculativeLoop:
         self,
         context: Context,
         drafter: Drafter | None,
-        gate: Gate,
+        gate: GatePolicy,
         verifier: Verifier | None,
         k_policy: KPolicy,
         stopping: Stopping,
@@ -114,8 +114,10 @@ class SpeculativeLoop:
             num_agreed=sum(audit),
         )
         self._num_rounds += 1
+        done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
         self._k_policy.observe(record)
-        return Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
+        self._gate.observe(done)
+        return done
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""

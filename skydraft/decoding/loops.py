@@ -46,3 +46,9 @@ def _is_cycle(phrase: list[int]) -> bool:
     period = len(phrase)
     shorter = (part for part in range(1, period) if period % part == 0)
     return len(set(phrase)) <= MAX_DISTINCT and not any(phrase[part:] == phrase[:-part] for part in shorter)
+
+
+def num_loops(token_ids: TokenIds) -> int:
+    """How many loops a whole text holds: places where a run of a cycle became a loop."""
+    generated = token_ids.tolist()
+    return sum(len(_loop_lengths(generated, period, 0)) for period in range(1, MAX_PERIOD + 1))

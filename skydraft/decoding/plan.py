@@ -43,6 +43,7 @@ def make_plan(
         _check_overrides(name, spec.k is None, gate, k, top, eager)
         parsed_gate = parse_gate(gate or spec.gate)
         parsed_k = parsed_k if k is not None else spec.k or 1
+        eager = eager or spec.eager
     if eager and not parsed_gate.needs_signals:
         raise OptionError(
             f"--eager ends a block at the first unsure token, which the gate {parsed_gate.kind} never sees."

@@ -53,6 +53,9 @@ class Target(Protocol):
     def costs(self) -> TargetCosts:
         """What an adaptive k starts from."""
 
+    def weights(self) -> tuple[str, str]:
+        """(name, fingerprint of the weights) of the target model."""
+
 
 class InProcess:
     """A target in this process."""
@@ -72,3 +75,6 @@ class InProcess:
 
     def costs(self) -> TargetCosts:
         return TargetCosts(self._engine.profile, self._max_rows)
+
+    def weights(self) -> tuple[str, str]:
+        return self._engine.name, self._engine.fingerprint

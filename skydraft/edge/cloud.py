@@ -79,6 +79,11 @@ class Cloud:
         profile = RowProfile(info.invariant_rows, info.forward_ms)
         return TargetCosts(profile, info.max_rows, wire_ms=wire_ms, max_block=info.max_block)
 
+    def weights(self) -> tuple[str, str]:
+        """(name, fingerprint of the weights) of the server's model. Raises CloudError."""
+        info = self.info()
+        return info.model, info.weights
+
     def verifier(self, context: Context, rules: Rules) -> RemoteVerifier:
         """The verifier of one generation."""
         plan = rules.plan

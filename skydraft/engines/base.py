@@ -156,9 +156,11 @@ class Engine(ABC):
     """A model that gives logits. Capability is this type: what is no Engine cannot draft or verify.
 
     Subclasses set the attributes and write the five abstract methods; validation and bookkeeping are here.
+    `fingerprint` names the weights, wherever their files lie.
     """
 
     name: str
+    fingerprint: str
     vocab: Vocab
     context_len: int
     max_batch_rows: int = 512  # most rows of a forward without logits

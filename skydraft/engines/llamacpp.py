@@ -13,6 +13,7 @@ import numpy as np
 from skydraft.engines.base import Engine, EngineOptions, Rows, Sequence
 from skydraft.engines.probe import PROBED_LEN, cpu_model, probe, remembered
 from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.weights import weights_fingerprint
 from skydraft.errors import BrokenModel, EngineError, MissingDependency
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
@@ -61,6 +62,7 @@ class LlamaCppEngine(Engine):
         self._num_threads = options.num_threads or os.cpu_count() or 1
         self._model = self._load_model(path, options)
         _forget_mapped_pages(path)
+        self.fingerprint = weights_fingerprint([path])
         self.vocab = _read_vocab(self._lib, self._model)
         self.context_len = min(options.context_len, self._lib.llama_model_n_ctx_train(self._model))
         self._context = self._open_context(options)

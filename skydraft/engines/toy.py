@@ -6,6 +6,7 @@ is advanced twice, not rolled back, or at wrong positions gives other logits, as
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -72,6 +73,8 @@ class ToyEngine(Engine):
         self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
         self._profile = RowProfile(invariant_rows=64, forward_ms=(0.01,))
         self.num_forwards = 0
+        tables = (self._by_last, self._by_previous, self._by_position)
+        self.fingerprint = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()[:32]
 
     def allocate(self) -> list[tuple[int, int]]:
         return []

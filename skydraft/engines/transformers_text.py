@@ -16,6 +16,7 @@ import numpy as np
 from skydraft.engines.base import Engine, EngineOptions, RowProfile, Rows, Sequence
 from skydraft.engines.probe import PROBED_LEN, cpu_model, probe, remembered
 from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.weights import weights_fingerprint
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -51,6 +52,7 @@ class TransformersEngine(Engine):
         torch, transformers = self._torch, self._transformers = load_library()
         self.name = name or path.name
         self.path = path
+        self.fingerprint = weights_fingerprint(self._weight_files())
         self._device = _check_device(torch, options.device)
         if options.num_threads:
             torch.set_num_threads(options.num_threads)
@@ -80,8 +82,11 @@ class TransformersEngine(Engine):
                 hint="Models with recurrent layers cannot be used for speculation.",
             )
 
+    def _weight_files(self) -> list[Path]:
+        return sorted(file for kind in _WEIGHTS for file in self.path.glob(kind))
+
     def _profile_key(self, options: EngineOptions) -> str:
-        torch, files = self._torch, sorted(file for kind in _WEIGHTS for file in self.path.glob(kind))
+        torch, files = self._torch, self._weight_files()
         stats = [(file.name, file.stat().st_size, int(file.stat().st_mtime)) for file in files]
         on_gpu = self._device.type == "cuda"
         processor = torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()

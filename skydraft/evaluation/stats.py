@@ -53,7 +53,7 @@ def summarize(records: Seq[StepRecord]) -> Stats:
     num_tokens = sum(record.num_committed for record in records)
     num_draft = sum(record.num_draft for record in escalated)
     num_accepted = sum(record.num_accepted for record in escalated)
-    gaps = _token_gaps(records)
+    gaps = token_gaps(records)
     return Stats(
         num_tokens=num_tokens,
         num_rounds=len(records),
@@ -88,7 +88,7 @@ def percentile(values: Seq[float], percent: int) -> float | None:
     return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 3)
 
 
-def _token_gaps(records: Seq[StepRecord]) -> list[float]:
+def token_gaps(records: Seq[StepRecord]) -> list[float]:
     gaps: list[float] = []
     for before, record in itertools.pairwise(records):
         gaps += [(record.ended_ms - before.ended_ms) / record.num_committed] * record.num_committed

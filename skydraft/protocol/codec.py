@@ -296,6 +296,7 @@ _INFO_NAMES = (
     "max_sessions",
     "num_sessions",
     "invariant_rows",
+    "weights",
 )
 
 

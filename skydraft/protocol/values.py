@@ -97,7 +97,10 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server runs: sizes in tokens and rows; `forward_ms[n - 1]` is a forward of n rows when it was loaded."""
+    """What a server runs: sizes in tokens and rows; `forward_ms[n - 1]` is a forward of n rows when it was loaded.
+
+    `fingerprint` is the vocabulary's, `weights` the model's.
+    """
 
     version: str
     model: str
@@ -111,3 +114,4 @@ class ServerInfo:
     num_sessions: int
     invariant_rows: int
     forward_ms: tuple[float, ...]
+    weights: str = ""

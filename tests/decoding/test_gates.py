@@ -68,7 +68,8 @@ def test_parsing(text, gate):
         ("entropy:3+", "content rule ''"),
         ("always+digits", "nothing"),
         ("never+dates", "nothing"),
-        ("calibrated:0.9", "calibrated"),
+        ("calibrated:1.5", "agreement"),
+        ("calibrated:", "agreement"),
         ("entropy:3:4", "nats"),
     ],
 )
@@ -181,7 +182,7 @@ def test_only_signal_gates_need_signals():
         1,
         1,
     ]
-    assert not parse_gate("never").unsure(UNSURE) and not parse_gate("always").unsure(UNSURE)
+    assert not parse_gate("never").is_unsure([UNSURE]) and not parse_gate("always").is_unsure([UNSURE])
 
 
 @law(100)

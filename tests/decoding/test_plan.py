@@ -21,6 +21,8 @@ from skydraft.errors import OptionError
         ({"mode": "quality"}, Plan(Gate("entropy", 3.25), 6, True, True)),
         ({"mode": "quality", "k": 2}, Plan(Gate("entropy", 3.25), 2, True, True)),
         ({"mode": "quality", "k": "auto"}, Plan(Gate("entropy", 3.25), None, True, True)),
+        ({"mode": "auto"}, Plan(Gate("calibrated", 0.95), 12, True, True, eager=True)),
+        ({"mode": "auto", "gate": "calibrated:0.9", "k": 8}, Plan(Gate("calibrated", 0.9), 8, True, True, eager=True)),
         ({"mode": "quality", "gate": "prob:0.5"}, Plan(Gate("prob", 0.5), 6, True, True)),
         ({"mode": "quality", "accept": "top:3"}, Plan(Gate("entropy", 3.25), 6, True, True, top=3)),
         ({"mode": "fluency", "eager": True}, Plan(Gate("entropy", 5.5), 4, True, True, eager=True)),
@@ -43,7 +45,6 @@ def test_plans(options, plan):
     ("options", "says"),
     [
         ({"mode": "turbo"}, "no mode 'turbo'"),
-        ({"mode": "auto"}, "calibrated"),
         ({"mode": "edge", "k": 3}, "--k cannot apply"),
         ({"mode": "edge", "gate": "always"}, "--gate cannot apply"),
         ({"mode": "edge", "eager": True}, "--eager cannot apply"),

@@ -222,7 +222,7 @@ def test_rounds_carry_one_audit_flag_per_catch_up_token_and_it_is_true(pair, par
     context = toys.Context(PROMPT_IDS)
     loop = SpeculativeLoop(
         context,
-        Drafter(pair[0], chooser, stopping, make_plan()),
+        Drafter(pair[0], chooser, stopping),
         unsure_after(num_skips),
         toys.verifier_of(pair[1], params),
         toys.FixedK(k),
@@ -286,7 +286,7 @@ def test_the_drafter_repeats_a_draft_and_follows_any_context():
     params = DecodingParams(temperature=1.0, seed=5)
     chooser, stopping = toys.rules(params)
     edge = toys.toy(6)
-    drafter = Drafter(edge, chooser, stopping, make_plan())
+    drafter = Drafter(edge, chooser, stopping)
     context = toys.Context(PROMPT_IDS)
     first = drafter.draft(context, 6)
     assert drafter.draft(context, 6) == first
@@ -300,7 +300,7 @@ def test_the_drafter_repeats_a_draft_and_follows_any_context():
 
 def test_a_loop_without_verifier_takes_no_gate_that_needs_one():
     chooser, stopping = toys.rules(DecodingParams())
-    drafter = Drafter(toys.toy(1), chooser, stopping, make_plan())
+    drafter = Drafter(toys.toy(1), chooser, stopping)
     with pytest.raises(ValueError, match="verifier"):
         SpeculativeLoop(toys.Context(PROMPT_IDS), drafter, Gate("always"), None, toys.FixedK(1), stopping, VOCAB)
 

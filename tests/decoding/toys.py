@@ -138,6 +138,7 @@ def loop_of(
     plan = plan or make_plan()
     chooser, stopping = rules(chosen)
     context = Context(PROMPT_IDS)
-    drafter = Drafter(draft, chooser, stopping, plan)
+    ends_blocks = plan.gate if plan.eager else None
+    drafter = Drafter(draft, chooser, stopping, ends_blocks=ends_blocks, with_signals=plan.gate.needs_signals)
     verifier = TargetVerifier(target, PROMPT_IDS, chooser, stopping, top=plan.top)
     return SpeculativeLoop(context, drafter, plan.gate, verifier, policy or FixedK(5), stopping, VOCAB), context

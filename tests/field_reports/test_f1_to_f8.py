@@ -16,7 +16,7 @@ from skydraft.decoding.choose import Chooser
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.gates import Gate, Reason, parse_gate
-from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.plan import make_plan
 from skydraft.decoding.sampling import gumbel_noise, sample
 from skydraft.decoding.stopping import Stopping
 from skydraft.engines.base import Engine, Rows, Sequence
@@ -45,7 +45,7 @@ def drafter_follows_the_context(engine: Engine, drafter_type: type[Drafter]) -> 
     """Draft, commit something else than was drafted, draft again: each block must be the model's own continuation."""
     chooser = Chooser(GREEDY, engine.vocab, len(PROMPT))
     stopping = Stopping(GREEDY, engine.vocab, len(PROMPT), 200)
-    drafter = drafter_type(engine, chooser, stopping, Plan(Gate("never"), 3, drafts=True, verifies=False))
+    drafter = drafter_type(engine, chooser, stopping)
     context = Context(PROMPT)
     for round_number in range(6):
         block = drafter.draft(context, 3)
@@ -207,29 +207,38 @@ def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(cycle: 
         """A gate on uncertainty alone."""
 
         def reason(self, context: Context, block: DraftBlock, vocab: Vocab) -> Reason:
-            return "uncertain" if any(map(self.unsure, block.signals)) else ""
+            return "uncertain" if self.is_unsure(block.signals) else ""
 
     agreeing = cycling_toy(cycle)
     assert escalations(cycle, k, parse_gate("entropy:2"), agreeing) == ["loop"]
     assert escalations(cycle, k, Blind("entropy", 2.0), agreeing) == []
 
 
-def test_f6_one_escalation_breaks_the_loop_when_the_target_knows_better() -> None:
+@pytest.mark.parametrize("cycle", ["员在", "员在的", "员在的一"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7])
+def test_f6_one_escalation_breaks_the_loop_when_the_target_knows_better(cycle: str, k: int) -> None:
     table = np.zeros((VOCAB.size, VOCAB.size), np.float32)
-    path = VOCAB.encode("气员在公园走。")
+    table[:, VOCAB.encode("公")[0]] = 40  # whatever went before
+    path = VOCAB.encode("公园走。")
     for here, there in itertools.pairwise(path):
-        table[here, there] = 40
-    target = ToyEngine(VOCAB, table)
-    edge = cycling_toy("员在")
+        table[here, there] = 80
+    edge_table = cycling_toy(cycle)._by_last.copy()
+    for here, there in itertools.pairwise([*path, *VOCAB.encode("今天我们去很好")]):
+        edge_table[here, there] = 80  # once out of the loop, the draft model goes on as sure, and straight
     with skydraft.generate(
         "今天天气",
-        edge=edge,
-        cloud=target,
-        plan=make_plan(gate="entropy:9", k=4),
-        params=DecodingParams(max_new_tokens=24),
+        edge=ToyEngine(VOCAB, edge_table),
+        cloud=ToyEngine(VOCAB, table),
+        plan=make_plan(gate="entropy:9", k=k),
+        params=DecodingParams(max_new_tokens=3 * k + 3 * len(cycle)),
     ) as generation:
         text = generation.run().text
-    assert text.startswith(("员在员在公", "员在公"))
+    reasons = [record.reason for record in generation.records if record.reason]
+    looped, _, after = text.partition("公")
+    assert reasons == ["loop"]
+    # Blocks before were skipped; the one that closed the second copy was escalated, and the target ended the loop.
+    assert len(looped) < 2 * len(cycle) + k
+    assert (cycle * 9).startswith(looped) and after.startswith("园走。今天我们"[: len(after)])
 
 
 def follows_the_definition(sampler: object) -> bool:

@@ -1,0 +1,96 @@
+"""Chinese texts as a regression run: punctuation, repeats, ends; with and without zh-short, in the presets.
+
+    python -m bench.zh [--out DIR] [--limit N]
+
+Bars, for zh-short on the prompts of `describe` and `scene`: median punctuation density of a text 0.05 to 0.25, none
+over 0.40; no adjacent repeat; 2- and 3-gram repeat rates not above the target's; every text ends at a sentence end; no
+loop. What is without the style, and all other prompts, is shown beside it whatever it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench.workload import PROMPTS_FILE
+from skydraft.cli.main import run
+from skydraft.evaluation.records import Records, read_records
+from skydraft.evaluation.stats import percentile
+from skydraft.evaluation.summary import Findings, Setting
+
+PLAIN = ("edge", "cloud", "lossless", "fluency", "quality", "auto")
+MODES = (*PLAIN, *(f"{mode};style=zh-short" for mode in PLAIN))
+BARRED = ("describe", "scene")
+
+
+def only(records: Records, keep: bool) -> Records:
+    """The records of the prompts that the bars are about, or of the others."""
+    prompts = tuple(prompt for prompt in records.run.prompts if (prompt.category in BARRED) == keep)
+    ids = {prompt.id for prompt in prompts}
+    generations = tuple(line for line in records.generations if line.prompt in ids)
+    return Records(run=records.run.model_copy(update={"prompts": prompts}), generations=generations, scores=())
+
+
+def show(title: str, findings: Findings) -> None:
+    """A row each mode."""
+    print(f"\n{title}, {len(findings.settings[0].cases)} prompts")
+    print(f"{'mode':<26}{'density p50':>12}{'max':>7}{'adjacent':>10}{'2-gram':>8}{'3-gram':>8}{'ends':>6}{'loops':>7}"
+          f"{'tokens':>8}")  # fmt: skip
+    for setting in findings.settings:
+        densities = [case.indicators.punctuation_density for case in setting.all_cases]
+        num_adjacent = sum(case.indicators.num_adjacent for case in setting.all_cases)
+        num_tokens = sum(case.num_tokens for case in setting.all_cases) / len(setting.all_cases)
+        print(f"{setting.name:<26}{percentile(densities, 50):>12.3f}{max(densities):>7.3f}{num_adjacent:>10}"
+              f"{setting.value('repeat_rate_2') or 0:>8.4f}{setting.value('repeat_rate_3') or 0:>8.4f}"
+              f"{setting.value('ends_sentence'):>6.2f}{setting.value('loops'):>7.2f}{num_tokens:>8.1f}")  # fmt: skip
+
+
+def failures(findings: Findings) -> list[str]:
+    """Which bars are not met."""
+    found = []
+    target = findings.setting("cloud;style=zh-short")
+    assert target is not None  # it is one of MODES
+    for setting in findings.settings:
+        if setting.mode.style:
+            found += [f"{setting.name}: {reason}" for reason in _reasons(setting, target)]
+    return found
+
+
+def _reasons(setting: Setting, target: Setting) -> list[str]:
+    densities = [case.indicators.punctuation_density for case in setting.all_cases]
+    median = percentile(densities, 50) or 0
+    met = {
+        f"median density {median:.3f} outside 0.05 to 0.25": 0.05 <= median <= 0.25,
+        f"a text of density {max(densities):.3f}": max(densities) <= 0.40,
+        "adjacent repeats": not any(case.indicators.num_adjacent for case in setting.all_cases),
+        "a text that does not end at a sentence end": all(case.indicators.ends_sentence for case in setting.all_cases),
+        "a loop": not any(case.indicators.num_loops for case in setting.all_cases),
+    }
+    for n in (2, 3):
+        ours, theirs = (side.value(f"repeat_rate_{n}") or 0.0 for side in (setting, target))
+        met[f"{n}-gram repeat rate {ours:.4f} above the target's {theirs:.4f}"] = ours <= theirs
+    return [reason for reason, is_met in met.items() if not is_met]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/bench-zh"))
+    parser.add_argument("--limit", type=int, default=62)
+    given = parser.parse_args()
+    options = ["--prompts", str(PROMPTS_FILE), "--modes", ",".join(MODES), "--out", str(given.out), "--no-scores"]
+    if status := run(["compare", *options, "--limit", str(given.limit)]):
+        return status
+    records = read_records(given.out / "records.jsonl")
+    barred = Findings(only(records, keep=True))
+    show("describe and scene", barred)
+    others = Findings(only(records, keep=False))
+    if others.settings:
+        show("the other prompts", others)
+    found = failures(barred)
+    print("\n" + ("\n".join(f"NOT MET  {reason}" for reason in found) or "All bars of zh-short are met."))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""`skydraft compare`: prompts by modes, measured side by side; `skydraft report`: the page again, from records."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skydraft import api
+from skydraft.cli.emulation import ServedTarget
+from skydraft.cli.options import build_engine_options, decoding_options, engine_options, target_name
+from skydraft.cli.progress import counted
+from skydraft.cli.running import describe_run, given_overrides, load_pair
+from skydraft.config import DEFAULT_K, DecodingParams, decoding_params
+from skydraft.decoding.calibration import Calibration, read_calibration
+from skydraft.decoding.streaming import TextStream
+from skydraft.edge.cloud import Cloud
+from skydraft.errors import OptionError
+from skydraft.evaluation.compare import Comparison, Job, PeerText
+from skydraft.evaluation.modes import Mode, parse_modes
+from skydraft.evaluation.records import PromptEntry, ScoreLine, read_records
+from skydraft.evaluation.report.page import write_report
+from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.workloads import read_prompts
+
+if TYPE_CHECKING:
+    from skydraft.engines.hf_peer import HuggingFacePair
+
+_MODES = "edge,cloud,lossless,fluency,quality"
+_MAX_NEW_TOKENS = 64
+
+
+@click.command()
+@click.option("--prompts", "path", required=True, type=Path, metavar="FILE", help="Prompts: .jsonl or lines of text.")
+@click.option(
+    "--modes",
+    default=_MODES,
+    show_default=True,
+    metavar="A,B,…",
+    help="Presets, gate=G;k=N;eager;accept=RULE;style=S spelled out, or hf-target and hf-assisted (transformers).",
+)
+@click.option("--out", default="comparison", show_default=True, type=Path, metavar="DIR", help="Where all of it goes.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N prompts only.")
+@click.option("--categories", metavar="A,B,…", help="Prompts of these categories only.")
+@click.option("--repetitions", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
+@click.option(
+    "--emulate-rtt",
+    type=click.FloatRange(min=0),
+    multiple=True,
+    metavar="MS",
+    help="Also over an emulated link with this round trip; may be repeated.",
+)
+@click.option("--emulate-kbps", type=click.FloatRange(min=0), default=0, help="Bandwidth of that link; 0 is no limit.")
+@click.option("--link-prompts", type=click.IntRange(min=1), default=8, show_default=True, help="Prompts over the link.")
+@click.option("--calibration", type=Path, metavar="FILE", help="For calibrated gates, instead of the pair's own.")
+@click.option("--no-scores", is_flag=True, help="Leave out what both models think of the texts (agreement, NLL).")
+@click.option("--execution", type=click.Choice(["exact", "throughput"]), default="exact", show_default=True)
+@engine_options
+@decoding_options
+def compare(path: Path, modes: str, out: Path, **given: Any) -> None:
+    """Run prompts in several modes, interleaved and warm; write records, summary and a report to DIR.
+
+    An interrupted comparison goes on where it stopped when it is started again with the same options.
+    """
+    parsed = parse_modes(modes)
+    workload = read_prompts(
+        path, limit=given.pop("limit"), categories=tuple(filter(None, (given.pop("categories") or "").split(",")))
+    )
+    calibration = read_calibration(found) if (found := given.pop("calibration")) else None
+    overrides = given_overrides(given, max_new_tokens=_MAX_NEW_TOKENS)
+    links = (None, *given.pop("emulate_rtt"))
+    bench = _Bench(overrides, given, calibration)
+    with ExitStack() as stack:
+        bench.open(stack, links)
+        run = describe_run(
+            bench.edge, bench.cloud, workload, parsed,
+            command="skydraft " + shlex.join(sys.argv[1:]), execution=bench.execution, overrides=overrides,
+            repetitions=given["repetitions"], links=links, link_prompts=given["link_prompts"],
+        )  # fmt: skip
+        comparison = Comparison(out, run, parsed)
+        if comparison.num_done:
+            click.echo(f"Going on with {comparison.path}, which has {comparison.num_done} generations.", err=True)
+        with counted(comparison.num_done + len(comparison.todo), "generations", done=comparison.num_done) as done:
+            comparison.generate(bench.start, bench.ask, done)
+        if not given["no_scores"]:
+            with counted(len(comparison.unscored()), "texts judged") as done:
+                comparison.score(bench.score, done)
+    _finish(out, comparison.path)
+
+
+class _Bench:
+    """The engines, links and parameters that the jobs of one comparison run on."""
+
+    def __init__(self, overrides: dict[str, Any], given: dict[str, Any], calibration: Calibration | None) -> None:
+        self._overrides, self._given, self._calibration = overrides, given, calibration
+        self.execution = given.pop("execution")
+        self._scorers: dict[str | None, Scorer] = {}
+        self._peer: HuggingFacePair | None = None
+
+    def open(self, stack: ExitStack, links: tuple[float | None, ...]) -> None:
+        """Load both models; with links, start a server that holds the target once more."""
+        options, offline = build_engine_options(self._given), self._given.pop("offline")
+        self._device, self._dtype = options.device, options.dtype
+        self.edge, self.cloud = load_pair(self._given, options, offline=offline)
+        stack.callback(self._close_scorer)
+        self._clouds: dict[float, Cloud] = {}
+        if any(link is not None for link in links):
+            served = stack.enter_context(ServedTarget(target_name(self._given), options, self.execution))
+            for rtt_ms in filter(lambda link: link is not None, links):
+                assert rtt_ms is not None
+                self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms, self._given["emulate_kbps"]))
+
+    def _params(self, mode: Mode) -> DecodingParams:
+        style = mode.style or self._overrides.get("style")
+        return decoding_params(style, **{key: value for key, value in self._overrides.items() if key != "style"})
+
+    def start(self, job: Job) -> api.Generation:
+        """Begin one generation."""
+        assert job.mode.plan is not None  # peers are asked
+        gate = job.mode.plan.gate.kind
+        return api.generate(
+            job.prompt.prompt,
+            edge=self.edge,
+            cloud=self.cloud if job.link_ms is None else self._clouds[job.link_ms],
+            plan=job.mode.plan,
+            params=self._params(job.mode),
+            execution=self.execution if job.link_ms is None else "exact",
+            calibration=self._calibration if gate == "calibrated" else None,
+        )
+
+    def ask(self, job: Job) -> PeerText:
+        """Have transformers answer with the same pair. Raises OptionError where it could not be compared."""
+        if self._peer is None:
+            self._peer = self._load_peer()
+        vocab, params = self.cloud.vocab, self._params(job.mode)
+        ids = api.prompt_ids(vocab, job.prompt.prompt)
+        token_ids, finish = self._peer.generate(
+            ids,
+            vocab.end_ids,
+            assisted=job.mode.peer == "hf-assisted",
+            max_new_tokens=params.max_new_tokens,
+            k=DEFAULT_K,
+        )
+        stream = TextStream(vocab, ())
+        pieces = [stream.push(token_id) for token_id in token_ids]
+        if pieces:
+            pieces[-1] += stream.finish()
+        return PeerText(token_ids, tuple(pieces), finish, len(ids))
+
+    def _load_peer(self) -> HuggingFacePair:
+        from skydraft.engines.hf_peer import HuggingFacePair
+
+        if set(self._overrides) - {"max_new_tokens"}:
+            raise OptionError("hf-target and hf-assisted are compared greedily and without a style.")
+        paths = [path for engine in (self.edge, self.cloud) if (path := getattr(engine, "path", None))]
+        if len(paths) < 2:
+            raise OptionError("hf-target and hf-assisted need models with files, which a toy has not.")
+        click.echo("Loading the pair once more, for transformers.", err=True)
+        return HuggingFacePair(paths[0], paths[1], device=self._device, dtype=self._dtype)
+
+    def score(self, prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
+        """Judge one text."""
+        if mode.style not in self._scorers:
+            self._close_scorer()
+            self._scorers = {mode.style: Scorer(self.edge, self.cloud, self._params(mode), mode.style)}
+        prompt_ids = api.prompt_ids(self.cloud.vocab, prompt.prompt)
+        return self._scorers[mode.style].score(prompt.id, prompt_ids, token_ids)
+
+    def _close_scorer(self) -> None:
+        for scorer in self._scorers.values():
+            scorer.close()
+
+
+@click.command()
+@click.argument("folder", type=Path)
+def report(folder: Path) -> None:
+    """Make summary.json and report.html in FOLDER again, from its records.jsonl. Needs no model."""
+    _finish(folder, folder / "records.jsonl")
+
+
+def _finish(out: Path, records: Path) -> None:
+    page = write_report(read_records(records), out)
+    click.echo(f"Report: {page}", err=True)

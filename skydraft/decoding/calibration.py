@@ -1,0 +1,173 @@
+"""A calibration: how likely the target disagrees with a drafted token, and which limit keeps which agreement.
+
+Made by `skydraft calibrate` for one pair of models, shipped for the demo pair.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from skydraft.errors import OptionError, RecordsError
+from skydraft.types import Signals
+
+SCHEMA = 1
+FEATURES = ("entropy", "log_entropy", "margin", "log_odds")
+MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
+
+
+def features(signals: Signals) -> tuple[float, ...]:
+    """What the risk of a token is computed from, in the order of FEATURES."""
+    top = min(max(signals.top_prob, 1e-9), 1 - 1e-6)
+    return (signals.entropy, math.log(signals.entropy + 1e-3), signals.margin, math.log(top / (1 - top)))
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PairSide(_Value):
+    """A model that the calibration was made with."""
+
+    name: str
+    fingerprint: str
+
+
+class CurvePoint(_Value):
+    """What a limit on the risk of a block gave on the prompts that were fitted."""
+
+    limit: float = Field(ge=0)
+    agreement: float = Field(ge=0, le=1)
+    calls_per_token: float = Field(ge=0)
+
+
+class Fitted(_Value):
+    """What the calibration was made from."""
+
+    workload: str
+    sha256: str
+    num_prompts: int
+    num_tokens: int
+    date: str
+    max_new_tokens: int
+    auroc: float
+
+
+class Calibration(_Value):
+    """The chance that the target disagrees with a drafted token is 1 / (1 + exp(−(bias + weights · features))).
+
+    The risk of a block is the sum over its tokens: how many disagreements skipping it is expected to leave in the
+    text. `curve` says which agreement a limit on that risk gave, from the lowest limit to the highest.
+    """
+
+    kind: Literal["skydraft-calibration"] = "skydraft-calibration"
+    schema_number: Literal[1] = Field(default=1, alias="schema")
+    draft: PairSide
+    target: PairSide
+    features: tuple[str, ...]
+    weights: tuple[float, ...]
+    bias: float
+    curve: tuple[CurvePoint, ...] = Field(min_length=2)
+    fitted: Fitted
+
+    @model_validator(mode="after")
+    def _check(self) -> Calibration:
+        if self.features != FEATURES or len(self.weights) != len(FEATURES):
+            raise ValueError(f"the features are not {', '.join(FEATURES)}")
+        limits = [point.limit for point in self.curve]
+        agreements = [point.agreement for point in self.curve]
+        if limits != sorted(limits) or agreements != sorted(agreements, reverse=True):
+            raise ValueError("the curve does not run from a low limit and a high agreement to the opposite")
+        return self
+
+    def risk(self, signals: Signals) -> float:
+        """The chance that the target disagrees with one token."""
+        score = self.bias + sum(w * x for w, x in zip(self.weights, features(signals), strict=True))
+        return 1 / (1 + math.exp(-min(max(score, -50.0), 50.0)))
+
+    @cached_property
+    def _table(self) -> tuple[list[float], list[float]]:
+        ascending = self.curve[::-1]
+        return [point.agreement for point in ascending], [point.limit for point in ascending]
+
+    def limit(self, agreement: float) -> float:
+        """The limit on a block's risk that kept this agreement.
+
+        Raises OptionError for one that the draft model reaches alone, or that no skipping keeps.
+        """
+        agreements, limits = self._table
+        if not agreements[0] < agreement <= agreements[-1]:
+            raise OptionError(
+                f"The calibration for {self.draft.name} and {self.target.name} knows agreements above "
+                f"{agreements[0]:.2f}, which the draft model reaches alone, up to {agreements[-1]:.2f}, "
+                f"not {agreement:g}.",
+                hint="For the target's own text use --mode lossless.",
+            )
+        return float(np.interp(agreement, agreements, limits))
+
+    def fits(self, draft: str, target: str | None) -> bool:
+        """Whether it was made with models of these fingerprints; None where the target cannot be asked for its own."""
+        return self.draft.fingerprint == draft and target in (None, self.target.fingerprint)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """A calibration from its file. Raises RecordsError."""
+    try:
+        return _parse(str(path), path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise RecordsError(f"The calibration {path} cannot be read: {reason}.") from error
+
+
+def _parse(name: str, text: str) -> Calibration:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordsError(f"The calibration {name} is no JSON: {error.msg}.", hint="Make it again.") from error
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise RecordsError(f"The calibration {name} has schema {schema}; this version reads up to {SCHEMA}.")
+    try:
+        return Calibration.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise RecordsError(f"{name} is no calibration: {where}: {first['msg']}.") from error
+
+
+def find_calibration(folders: Iterable[Path], draft: str, target: str | None, names: str) -> Calibration:
+    """The calibration of a pair, from `folders` or shipped; `names` is for the message. Raises OptionError."""
+    for calibration in _all(folders):
+        if calibration.fits(draft, target):
+            return calibration
+    raise OptionError(
+        f"There is no calibration for {names}.",
+        hint="Make one with: skydraft calibrate --prompts FILE, or use --mode quality.",
+    )
+
+
+def _all(folders: Iterable[Path]) -> Iterator[Calibration]:
+    for folder in folders:
+        for path in sorted(folder.glob("*.json")):
+            yield read_calibration(path)
+    for entry in resources.files("skydraft.decoding").joinpath("calibrations").iterdir():
+        if entry.name.endswith(".json"):
+            yield _parse(entry.name, entry.read_text(encoding="utf-8"))
+
+
+def check_fits(calibration: Calibration, draft: str, target: str | None, names: str) -> None:
+    """Raise OptionError unless the calibration was made with these models."""
+    if not calibration.fits(draft, target):
+        raise OptionError(
+            f"This calibration was made for {calibration.draft.name} and {calibration.target.name}, "
+            f"and these are {names}, or other weights of that name.",
+            hint="Make one for this pair with: skydraft calibrate --prompts FILE.",
+        )

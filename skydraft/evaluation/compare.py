@@ -1,0 +1,224 @@
+"""Running prompts in several modes side by side, so that what is compared was measured in the same minutes.
+
+Interleaved (A B A B), warm, each generation a line of records.jsonl as soon as it is there. An interrupted run goes on
+where it stopped. Times are taken first; both models' opinions of the texts afterwards, so that nobody's time pays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from skydraft.errors import RecordsError
+from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.records import (
+    GenerationLine,
+    PromptEntry,
+    Records,
+    RunLine,
+    ScoreLine,
+    drop_cut_line,
+    keys,
+    read_records,
+    round_entry,
+    write_line,
+)
+from skydraft.types import FinishReason, Origin, Round, Token
+
+RECORDS = "records.jsonl"
+
+
+class Runs(Protocol):
+    """A generation as it is measured: what `api.Generation` gives."""
+
+    def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
+        """Rounds as they are committed, each with its tokens."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One generation to be made."""
+
+    prompt: PromptEntry
+    mode: Mode
+    repetition: int
+    link_ms: float | None
+
+    @property
+    def key(self) -> tuple[str, str, int, float | None]:
+        """What tells it from the others, as in `records.keys`."""
+        return self.prompt.id, self.mode.name, self.repetition, self.link_ms
+
+
+@dataclass(frozen=True, slots=True)
+class PeerText:
+    """What a peer wrote."""
+
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    finish: FinishReason
+    num_prompt_tokens: int
+
+
+Start = Callable[[Job], Runs]
+Ask = Callable[[Job], PeerText]
+Score = Callable[[PromptEntry, Mode, tuple[int, ...]], ScoreLine]
+Done = Callable[[], None]
+
+
+def jobs(run: RunLine, modes: Sequence[Mode]) -> Iterator[Job]:
+    """All generations of a run, interleaved. Emulated links carry what uses a link, for the first prompts only."""
+    for repetition in range(run.repetitions):
+        for number, prompt in enumerate(run.prompts):
+            for link_ms in run.links:
+                for mode in modes:
+                    if link_ms is None or (mode.uses_link and number < run.link_prompts):
+                        yield Job(prompt, mode, repetition, link_ms)
+
+
+def measure(job: Job, start: Start) -> GenerationLine:
+    """Run one generation to its end. The clock runs from before its start to its last token."""
+    began = time.perf_counter()
+    generation = start(job)
+    try:
+        rounds: list[Round] = []
+        tokens: list[Token] = []
+        for done, new in generation.rounds():
+            rounds.append(done)
+            tokens += new
+        wall_ms = (time.perf_counter() - began) * 1e3
+    finally:
+        generation.close()
+    assert generation.finish_reason is not None
+    return GenerationLine(
+        prompt=job.prompt.id,
+        mode=job.mode.name,
+        repetition=job.repetition,
+        link_ms=job.link_ms,
+        finish=generation.finish_reason,
+        num_prompt_tokens=generation.num_prompt_tokens,
+        wall_ms=round(wall_ms, 3),
+        token_ids=tuple(token.token_id for token in tokens),
+        origins=tuple(token.origin for token in tokens),
+        pieces=tuple(token.text for token in tokens),
+        rounds=tuple(map(round_entry, rounds)),
+    )
+
+
+def measure_peer(job: Job, ask: Ask) -> GenerationLine:
+    """Run one generation of a peer, of which only tokens and time are known."""
+    began = time.perf_counter()
+    said = ask(job)
+    wall_ms = (time.perf_counter() - began) * 1e3
+    origins: list[Origin] = ["cloud"] * len(said.token_ids)
+    return GenerationLine(
+        prompt=job.prompt.id,
+        mode=job.mode.name,
+        repetition=job.repetition,
+        link_ms=None,
+        finish=said.finish,
+        num_prompt_tokens=said.num_prompt_tokens,
+        wall_ms=round(wall_ms, 3),
+        token_ids=said.token_ids,
+        origins=tuple(origins),
+        pieces=said.pieces,
+        rounds=(),
+    )
+
+
+class Comparison:
+    """A run that writes to `folder`, or goes on with one that is there. Raises RecordsError if that is another run."""
+
+    def __init__(self, folder: Path, run: RunLine, modes: Sequence[Mode]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / RECORDS
+        self._modes = {mode.name: mode for mode in modes}
+        if self.path.exists() and self.path.stat().st_size:
+            drop_cut_line(self.path)
+            before = read_records(self.path)
+            _check_same(self.path, before.run, run)
+            self.run, done = before.run, keys(before.generations)
+        else:
+            self.run, done = run, set()
+            with self.path.open("w", encoding="utf-8") as file:
+                write_line(file, run)
+        self.todo = [job for job in jobs(self.run, modes) if job.key not in done]
+        self.num_done = len(done)
+
+    def generate(self, start: Start, ask: Ask, done: Done) -> None:
+        """Make what is still to be made; `done` is called after each generation.
+
+        Each mode runs once before, unmeasured, so that nobody pays for the first touch of memory.
+        """
+        warmed: set[tuple[str, float | None]] = set()
+        with self.path.open("a", encoding="utf-8") as file:
+            for job in self.todo:
+                if (kind := (job.mode.name, job.link_ms)) not in warmed:
+                    warmed.add(kind)
+                    _run(job, start, ask)
+                write_line(file, _run(job, start, ask))
+                done()
+
+    def unscored(self) -> list[tuple[PromptEntry, Mode, tuple[int, ...]]]:
+        """Texts without a score, each once, those of a prompt and style together."""
+        records = read_records(self.path)
+        scored = {(line.prompt, line.style, line.token_ids) for line in records.scores}
+        by_id = {prompt.id: prompt for prompt in records.run.prompts}
+        found: dict[tuple[str, str | None, tuple[int, ...]], Mode] = {}
+        for line in records.generations:
+            mode = self._modes[line.mode]
+            found.setdefault((line.prompt, mode.style, line.token_ids), mode)
+        order = sorted(found, key=lambda key: (key[0], key[1] or "", key[2]))
+        return [(by_id[key[0]], found[key], key[2]) for key in order if key not in scored and key[2]]
+
+    def score(self, score: Score, done: Done) -> None:
+        """Have every text judged that was not."""
+        todo = self.unscored()
+        with self.path.open("a", encoding="utf-8") as file:
+            for prompt, mode, token_ids in todo:
+                write_line(file, score(prompt, mode, token_ids))
+                done()
+
+    def records(self) -> Records:
+        """All that was recorded."""
+        return read_records(self.path)
+
+
+def _run(job: Job, start: Start, ask: Ask) -> GenerationLine:
+    return measure_peer(job, ask) if job.mode.peer else measure(job, start)
+
+
+def _check_same(path: Path, before: RunLine, now: RunLine) -> None:
+    """Raise RecordsError unless a run can be gone on with."""
+    fields = (
+        "modes",
+        "repetitions",
+        "max_new_tokens",
+        "overrides",
+        "workload_sha256",
+        "prompts",
+        "links",
+        "link_prompts",
+    )
+    differs = [name for name in (*fields, "execution") if getattr(before, name) != getattr(now, name)]
+    sides = ((side, getattr(before, side).fingerprint, getattr(now, side).fingerprint) for side in ("draft", "target"))
+    differs += [f"{side} model" for side, old, new in sides if old != new]
+    if differs:
+        raise RecordsError(
+            f"{path} holds another run: its {differs[0].replace('_', ' ')} differs.",
+            hint="Give another --out, or remove the file.",
+        )

@@ -1,0 +1,161 @@
+"""The figures of a comparison, each as a sum over a sum, so that prompts can be drawn again for intervals.
+
+The conventions stand beside the names; the report prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from skydraft.evaluation.records import GenerationLine, ScoreLine
+from skydraft.evaluation.stats import token_gaps
+from skydraft.evaluation.text import TextIndicators
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One generation, what the models think of its text, and what the text shows. `cloud_ids` is what the target alone
+    wrote under the same prompt and style, where that was run."""
+
+    generation: GenerationLine
+    score: ScoreLine | None
+    indicators: TextIndicators
+    cloud_ids: tuple[int, ...] | None
+    rouge_l: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.generation.token_ids)
+
+    @property
+    def num_escalated(self) -> int:
+        return sum(entry.outcome == "verified" for entry in self.generation.rounds)
+
+
+Pair = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure: `count` gives what one generation adds above and below the line."""
+
+    name: str
+    label: str
+    unit: str
+    convention: str
+    count: Callable[[Case], Pair]
+    digits: int = 3
+
+
+def _rounds(case: Case, name: str) -> float:
+    return float(sum(getattr(entry, name) for entry in case.generation.rounds))
+
+
+def _verified(case: Case, name: str) -> float:
+    return float(sum(getattr(entry, name) for entry in case.generation.rounds if entry.outcome == "verified"))
+
+
+def _agreement(case: Case) -> Pair:
+    if case.score is None:
+        return 0, 0
+    ids = zip(case.score.choices, case.score.token_ids, strict=True)
+    return sum(choice == token_id for choice, token_id in ids), case.num_tokens
+
+
+def _nll(case: Case) -> Pair:
+    return (sum(case.score.nll), case.num_tokens) if case.score else (0, 0)
+
+
+def _per_token(name: str) -> Callable[[Case], Pair]:
+    return lambda case: (_rounds(case, name), case.num_tokens) if case.generation.rounds else (0, 0)
+
+
+def _calls(case: Case) -> Pair:
+    return (case.num_escalated, case.num_tokens) if case.generation.rounds else (0, 0)
+
+
+def _bytes(case: Case) -> Pair:
+    if case.generation.link_ms is None:
+        return 0, 0
+    return _rounds(case, "bytes_up") + _rounds(case, "bytes_down"), case.num_tokens
+
+
+def _overhead(case: Case) -> Pair:
+    records = case.generation.records
+    return sum(record.overhead_ms for record in records), len(records)
+
+
+def _ttft(case: Case) -> Pair:
+    rounds = case.generation.rounds
+    return (rounds[0].ended_ms, 1) if rounds else (0, 0)
+
+
+def _gaps(case: Case) -> Pair:
+    gaps = token_gaps(case.generation.records)
+    return sum(gaps), len(gaps)
+
+
+def _same_as_cloud(case: Case) -> Pair:
+    return (0, 0) if case.cloud_ids is None else (case.generation.token_ids == case.cloud_ids, 1)
+
+
+def _repeats(n: int) -> Callable[[Case], Pair]:
+    return lambda case: (case.indicators.num_repeats[n], case.indicators.num_ngrams[n])
+
+
+MEASURES = (
+    Measure("target_agreement", "agreement with the target", "",
+            "share of generated tokens equal to the target's own greedy choice after the same prefix, under the same "
+            "constraints; one pass of the target over the finished text, within invariant rows", _agreement),
+    Measure("target_nll", "NLL under the target", "nats/token",
+            "mean −log p of a generated token under the target, raw logits, temperature 1", _nll),
+    Measure("same_as_cloud", "same text as cloud", "",
+            "share of generations with the tokens of mode cloud under the same prompt and style", _same_as_cloud),
+    Measure("cloud_calls_per_token", "calls", "/token",
+            "escalated rounds / generated tokens; the target alone makes one a token, though a stream carries many in "
+            "one call", _calls),
+    Measure("target_passes_per_token", "target passes", "/token",
+            "forwards of the target after its prefill / generated tokens", _per_token("num_passes")),
+    Measure("target_rows_per_token", "target rows", "/token",
+            "rows in those forwards / generated tokens", _per_token("num_rows")),
+    Measure("acceptance_rate", "acceptance", "", "accepted / drafted tokens, over escalated blocks only",
+            lambda case: (_verified(case, "num_accepted"), _verified(case, "num_draft"))),
+    Measure("mean_acceptance_length", "tokens an escalated round", "",
+            "tokens committed per escalated round, the recovered or bonus token included",
+            lambda case: (_verified(case, "num_committed"), case.num_escalated)),
+    Measure("audited_agreement", "audited agreement", "",
+            "share of skipped tokens seen by the target later that it would have written too",
+            lambda case: (_rounds(case, "num_agreed"), _rounds(case, "num_audited"))),
+    Measure("tokens_per_s", "speed", "tokens/s", "generated tokens / wall time, prefill of both sides included",
+            lambda case: (1e3 * case.num_tokens, case.generation.wall_ms), 2),
+    Measure("ttft_ms", "time to first token", "ms",
+            "start to the first committed round, mean over generations", _ttft, 0),
+    Measure("itl_ms", "inter-token latency", "ms",
+            "mean gap between tokens after the first round; the gap before a round is shared by its tokens", _gaps, 1),
+    Measure("draft_ms_per_token", "draft model", "ms/token",
+            "time inside forwards of the draft model, prefill included", _per_token("draft_ms"), 1),
+    Measure("target_ms_per_token", "target model", "ms/token", "time inside forwards of the target, prefill included",
+            _per_token("forward_ms"), 1),
+    Measure("overhead_ms_per_round", "overhead", "ms/round",
+            "wall time of a round less model forwards, queue and wire", _overhead, 2),
+    Measure("bytes_per_token", "payload", "bytes/token",
+            "messages of the protocol, both ways, openings included; only where there is a link", _bytes, 1),
+    Measure("punctuation_density", "punctuation", "", "punctuation characters / characters, all texts together",
+            lambda case: (case.indicators.num_punctuation, case.indicators.num_chars)),
+    Measure("repeat_rate_2", "repeated 2-grams", "", "n-grams of content characters that occurred before in the same "
+            "text / n-grams", _repeats(2)),
+    Measure("repeat_rate_3", "repeated 3-grams", "", "likewise, n = 3", _repeats(3)),
+    Measure("adjacent_repeat", "adjacent repeats", "", "adjacent equal CJK characters / characters; lexical doubles "
+            "such as 慢慢 apart", lambda case: (case.indicators.num_adjacent, case.indicators.num_chars), 4),
+    Measure("lexical_doubles", "lexical doubles", "", "such doubles / characters",
+            lambda case: (case.indicators.num_doubles, case.indicators.num_chars), 4),
+    Measure("ends_sentence", "ends at a sentence end", "", "share of texts",
+            lambda case: (case.indicators.ends_sentence, 1), 2),
+    Measure("loops", "loops", "/text", "cycles of 1 to 8 tokens that went round at least twice, few distinct ones; a "
+            "single token from four in a row", lambda case: (case.indicators.num_loops, 1), 2),
+    Measure("rouge_l", "ROUGE-L", "", "F1 of the longest common subsequence over characters (words where a text has no "
+            "CJK), best reference, mean over texts",
+            lambda case: (0, 0) if case.rouge_l is None else (case.rouge_l, 1)),
+)  # fmt: skip
+BY_NAME = {measure.name: measure for measure in MEASURES}

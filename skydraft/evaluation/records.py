@@ -1,0 +1,279 @@
+"""records.jsonl: what happened, line by line, in the order in which it happened. Every figure is made from it.
+
+The first line says what was run (`run`); then come `generation` lines, one per prompt, mode and repetition, and at
+last `score` lines with what the target thinks of the texts. A file may be read while it is being written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, TextIO
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from skydraft.errors import RecordsError
+from skydraft.types import EndedBy, FinishReason, Origin, Outcome, Round, Signals, StepRecord, VerifyCost
+
+SCHEMA = 1
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PromptEntry(_Line):
+    """A prompt as it was asked."""
+
+    id: str
+    prompt: str
+    category: str = ""
+    references: tuple[str, ...] = ()
+
+
+class ModelEntry(_Line):
+    """A model of the run. `forward_ms[n - 1]` is the probed time of a forward of n rows."""
+
+    name: str
+    fingerprint: str
+    invariant_rows: int
+    forward_ms: tuple[float, ...]
+
+
+class RunLine(_Line):
+    """What was run, on what. `links` are the emulated round trips in milliseconds; None is no link at all.
+
+    `overrides` are decoding parameters that differ from the defaults.
+    """
+
+    kind: Literal["run"] = "run"
+    schema_number: Literal[1] = Field(default=1, alias="schema")
+    started: str
+    machine: str
+    versions: dict[str, str]
+    command: str
+    draft: ModelEntry
+    target: ModelEntry
+    vocab_fingerprint: str
+    execution: str
+    modes: tuple[str, ...]
+    repetitions: int
+    max_new_tokens: int
+    overrides: dict[str, Any]
+    workload: str
+    workload_sha256: str
+    prompts: tuple[PromptEntry, ...]
+    links: tuple[float | None, ...]
+    link_prompts: int
+
+
+class RoundEntry(_Line):
+    """A round: what StepRecord has, the cost flat beside it, and the draft with its signals (entropy, margin, top)."""
+
+    base: int
+    num_draft: int
+    num_accepted: int
+    num_committed: int
+    outcome: Outcome
+    reason: str
+    ended_by: EndedBy
+    draft_ms: float
+    wall_ms: float
+    ended_ms: float
+    num_passes: int
+    num_rows: int
+    forward_ms: float
+    prefill_ms: float
+    queue_ms: float
+    rtt_ms: float
+    bytes_up: int
+    bytes_down: int
+    num_audited: int
+    num_agreed: int
+    draft_ids: tuple[int, ...]
+    signals: tuple[tuple[float, float, float], ...]
+
+    def record(self, number: int) -> StepRecord:
+        """The record of the round, which was the `number`th."""
+        cost = VerifyCost(
+            self.num_passes,
+            self.num_rows,
+            self.forward_ms,
+            self.prefill_ms,
+            self.queue_ms,
+            self.rtt_ms,
+            self.bytes_up,
+            self.bytes_down,
+        )
+        return StepRecord(
+            number,
+            self.base,
+            self.num_draft,
+            self.num_accepted,
+            self.num_committed,
+            self.outcome,
+            self.reason,
+            self.draft_ms,
+            self.wall_ms,
+            self.ended_ms,
+            cost,
+            self.num_audited,
+            self.num_agreed,
+        )
+
+
+class GenerationLine(_Line):
+    """One generation. `pieces` are the texts of the tokens as they were shown; joined they are the text."""
+
+    kind: Literal["generation"] = "generation"
+    prompt: str
+    mode: str
+    repetition: int
+    link_ms: float | None
+    finish: FinishReason
+    num_prompt_tokens: int
+    wall_ms: float
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    pieces: tuple[str, ...]
+    rounds: tuple[RoundEntry, ...]
+
+    @property
+    def text(self) -> str:
+        """What was generated, as it was shown."""
+        return "".join(self.pieces)
+
+    @property
+    def records(self) -> tuple[StepRecord, ...]:
+        """The rounds as records."""
+        return tuple(entry.record(number) for number, entry in enumerate(self.rounds))
+
+
+class ScoreLine(_Line):
+    """What both models think of one text, after each of its prefixes; measured after the runs, outside their times.
+
+    `choices` are the target's greedy choices under the constraints of the run and `style`, `choice_pieces` their
+    texts, `nll` the −log p of each token under the target (nats, raw logits), `signals` the draft model's, `drafted`
+    its own choices.
+    """
+
+    kind: Literal["score"] = "score"
+    prompt: str
+    style: str | None
+    token_ids: tuple[int, ...]
+    choices: tuple[int, ...]
+    choice_pieces: tuple[str, ...]
+    nll: tuple[float, ...]
+    signals: tuple[tuple[float, float, float], ...]
+    drafted: tuple[int, ...]
+
+
+Line = Annotated[RunLine | GenerationLine | ScoreLine, Field(discriminator="kind")]
+_ADAPTER: TypeAdapter[RunLine | GenerationLine | ScoreLine] = TypeAdapter(Line)
+
+
+class Records(_Line):
+    """All lines of a file."""
+
+    run: RunLine
+    generations: tuple[GenerationLine, ...]
+    scores: tuple[ScoreLine, ...]
+
+
+def round_entry(done: Round) -> RoundEntry:
+    """A committed round as it is written."""
+    record, cost = done.record, done.record.cost
+    flat = {name: getattr(record, name) for name in RoundEntry.model_fields if hasattr(record, name)}
+    flat |= {name: getattr(cost, name) for name in RoundEntry.model_fields if hasattr(cost, name)}
+    flat |= {name: round(value, 3) for name, value in flat.items() if isinstance(value, float)}
+    signals = tuple(signals_entry(signals) for signals in done.block.signals)
+    return RoundEntry(**flat, ended_by=done.block.ended_by, draft_ids=done.block.token_ids, signals=signals)
+
+
+def signals_entry(signals: Signals) -> tuple[float, float, float]:
+    """Entropy, margin and top probability, rounded as they are written."""
+    return round(signals.entropy, 4), round(signals.margin, 5), round(signals.top_prob, 5)
+
+
+def read_records(path: Path) -> Records:
+    """All complete lines. A last line that was cut off by an interruption is left out. Raises RecordsError."""
+    lines = list(_parse(path))
+    if not lines or not isinstance(lines[0], RunLine):
+        raise RecordsError(f"{path} does not begin with the line that says what was run.")
+    if sum(isinstance(line, RunLine) for line in lines) > 1:
+        raise RecordsError(f"{path} holds more than one run.")
+    generations = tuple(line for line in lines if isinstance(line, GenerationLine))
+    scores = tuple(line for line in lines if isinstance(line, ScoreLine))
+    records = Records(run=lines[0], generations=generations, scores=scores)
+    _check_references(path, records)
+    return records
+
+
+def _parse(path: Path) -> Iterator[RunLine | GenerationLine | ScoreLine]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecordsError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise RecordsError(f"{path} is not UTF-8.") from error
+    lines = content.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        is_cut = number == len(lines)  # complete lines end with a newline
+        try:
+            yield _parse_line(path, number, line)
+        except RecordsError:
+            if not is_cut:
+                raise
+
+
+def _parse_line(path: Path, number: int, line: str) -> RunLine | GenerationLine | ScoreLine:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RecordsError(f"Line {number} of {path} is no JSON: {error.msg}.", hint="Is the file whole?") from error
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise RecordsError(
+            f"{path} has schema {schema}, and this version reads up to {SCHEMA}.", hint="Use a newer skydraft."
+        )
+    try:
+        return _ADAPTER.validate_python(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise RecordsError(f"Line {number} of {path} is no record: {where}: {first['msg']}.") from error
+
+
+def _check_references(path: Path, records: Records) -> None:
+    prompts, modes = {prompt.id for prompt in records.run.prompts}, set(records.run.modes)
+    lines: tuple[GenerationLine | ScoreLine, ...] = (*records.generations, *records.scores)
+    for line in lines:
+        if line.prompt not in prompts:
+            raise RecordsError(f"{path} has a {line.kind} for a prompt {line.prompt}, which it does not hold.")
+        if isinstance(line, GenerationLine) and line.mode not in modes:
+            raise RecordsError(f"{path} has a generation in a mode {line.mode}, which was not run.")
+        lengths = {len(line.token_ids)}
+        lengths |= {len(line.origins), len(line.pieces)} if isinstance(line, GenerationLine) else {len(line.choices)}
+        if len(lengths) > 1:
+            raise RecordsError(f"{path} has a {line.kind} of {line.prompt} whose lists differ in length.")
+
+
+def write_line(file: TextIO, line: BaseModel) -> None:
+    """Append a line and make sure that it is there."""
+    file.write(line.model_dump_json(by_alias=True) + "\n")
+    file.flush()
+
+
+def drop_cut_line(path: Path) -> None:
+    """Take away a last line that an interruption cut off, so that the next one begins a line of its own."""
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+def keys(generations: Iterable[GenerationLine]) -> set[tuple[str, str, int, float | None]]:
+    """(prompt, mode, repetition, link) of each generation."""
+    return {(line.prompt, line.mode, line.repetition, line.link_ms) for line in generations}

@@ -1,0 +1,190 @@
+"""report.html: figures, plots and texts on one page, without a network and without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from skydraft.errors import OptionError
+from skydraft.evaluation.bootstrap import LEVEL, NUM_RESAMPLES
+from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
+from skydraft.evaluation.records import PromptEntry, Records
+from skydraft.evaluation.report.plots import all_plots
+from skydraft.evaluation.study import oracle_ratio, study
+from skydraft.evaluation.summary import Findings, Setting, summarize
+
+HEADLINE = (
+    "target_agreement",
+    "cloud_calls_per_token",
+    "target_rows_per_token",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "tokens_per_s",
+    "ttft_ms",
+    "itl_ms",
+    "target_nll",
+    "overhead_ms_per_round",
+    "bytes_per_token",
+)
+TEXTS = (
+    "punctuation_density",
+    "repeat_rate_2",
+    "repeat_rate_3",
+    "adjacent_repeat",
+    "ends_sentence",
+    "loops",
+    "same_as_cloud",
+    "rouge_l",
+)
+MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE + TEXTS)
+ORIGIN_MARKS = {
+    "accepted": "a",
+    "recovered": "r",
+    "bonus": "b",
+    "skipped": "s",
+    "edge": "e",
+    "cloud": "c",
+    "edge-fallback": "f",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure as it stands in a table, with its interval; empty where the mode has none."""
+
+    value: str = ""
+    interval: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A token as it is shown: its text, a class by origin, whether the target disagrees, and what a pointer tells."""
+
+    text: str
+    mark: str
+    disagrees: bool
+    tells: str
+
+
+def write_report(records: Records, folder: Path) -> Path:
+    """Write summary.json and report.html into `folder`; returns the page. Raises OptionError if that cannot be."""
+    findings = Findings(records)
+    summary = summarize(findings) | {"study": study(findings)}
+    page = render(findings, summary)
+    try:
+        folder.joinpath("summary.json").write_text(
+            json.dumps(summary, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+        )
+        target = folder / "report.html"
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{folder} cannot be written: {error.strerror}.") from error
+    return target
+
+
+def render(findings: Findings, summary: dict[str, Any]) -> str:
+    """The page as text."""
+    loader = jinja2.PackageLoader("skydraft.evaluation", "report")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    names = [*HEADLINE, *TEXTS, *MORE]
+    return environment.get_template("page.html.j2").render(
+        run=findings.run,
+        summary=summary,
+        tables=[
+            ("What it is worth", _table(summary, HEADLINE, with_speed=True)),
+            ("What the texts look like", _table(summary, TEXTS)),
+            ("Where the time goes, and the rest", _table(summary, MORE)),
+        ],
+        densities=[
+            (_name(s), s["punctuation_density_median"], s["punctuation_density_max"]) for s in summary["settings"]
+        ],
+        oracle=_oracle(findings, summary["study"]),
+        plots=all_plots(findings),
+        texts=list(_texts(findings)),
+        conventions=[(BY_NAME[name].label, BY_NAME[name].convention) for name in names],
+        marks=ORIGIN_MARKS,
+        level=LEVEL,
+        resamples=NUM_RESAMPLES,
+    )
+
+
+def _name(setting: dict[str, Any]) -> str:
+    link_ms = setting["link_ms"]
+    return str(setting["mode"]) if link_ms is None else f"{setting['mode']} @ {link_ms:g} ms"
+
+
+def _table(summary: dict[str, Any], names: Sequence[str], *, with_speed: bool = False) -> dict[str, Any]:
+    """Rows of modes, columns of measures; a column that no mode has is left out."""
+    settings = summary["settings"]
+    used = [BY_NAME[name] for name in names if any(name in setting["measures"] for setting in settings)]
+    heads = [(measure.label, measure.unit) for measure in used]
+    rows = [(_name(setting), [_cell(setting, measure) for measure in used]) for setting in settings]
+    if with_speed:
+        for other in ("cloud", "edge"):
+            if any(other in setting["speed_over"] for setting in settings):
+                heads.append((f"speed, {other} = 1", ""))
+                for (_, cells), setting in zip(rows, settings, strict=True):
+                    cells.append(_shown(setting["speed_over"].get(other), 2))
+    return {"heads": heads, "rows": rows}
+
+
+def _cell(setting: dict[str, Any], measure: Measure) -> Cell:
+    return _shown(setting["measures"].get(measure.name), measure.digits)
+
+
+def _shown(figure: dict[str, float] | None, digits: int) -> Cell:
+    if figure is None:
+        return Cell()
+    value, low, high = (f"{figure[key]:.{digits}f}" for key in ("value", "low", "high"))
+    return Cell(value, "" if value == low == high else f"{low} to {high}")
+
+
+def _oracle(findings: Findings, found: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
+    """(mode, agreement, calls, calls over A − α) of the gated modes."""
+    if found is None:
+        return []
+    rows = []
+    for setting in findings.settings:
+        ratio = oracle_ratio(setting, found["alone"])
+        plan = setting.mode.plan
+        if ratio is None or setting.link_ms is not None or setting.mode.style or plan is None or not plan.drafts:
+            continue
+        agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
+        rows.append((setting.name, f"{agreement:.3f}", f"{calls:.3f}", f"{ratio:.2f}"))
+    return rows
+
+
+def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[tuple[str, str, list[Piece]]]]]:
+    """Each prompt with its texts in process: (mode, how it ended, tokens)."""
+    shown = [setting for setting in findings.settings if setting.link_ms is None]
+    by_prompt = {prompt.id: prompt for prompt in findings.run.prompts}
+    if not shown:
+        return
+    for number, cases in enumerate(shown[0].cases):
+        prompt = by_prompt[cases[0].generation.prompt]
+        yield prompt, [_text(setting, setting.cases[number][0]) for setting in shown]
+
+
+def _text(setting: Setting, case: Case) -> tuple[str, str, list[Piece]]:
+    rounds = [number for number, entry in enumerate(case.generation.rounds) for _ in range(entry.num_committed)]
+    return setting.name, case.generation.finish, [_piece(case, index, rounds) for index in range(case.num_tokens)]
+
+
+def _piece(case: Case, index: int, rounds: Sequence[int]) -> Piece:
+    line, score = case.generation, case.score
+    tells: list[str] = [line.origins[index]]
+    if rounds:
+        tells.append(f"round {rounds[index]}")
+    disagrees = False
+    if score:
+        disagrees = score.choices[index] != line.token_ids[index]
+        tells.append(f"entropy {score.signals[index][0]:.2f} nats")
+        tells.append(f"target: {score.choice_pieces[index] or 'end'}" if disagrees else "target agrees")
+    return Piece(line.pieces[index], ORIGIN_MARKS[line.origins[index]], disagrees, " · ".join(tells))

@@ -1,0 +1,232 @@
+"""The plots of the report, as SVG for the page. Series differ by mark and line style as well as by colour."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from skydraft.errors import MissingDependency
+from skydraft.evaluation import theory
+from skydraft.evaluation.study import entropies, study
+from skydraft.evaluation.summary import Findings, Setting
+
+# Okabe and Ito's palette, told apart by people who see few colours
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+_MARKS = "osD^vPX*<>"
+_LINES = ("-", "--", "-.", ":")
+_LABELS = {"entropy": "entropy", "margin": "margin", "prob": "top probability", "combined": "logistic combination"}
+_MAX_RTT_MS = 200.0
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingDependency(
+            "The plots of a report need matplotlib, which is not installed.",
+            hint="Run: pip install 'skydraft[report]'.",
+        ) from error
+    matplotlib.use("svg")
+    import matplotlib.pyplot as pyplot
+
+    # The same records give the same file: no random ids; texts as shapes, so that no font is asked for.
+    pyplot.rcParams.update(
+        {"svg.hashsalt": "skydraft", "svg.fonttype": "path", "font.size": 10, "axes.spines.top": False,
+         "axes.spines.right": False, "axes.grid": True, "grid.color": "#e2e2e2", "axes.axisbelow": True}
+    )  # fmt: skip
+    return pyplot
+
+
+def _drawn(draw: Callable[[Any], None], width: float = 6.2, height: float = 4.2) -> str:
+    """What `draw` puts on a pair of axes, as an <svg> element."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
+    try:
+        draw(axes)
+        target = io.StringIO()
+        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
+    finally:
+        pyplot.close(figure)
+    text = target.getvalue()
+    return text[text.index("<svg") :]
+
+
+def calls_against_agreement(findings: Findings) -> str | None:
+    """Calls per token by agreement: measured modes with intervals, replayed curves, and the oracle bound."""
+    found = study(findings)
+    if found is None:
+        return None
+
+    def draw(axes: Any) -> None:
+        for number, (name, points) in enumerate(found["curves"].items()):
+            axes.plot(
+                [agreement for agreement, _ in points],
+                [calls for _, calls in points],
+                _LINES[number % len(_LINES)],
+                color=_COLORS[number],
+                linewidth=2 if name == "combined" else 1.2,
+                label=f"{_LABELS[name]} (replayed)",
+            )
+        alone = found["alone_on_target_path"]
+        axes.plot([alone, 1], [0, 1 - alone], color="#888888", linewidth=1, label="oracle bound A − α")
+        axes.plot([alone, 1], [0, 1.4 * (1 - alone)], ":", color="#888888", linewidth=1, label="1.4 × (A − α)")
+        for number, setting in enumerate(_with_agreement(findings)):
+            agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
+            axes.plot([agreement], [calls], _MARKS[number % len(_MARKS)], color="black", markersize=7, fillstyle="none",
+                      markeredgewidth=1.4, label=setting.name, linestyle="none")  # fmt: skip
+        axes.set(xlabel="agreement with the target", ylabel="calls per token", ylim=(-0.01, 0.6))
+        axes.legend(fontsize=7.5, ncols=2, loc="upper left")
+
+    return _drawn(draw, 7.4, 5.0)
+
+
+def _with_agreement(findings: Findings) -> list[Setting]:
+    """Modes in process whose calls are worth a mark: the target alone makes one call a token, off the scale."""
+    return [
+        setting
+        for setting in findings.settings
+        if setting.link_ms is None
+        and setting.mode.plan
+        and setting.mode.plan.drafts
+        and setting.mode.style is None
+        and setting.value("target_agreement") is not None
+    ]
+
+
+def speed_against_rtt(findings: Findings) -> str | None:
+    """Speed by round trip: lines from the formulae with measured costs, marks where it was measured."""
+    costs = measured_costs(findings)
+    if costs is None:
+        return None
+    alpha, k, pair = costs
+    streamed = pair.streamed_tokens_per_s()
+
+    def draw(axes: Any) -> None:
+        ks = sorted({1, 2, k})
+        highest = max([_MAX_RTT_MS, *(1.2 * (link or 0) for link in findings.run.links)])
+        rtts = [highest * step / 100 for step in range(101)]
+        axes.axhline(streamed, color=_COLORS[6], linewidth=1.2, label="cloud, streamed: 1 / t_v(1)")
+        for number, length in enumerate(ks):
+            speeds = [pair.tokens_per_s(alpha, length, rtt) for rtt in rtts]
+            axes.plot(
+                rtts, speeds, _LINES[number % 4], color=_COLORS[number], label=f"speculation, k = {length} (formula)"
+            )
+            if 0 < (even := pair.break_even_ms(alpha, length)) < highest:
+                axes.axvline(even, color=_COLORS[number], linewidth=0.8, linestyle=":")
+        for number, (name, points) in enumerate(_speeds(findings).items()):
+            axes.plot([rtt for rtt, _ in points], [speed for _, speed in points], _MARKS[number % len(_MARKS)],
+                      color="black", fillstyle="none", linestyle="none", label=f"{name} (measured)")  # fmt: skip
+        axes.set(xlabel="round trip, ms (0: in one process)", ylabel="tokens/s", ylim=(0, None))
+        axes.legend(fontsize=7.5, ncols=2)
+
+    return _drawn(draw, 7.4, 4.6)
+
+
+def _speeds(findings: Findings) -> dict[str, list[tuple[float, float]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for setting in findings.settings:
+        speed = setting.value("tokens_per_s")
+        if speed is not None and setting.mode.uses_link and setting.mode.style is None:
+            found.setdefault(setting.mode.name, []).append((setting.link_ms or 0.0, speed))
+    return found
+
+
+def measured_costs(findings: Findings) -> tuple[float, int, theory.Costs] | None:
+    """(alpha, k, costs) of the mode lossless.
+
+    A draft step is as it was, forwards of the target as probed and slowed down by as much as they were in the run.
+    """
+    setting = findings.setting("lossless")
+    if setting is None:
+        return None
+    k, accepted = setting.whole_blocks
+    alpha = theory.measured_alpha(accepted, k)
+    rounds = [entry for case in setting.all_cases for entry in case.generation.rounds[1:] if entry.num_draft == k]
+    if alpha is None or not rounds:
+        return None
+    draft_ms = sum(entry.draft_ms for entry in rounds) / (k * len(rounds))
+    run = findings.run
+    max_rows = run.target.invariant_rows if run.execution == "exact" else k + 1
+    probed = theory.split_verify_ms(run.target.forward_ms, max_rows, alpha, max(k, 8))
+    slowdown = sum(entry.forward_ms - entry.prefill_ms for entry in rounds) / len(rounds) / probed[k]
+    alone = findings.setting("cloud")
+    single = _single_row_ms(alone) if alone else None
+    verify = [slowdown * ms for ms in probed]
+    return alpha, k, theory.Costs(draft_ms, (single or verify[0], *verify[1:]))
+
+
+def _single_row_ms(cloud: Setting) -> float | None:
+    rounds = [entry for case in cloud.all_cases for entry in case.generation.rounds[1:]]
+    return sum(entry.wall_ms for entry in rounds) / len(rounds) if rounds else None
+
+
+def acceptance(findings: Findings) -> str | None:
+    """Share of blocks whose first n drafts were accepted, against a constant acceptance."""
+    shown: list[tuple[str, int, list[int]]] = [
+        (setting.name, *setting.whole_blocks)
+        for setting in findings.settings
+        if setting.link_ms is None and setting.whole_blocks[0] and len(setting.whole_blocks[1]) >= 20
+    ]
+    if not shown:
+        return None
+
+    def draw(axes: Any) -> None:
+        for number, (name, k, accepted) in enumerate(shown[:6]):
+            positions = range(1, k + 1)
+            alpha = theory.measured_alpha(accepted, k)
+            assert alpha is not None  # there are blocks
+            shares = [sum(n >= position for n in accepted) / len(accepted) for position in positions]
+            color = _COLORS[number]
+            axes.plot(
+                positions, shares, marker=_MARKS[number], color=color, linewidth=1.2, label=f"{name}, α = {alpha:.2f}"
+            )
+            axes.plot(positions, theory.acceptance_by_position(alpha, k), ":", color=color, linewidth=1)
+        axes.plot([], [], ":", color="#666666", label="αⁿ")
+        axes.set(xlabel="drafted token of the block", ylabel="share accepted up to here", ylim=(0, 1))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(fontsize=7.5)
+
+    return _drawn(draw)
+
+
+def entropy_of_agreement(findings: Findings) -> str | None:
+    """Distribution of the draft model's entropy where the target agreed and where it did not."""
+    found = entropies(findings)
+    if found is None or not all(found):
+        return None
+
+    def draw(axes: Any) -> None:
+        agreed, disagreed = found
+        bins = [step / 4 for step in range(int(max(*agreed, *disagreed) * 4) + 2)]
+        for values, label, color, hatch in (
+            (agreed, "agreed", _COLORS[0], "//"),
+            (disagreed, "disagreed", _COLORS[1], ".."),
+        ):
+            axes.hist(values, bins=bins, density=True, histtype="stepfilled", alpha=0.45, color=color, hatch=hatch,
+                      edgecolor=color, label=f"{label} ({len(values)} tokens)")  # fmt: skip
+        axes.set(xlabel="entropy of the draft model, nats", ylabel="density")
+        axes.legend(fontsize=8)
+
+    return _drawn(draw)
+
+
+def all_plots(findings: Findings) -> Sequence[tuple[str, str, str]]:
+    """(title, what it shows, svg) of every plot that the records allow."""
+    drawn = (
+        ("Calls against agreement",
+         "Fewer calls at the same agreement is better. Marks are runs. Lines are replayed along the target's own texts "
+         "with blocks that end where the gate is passed, not run; the combination is fitted on other prompts. The grey "
+         "line is an oracle that calls once for each disagreement.", calls_against_agreement(findings)),
+        ("Speed against round trip",
+         "Lines are the formulae with the costs and the acceptance measured in this run; dotted verticals are "
+         "break-even round trips, where there are any. Marks were measured; where the round trip is not 0, over an "
+         "emulated link.",
+         speed_against_rtt(findings)),
+        ("Acceptance by position",
+         "Escalated blocks of full length. Dotted: acceptance taken as the same everywhere.", acceptance(findings)),
+        ("Entropy, agreed and disagreed",
+         "The draft model's tokens in mode edge, by whether the target would have written the same.",
+         entropy_of_agreement(findings)),
+    )  # fmt: skip
+    return [(title, text, svg) for title, text, svg in drawn if svg is not None]

@@ -1,0 +1,132 @@
+"""What both models think of a finished text: one pass of each over it, after the runs and outside their times.
+
+Rows go in within `invariant_rows`, so that choices are bit for bit those of the model decoding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import array_api_compat
+import numpy as np
+
+from skydraft.config import DecodingParams
+from skydraft.decoding.choose import Chooser
+from skydraft.decoding.drafting import roll_back
+from skydraft.decoding.precision import at_least_float32
+from skydraft.decoding.signals import measure
+from skydraft.engines.base import Engine
+from skydraft.engines.base import Sequence as EngineSequence
+from skydraft.engines.vocab import TokenIds
+from skydraft.evaluation.records import ScoreLine, signals_entry
+
+Finding = TypeVar("Finding")
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    choice: int
+    nll: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    choice: int
+    signals: tuple[float, float, float]
+
+
+class Scorer:
+    """Scores the texts of one prompt after another; texts of the same prompt share what they begin with.
+
+    Choices are greedy, whatever the temperature of the run, under the constraints of `params`.
+    """
+
+    def __init__(self, draft: Engine, target: Engine, params: DecodingParams, style: str | None = None) -> None:
+        self._draft, self._target = draft, target
+        self._style = style
+        self._params = replace(params, temperature=0.0)
+        self._prompt_ids: tuple[int, ...] = ()
+        self._sides: tuple[_Side[_Drafted], _Side[_Judged]] | None = None
+
+    def score(self, prompt: str, prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> ScoreLine:
+        """The line about one text of the prompt called `prompt`."""
+        if self._sides is None or prompt_ids != self._prompt_ids:
+            self.close()
+            self._open(prompt_ids)
+        assert self._sides is not None
+        drafted, judged = self._sides[0].findings(token_ids), self._sides[1].findings(token_ids)
+        vocab = self._target.vocab
+        return ScoreLine(
+            prompt=prompt,
+            style=self._style,
+            token_ids=token_ids,
+            choices=tuple(found.choice for found in judged),
+            choice_pieces=tuple(vocab.decode([found.choice]) for found in judged),
+            nll=tuple(round(found.nll, 5) for found in judged),
+            signals=tuple(found.signals for found in drafted),
+            drafted=tuple(found.choice for found in drafted),
+        )
+
+    def _open(self, prompt_ids: tuple[int, ...]) -> None:
+        self._prompt_ids = prompt_ids
+        judge = Chooser(self._params, self._target.vocab, len(prompt_ids))
+        drafter = Chooser(self._params, self._draft.vocab, len(prompt_ids))
+        self._sides = (
+            _Side(self._draft, prompt_ids, lambda row, prefix, _: _drafted(drafter, row, prefix)),
+            _Side(self._target, prompt_ids, lambda row, prefix, token: _judged(judge, row, prefix, token)),
+        )
+
+    def close(self) -> None:
+        """Free both sequences; the engines stay open."""
+        for side in self._sides or ():
+            side.close()
+        self._sides = None
+
+
+class _Side(Generic[Finding]):
+    """One model's pass over texts of one prompt, remembering what it found about the last one."""
+
+    def __init__(
+        self, engine: Engine, prompt_ids: Sequence[int], look: Callable[[Any, TokenIds, int], Finding]
+    ) -> None:
+        self._engine = engine
+        self._prompt_ids = prompt_ids
+        self._look = look
+        self._sequence: EngineSequence = engine.open(prompt_ids)
+        self._last: TokenIds = np.array(prompt_ids, np.int32)
+        self._findings: list[Finding] = []
+
+    def findings(self, token_ids: Sequence[int]) -> list[Finding]:
+        """What was found at each token."""
+        whole = np.concatenate([self._prompt_ids, token_ids]).astype(np.int32)
+        shared = min(len(whole), len(self._last))
+        differs = np.flatnonzero(whole[:shared] != self._last[:shared])
+        known = (int(differs[0]) if len(differs) else shared) - len(self._prompt_ids)
+        del self._findings[known:]
+        self._last = whole
+        # The row that follows length n is the one of token n - 1.
+        base = len(self._prompt_ids) + known
+        roll_back(self._sequence, whole[:base])
+        for start in range(base - 1, len(whole) - 1, self._engine.invariant_rows):
+            rows = self._sequence.extend(whole[start : min(start + self._engine.invariant_rows, len(whole) - 1)])
+            for index, row in enumerate(rows, start + 1):
+                self._findings.append(self._look(row, whole[:index], int(whole[index])))
+        return self._findings
+
+    def close(self) -> None:
+        self._sequence.close()
+
+
+def _judged(chooser: Chooser, row: Any, prefix: TokenIds, token_id: int) -> _Judged:
+    wide = at_least_float32(row)
+    xp = array_api_compat.array_namespace(wide)
+    highest = wide.max()
+    nll = xp.log(xp.exp(wide - highest).sum()) + highest - wide[token_id]
+    return _Judged(chooser.choose(row, prefix), float(nll))
+
+
+def _drafted(chooser: Chooser, row: Any, prefix: TokenIds) -> _Drafted:
+    choice = chooser.choose(row, prefix)
+    return _Drafted(choice, signals_entry(measure(row)))

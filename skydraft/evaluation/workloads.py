@@ -1,0 +1,84 @@
+"""Prompt files: one JSON object a line, or plain lines of text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from skydraft.errors import PromptError
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    prompt: str = Field(min_length=1)
+    id: str = ""
+    category: str = ""
+    reference: str | None = None
+    references: tuple[str, ...] = Field(default=(), strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a workload. `references` are texts that count as right answers, if there are any."""
+
+    id: str
+    prompt: str
+    category: str = ""
+    references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The prompts of a file, and the hash of what it held."""
+
+    name: str
+    sha256: str
+    prompts: tuple[Prompt, ...]
+
+
+def read_prompts(
+    path: Path, *, limit: int | None = None, start: int = 0, step: int = 1, categories: tuple[str, ...] = ()
+) -> Workload:
+    """Every `step`th prompt of a .jsonl file (fields prompt, and id, category, references at will) or of a text file's
+    lines, from the `start`th on, those of `categories` alone if any are given, at most `limit`. Raises PromptError."""
+    try:
+        content = path.read_bytes()
+        text = content.decode()
+    except OSError as error:
+        raise PromptError(f"The prompt file {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, with iconv say.") from error
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    read = _read_json if path.suffix in (".jsonl", ".json") else _read_plain
+    prompts = [read(path, number, line) for number, line in lines]
+    if len({prompt.id for prompt in prompts}) < len(prompts):
+        raise PromptError(f"Two prompts in {path} have the same id.", hint="Ids name results, so each must be new.")
+    chosen = [prompt for prompt in prompts[start::step] if not categories or prompt.category in categories][:limit]
+    if not chosen:
+        raise PromptError(f"{path} holds no prompt" + (f" of the categories {', '.join(categories)}." if categories
+                          else "." if not prompts else " that was asked for."))  # fmt: skip
+    return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(chosen))
+
+
+def _read_json(path: Path, number: int, line: str) -> Prompt:
+    try:
+        found = _Line.model_validate(json.loads(line))
+    except json.JSONDecodeError as error:
+        raise PromptError(f"Line {number} of {path} is no JSON: {error.msg}.") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise PromptError(
+            f"Line {number} of {path} is no prompt: {where}: {first['msg']}.", hint='It needs at least {"prompt": "…"}.'
+        ) from error
+    references = found.references + ((found.reference,) if found.reference else ())
+    return Prompt(found.id or f"line-{number}", found.prompt, found.category, references)
+
+
+def _read_plain(path: Path, number: int, line: str) -> Prompt:
+    return Prompt(f"line-{number}", line.strip())
