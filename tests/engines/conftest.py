@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.engines.transformers_text import TransformersEngine
 
 from .tiny_checkpoint import OPTIONS, save_model
+from .tiny_omni import save_omni
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +37,13 @@ def target(folders: tuple[Path, Path]) -> TransformersEngine:
 @pytest.fixture(scope="session")
 def draft(folders: tuple[Path, Path]) -> TransformersEngine:
     return TransformersEngine(folders[1], OPTIONS, name="draft")
+
+
+@pytest.fixture(scope="session")
+def omni_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+    return save_omni(tmp_path_factory.mktemp("omni"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def omni(omni_folder: Path) -> OmniEngine:
+    return OmniEngine(omni_folder, OPTIONS, name="omni")
