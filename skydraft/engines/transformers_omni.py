@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -47,6 +48,7 @@ class OmniEngine(TransformersEngine):
     _needed: ClassVar[frozenset[str]] = frozenset({"position_ids", "past_key_values"})
 
     def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
+        _check_config(path)
         self._extractor = _load_extractor(path)
         super().__init__(path, options, name=name)
         num_mels = self._model.config.audio_config.num_mel_bins
@@ -161,6 +163,20 @@ class OmniEngine(TransformersEngine):
         slot.rows, slot.media = rows, None
         encode_ms = (time.perf_counter() - began) * 1e3
         sequence.prefill_cost = replace(sequence.prefill_cost, encode_ms=encode_ms)
+
+
+def _check_config(path: Path) -> None:
+    """Raise BrokenModel unless the parts of a thinker are described. transformers would make up those of 7B."""
+    try:
+        config = json.loads((path / "config.json").read_text())
+        described = set(config.get("thinker_config", config))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BrokenModel(f"{path} has no config.json that can be read.", hint="Fetch it again.") from error
+    if missing := sorted({"audio_config", "text_config", "vision_config"} - described):
+        raise BrokenModel(
+            f"The config.json in {path} describes no thinker: it has no {missing[0]}.",
+            hint="Give a Qwen2.5-Omni checkpoint.",
+        )
 
 
 def _load_extractor(path: Path) -> Any:

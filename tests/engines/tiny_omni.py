@@ -56,15 +56,10 @@ def make_full(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")
-    # Names as published: without the inner `model.` that transformers has put in since.
-    shard = {
-        "thinker." + name.replace("model.language_model.", "model.").replace("model.audio", "audio"): tensor
-        for name, tensor in weights.items()
-    }
-    shard = {name.replace("model.visual", "visual"): tensor for name, tensor in shard.items()}
+    shard = {f"thinker.{name}": tensor for name, tensor in weights.items()}
     others = {
-        "talker.thinker_to_talker_proj.weight": torch.zeros(4, 4),
-        "token2wav.bigvgan.conv_pre.bias": torch.ones(2),
+        "talker.thinker_to_talker_proj.weight": torch.zeros(3, 5, 7),
+        "token2wav.bigvgan.conv_pre.bias": torch.ones(3, 5, 7),
     }
     (folder / "model.safetensors").unlink()
     index = {}
