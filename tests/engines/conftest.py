@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,10 @@ def omni_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> P
 @pytest.fixture(scope="session")
 def omni(omni_folder: Path) -> OmniEngine:
     return OmniEngine(omni_folder, OPTIONS, name="omni")
+
+
+@pytest.fixture(scope="session")
+def thinker(omni_folder: Path) -> Any:
+    """The weights of `omni` in the hands of transformers alone."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(omni_folder).eval()

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.engines.base import Engine, EngineOptions, PrefillCost, Sequence
+from skydraft.engines.base import EngineOptions, PrefillCost
 from skydraft.engines.probe import to_numpy
 from skydraft.engines.transformers_omni import OmniEngine
-from skydraft.engines.transformers_text import TransformersEngine
-from skydraft.errors import EngineError, PromptError
+from skydraft.errors import EngineError
 from skydraft.types import Media
 
 from .tiny_checkpoint import NUM_PADDING_ROWS, OPTIONS
-from .tiny_omni import AUDIO, clip
+from .tiny_omni import AUDIO, clip, greedy, heard, spoken
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -30,12 +29,6 @@ DURATIONS = [0.31, 1.3, 2.0, 4.05]  # seconds; the encoder works in windows of 2
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def thinker(omni_folder: Path) -> Any:
-    """The same weights in the hands of transformers alone."""
-    return transformers.Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(omni_folder).eval()
-
-
 @pytest.fixture
 def encodings(omni: OmniEngine) -> Iterator[list[int]]:
     """Grows by one entry per run of the audio encoder."""
@@ -43,29 +36,6 @@ def encodings(omni: OmniEngine) -> Iterator[list[int]]:
     hook = omni._model.model.audio_tower.register_forward_hook(lambda *_: runs.append(1))
     yield runs
     hook.remove()
-
-
-def spoken(engine: Engine, seed: int, duration_s: float, after: str = "天气") -> tuple[list[int], Media]:
-    """A prompt that has a clip in its middle."""
-    media = engine.media(clip(seed, duration_s))
-    return [*engine.vocab.encode("<|im_start|>今天"), *engine.audio_tokens(media), *engine.vocab.encode(after)], media
-
-
-def heard(token_ids: list[int], media: Media) -> dict[str, Any]:
-    """What transformers takes for the same."""
-    return {
-        "input_ids": torch.tensor([token_ids]),
-        "attention_mask": torch.ones(1, len(token_ids), dtype=torch.long),
-        "input_features": torch.tensor(media.features)[None],
-        "feature_attention_mask": torch.ones(1, media.num_frames, dtype=torch.long),
-    }
-
-
-def greedy(sequence: Sequence, last_id: int, num_tokens: int) -> list[int]:
-    token_ids = [last_id]
-    for _ in range(num_tokens):
-        token_ids.append(int(sequence.extend(token_ids[-1:])[-1].argmax()))
-    return token_ids[1:]
 
 
 def hf_greedy(thinker: Any, num_tokens: int, **given: Any) -> list[int]:
@@ -345,68 +315,6 @@ def test_a_failed_encoding_is_tried_again(omni: OmniEngine, monkeypatch: pytest.
             omni.prefill(sequence, prompt)
     omni.prefill(sequence, prompt)
     assert torch.equal(sequence.extend(prompt[-1:]), omni.open(prompt, media).extend(prompt[-1:]))
-
-
-# --- prompts ---
-
-
-def test_an_audio_token_after_the_prompt_is_a_token_like_any_other(omni: OmniEngine, thinker: Any) -> None:
-    prompt, media = spoken(omni, 1, 0.31)
-    audio_id = omni.vocab.encode(AUDIO)[0]
-    rows = omni.open(prompt, media).extend([prompt[-1], audio_id, 30])
-    embeddings = thinker.get_input_embeddings()(torch.tensor([[*prompt, audio_id, 30]]))
-    at = prompt.index(audio_id)
-    with torch.inference_mode():
-        audio = thinker.get_audio_features(**{k: v for k, v in heard(prompt, media).items() if "feature" in k})
-        embeddings[0, at : at + media.num_tokens] = audio.last_hidden_state
-        expected = thinker(inputs_embeds=embeddings).logits[0, -3:, : omni.vocab.size]
-    assert (rows - expected).abs().max() < TOLERANCE
-
-
-def test_prompts_that_do_not_fit_their_audio(omni: OmniEngine) -> None:
-    prompt, media = spoken(omni, 1, 1.3)
-    audio_id = omni.vocab.encode(AUDIO)[0]
-    at = prompt.index(audio_id)
-    end = at + media.num_tokens
-    wrong: list[tuple[list[int], Media | None, str]] = [
-        (prompt, None, "has audio tokens but no audio"),
-        (prompt[: at + 1] + prompt[at + 2 :], media, "has 31 audio tokens, its audio fills 32 in a row"),
-        ([*prompt, audio_id, 30], media, "has 33 audio tokens"),
-        ([*prompt[: at + 1], 30, *prompt[at + 1 :]], media, "fills 32 in a row"),
-        ([30, 31], media, "has 0 audio tokens"),
-        (prompt[:end], media, "ends in its audio"),
-        (prompt, Media(np.zeros((80, media.num_frames), np.float32)), "takes features of 128 mels, not 80"),
-        (prompt, omni.media(clip(1, 2.0)), "its audio fills 50"),
-    ]
-    for token_ids, given, message in wrong:
-        with pytest.raises(PromptError, match=message) as caught:
-            omni.open(token_ids, given)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        (np.zeros(0, np.float32), "too few"),
-        (np.full(320, 0.1, np.float32), "2 frames of audio are too few"),
-        (np.full(16_000, np.nan, np.float32), "must be finite"),
-    ],
-)
-def test_samples_that_make_no_media(samples: Any, message: str, omni: OmniEngine) -> None:
-    with pytest.raises(PromptError, match=message):
-        omni.media(samples)
-
-
-def test_a_model_without_ears_says_so(target: TransformersEngine, omni: OmniEngine) -> None:
-    media = omni.media(clip(1, 0.31))
-    asked = [
-        lambda: target.open([1, 2], media),
-        lambda: target.media(clip(1, 0.31)),
-        lambda: target.audio_tokens(media),
-    ]
-    for ask in asked:
-        with pytest.raises(PromptError, match=r"^The model target takes no audio\. Use a Qwen2\.5-Omni model\.$"):
-            ask()
 
 
 # --- precision and devices ---

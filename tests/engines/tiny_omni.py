@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from skydraft.engines.base import Engine, Sequence
+from skydraft.types import Media
+
 from .tiny_checkpoint import END, NUM_PADDING_ROWS, TEMPLATE, TEXT
 
 AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
@@ -21,6 +24,31 @@ def clip(seed: int, duration_s: float) -> npt.NDArray[np.float32]:
     time = np.arange(round(duration_s * 16_000)) / 16_000
     tone = np.sin(2 * np.pi * (120 + 60 * seed + 200 * time) * time)
     return (0.3 * tone + 0.02 * rng.normal(size=len(time))).astype(np.float32)
+
+
+def spoken(engine: Engine, seed: int, duration_s: float, after: str = "天气") -> tuple[list[int], Media]:
+    """A prompt that has a clip in its middle."""
+    media = engine.media(clip(seed, duration_s))
+    return [*engine.vocab.encode("<|im_start|>今天"), *engine.audio_tokens(media), *engine.vocab.encode(after)], media
+
+
+def heard(token_ids: list[int], media: Media) -> dict[str, Any]:
+    """What transformers takes for the same."""
+    import torch
+
+    return {
+        "input_ids": torch.tensor([token_ids]),
+        "attention_mask": torch.ones(1, len(token_ids), dtype=torch.long),
+        "input_features": torch.tensor(media.features)[None],
+        "feature_attention_mask": torch.ones(1, media.num_frames, dtype=torch.long),
+    }
+
+
+def greedy(sequence: Sequence, last_id: int, num_tokens: int) -> list[int]:
+    token_ids = [last_id]
+    for _ in range(num_tokens):
+        token_ids.append(int(sequence.extend(token_ids[-1:])[-1].argmax()))
+    return token_ids[1:]
 
 
 def save_omni(folder: Path, *, seed: int, full: bool = False) -> Path:
