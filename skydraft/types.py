@@ -20,11 +20,53 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "edge-fallback"]
 
 FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted"]
 EndedBy = Literal["k", "gate", "stop"]
 Outcome = Literal["verified", "skipped", "fallback"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Media:
+    """The audio of one prompt as log-mel features [num_mels, num_frames], float32: real frames only, no padding.
+
+    Equal when the features are. Keeps a read-only copy; raises ValueError for anything else, or for audio too short
+    to make a token.
+    """
+
+    features: npt.NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if self.features.dtype != np.float32 or self.features.ndim != 2 or self.features.shape[0] == 0:
+            raise ValueError(f"features are float32 [mels, frames], not {self.features.dtype} {self.features.shape}")
+        if self.num_tokens < 1:
+            raise ValueError(f"{self.num_frames} frames of audio are too few for a token")
+        if not np.isfinite(self.features).all():
+            raise ValueError("features must be finite")
+        features = self.features.copy()
+        features.flags.writeable = False
+        object.__setattr__(self, "features", features)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of 10 ms."""
+        return len(self.features[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens of the prompt it fills: a convolution of stride 2, then the mean of each two that remain."""
+        halved = (self.num_frames - 1) // 2 + 1
+        return (halved - 2) // 2 + 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Media) and np.array_equal(self.features, other.features)
+
+    def __hash__(self) -> int:
+        return hash((self.features.shape, self.features.tobytes()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "torch": ("engines",),
     "transformers": ("engines",),
     "llama_cpp": ("engines",),
+    "soundfile": ("engines",),
+    "soxr": ("engines",),
     "grpc": ("protocol", "cloud", "edge"),
     "click": ("cli",),
 }
@@ -85,6 +87,8 @@ def test_imports_point_one_way(room: str, name: str, path: Path) -> None:
         ("decoding", "from skydraft.engines.llamacpp import LlamaCppEngine"),
         ("decoding", "import torch"),
         ("engines", "import torch"),
+        ("engines", "import soundfile"),
+        ("cli", "import soxr"),
         ("models", "from skydraft.api import load"),
         ("evaluation", "import grpc"),
     ],
@@ -97,7 +101,7 @@ def test_the_command_line_needs_neither_torch_nor_llama_cpp_to_start() -> None:
     code = (
         "import sys, skydraft.cli.main as m;"
         "status = m.run(['generate', '你好', '--edge-model', 'toy', '--mode', 'edge', '--quiet']);"
-        "sys.exit(status or bool({'torch', 'transformers', 'llama_cpp'} & set(sys.modules)))"
+        "sys.exit(status or bool({'torch', 'transformers', 'llama_cpp', 'soundfile', 'soxr'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 

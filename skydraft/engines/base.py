@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import EngineError, OptionError, PromptError
+from skydraft.types import Media
+
+Quantization = Literal["none", "8bit", "4bit"]
 
 # [num_rows, vocab.size], numpy or torch: rows stay where the engine has them.
 Rows: TypeAlias = Any
@@ -72,8 +76,9 @@ class EngineOptions:
     """How to run a model; each engine takes what applies to it.
 
     `num_threads` 0 means all cores. `gpu_layers` is for GGUF files (-1: all). `device` and `dtype` are for
-    transformers models. `shared_cache` lets sequences of a GGUF model share one KV cache, so that any feeds fit into
-    one forward; the cells of a sequence lose their order then, and logits their bit-equality.
+    transformers models, `quantization` for those on a GPU. `shared_cache` lets sequences of a GGUF model share one KV
+    cache, so that any feeds fit into one forward; the cells of a sequence lose their order then, and logits their
+    bit-equality.
     """
 
     context_len: int = 4096
@@ -83,6 +88,7 @@ class EngineOptions:
     gpu_layers: int = 0
     device: str = "cpu"
     dtype: str = "float32"
+    quantization: Quantization = "none"
     profile_path: Path | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +96,16 @@ class EngineOptions:
             raise OptionError(f"A context of {self.context_len} tokens is too short.", hint="Use --context 16 or more.")
         if self.num_threads < 0:
             raise OptionError(f"--threads must not be negative, like {self.num_threads}.")
+        if self.quantization not in get_args(Quantization):
+            raise OptionError(f"--quantization must be none, 8bit or 4bit, not '{self.quantization}'.")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """What filling a sequence with its prompt took so far. `encode_ms` is the part of `prefill_ms` for its audio."""
+
+    prefill_ms: float = 0.0
+    encode_ms: float = 0.0
 
 
 class Sequence:
@@ -98,6 +114,7 @@ class Sequence:
     def __init__(self, engine: Engine, slot: Any) -> None:
         self.engine = engine
         self.slot = slot  # the engine's own handle: a KV sequence id or a cache object
+        self.prefill_cost = PrefillCost()  # only the engine writes it
         self._tokens = TokenBuffer()
         self._closed = False
 
@@ -179,12 +196,13 @@ class Engine(ABC):
         """How many rows one forward may hold and still be bit-identical to one row at a time."""
         return self.profile.invariant_rows
 
-    def open(self, prompt: Seq[int] | TokenIds) -> Sequence:
+    def open(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
         """A new sequence holding all of `prompt` but its last token, which the first `extend` feeds.
 
-        So the logits of the first new token come from a feed like any other. Raises PromptError.
+        So the logits of the first new token come from a feed like any other. `media` is what the prompt's audio
+        tokens stand for. Raises PromptError.
         """
-        sequence = self.begin(prompt)
+        sequence = self.begin(prompt, media)
         try:
             while self.prefill(sequence, prompt):
                 pass
@@ -193,9 +211,9 @@ class Engine(ABC):
             raise
         return sequence
 
-    def begin(self, prompt: Seq[int] | TokenIds) -> Sequence:
+    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
         """An empty sequence for `prompt`, to be filled by `prefill`: `open` in steps. Raises PromptError."""
-        self.check_prompt(prompt)
+        self.check_prompt(prompt, media)
         return Sequence(self, self.allocate())
 
     def prefill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
@@ -206,9 +224,30 @@ class Engine(ABC):
         start, end = sequence.length, len(prompt) - 1
         chunk = prompt[start : min(start + self.max_batch_rows, end)]
         if len(chunk):
-            self.forward([(sequence, chunk)], want_logits=False)
-            sequence.record(chunk)
+            began = time.perf_counter()
+            try:
+                self.forward([(sequence, chunk)], want_logits=False)
+                sequence.record(chunk)
+            finally:
+                spent_ms = sequence.prefill_cost.prefill_ms + (time.perf_counter() - began) * 1e3
+                sequence.prefill_cost = replace(sequence.prefill_cost, prefill_ms=spent_ms)
         return sequence.length < end
+
+    def media(self, samples: npt.NDArray[np.float32]) -> Media:
+        """Features of mono audio [num_samples] at 16 kHz. Raises PromptError, as every engine without ears does."""
+        raise self._no_audio()
+
+    def audio_tokens(self, media: Media) -> tuple[int, ...]:
+        """The part of a prompt that stands for `media`, its two marks included. Raises PromptError like `media`."""
+        raise self._no_audio()
+
+    def check_media(self, prompt: Seq[int] | TokenIds, media: Media | None) -> None:
+        """Raise PromptError unless the prompt's audio tokens are those of `media`."""
+        if media is not None:
+            raise self._no_audio()
+
+    def _no_audio(self) -> PromptError:
+        return PromptError(f"The model {self.name} takes no audio.", hint="Use a Qwen2.5-Omni model.")
 
     def extend_batch(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]]) -> list[Rows]:
         """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`.
@@ -224,8 +263,9 @@ class Engine(ABC):
             sequence.record(token_ids)
         return rows
 
-    def check_prompt(self, prompt: Seq[int] | TokenIds) -> None:
-        """Raise PromptError unless the prompt has tokens, all in the vocabulary, and leaves room for one more."""
+    def check_prompt(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> None:
+        """Raise PromptError unless the prompt has tokens, all in the vocabulary, leaves room for one more and fits
+        `media`."""
         if len(prompt) == 0:
             raise PromptError("The prompt is empty.", hint="Give at least one word.")
         if len(prompt) >= self.context_len:
@@ -234,6 +274,7 @@ class Engine(ABC):
                 hint="Shorten the prompt or raise --context.",
             )
         self._check_ids(prompt)
+        self.check_media(prompt, media)
 
     def _check_feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> None:
         if sequence.is_closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skydraft.engines.transformers_text import load_library
+from skydraft.engines.checkpoint import load_library
 from skydraft.errors import BrokenModel
 from skydraft.types import FinishReason
 

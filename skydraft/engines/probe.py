@@ -43,7 +43,9 @@ def probe(engine: Engine, *, max_rows: int = MAX_PROBED_ROWS) -> RowProfile:
 
 def _probe_at(engine: Engine, length: int, max_rows: int) -> tuple[list[float], int]:
     rng = np.random.default_rng(0)
-    token_ids = rng.integers(0, engine.vocab.size, length + _NUM_TOKENS).tolist()
+    # Special tokens may stand for audio that is not there.
+    plain_ids = np.setdiff1d(np.arange(engine.vocab.size), list(engine.vocab.special_ids))
+    token_ids = rng.choice(plain_ids, length + _NUM_TOKENS).tolist()
     sequence = engine.open(token_ids[: length + 1])
     feed = token_ids[length:]
     singly = [to_numpy(sequence.extend([token_id])) for token_id in feed]  # also warms the engine up

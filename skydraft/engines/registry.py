@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -20,22 +21,34 @@ def open_engine(kind: Literal["toy", "gguf", "folder"], spec: str, path: Path | 
         from skydraft.engines.llamacpp import LlamaCppEngine
 
         return LlamaCppEngine(path, options, name=spec)
+    if _model_type(path) in ("qwen2_5_omni", "qwen2_5_omni_thinker"):
+        from skydraft.engines.transformers_omni import OmniEngine
+
+        return OmniEngine(path, options, name=spec)
     from skydraft.engines.transformers_text import TransformersEngine
 
     return TransformersEngine(path, options, name=spec)
 
 
+def _model_type(path: Path) -> str:
+    """What a checkpoint says it is; "" where it does not, which is for its engine to refuse."""
+    try:
+        return str(json.loads((path / "config.json").read_text())["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 _TAKEN: dict[str, set[str]] = {
     "toy": set(),
     "gguf": {"num_threads", "gpu_layers"},
-    "folder": {"num_threads", "device", "dtype"},
+    "folder": {"num_threads", "device", "dtype", "quantization"},
 }
 
 
 def _check_applies(kind: str, spec: str, options: EngineOptions) -> None:
     """Raise OptionError for an option that this kind of model cannot follow."""
     default = EngineOptions()
-    for name in ("num_threads", "gpu_layers", "device", "dtype"):
+    for name in ("num_threads", "gpu_layers", "device", "dtype", "quantization"):
         if name not in _TAKEN[kind] and getattr(options, name) != getattr(default, name):
             option = "--" + name.removeprefix("num_").replace("_", "-")
             what = {"toy": "a toy", "gguf": "a GGUF model", "folder": "a transformers checkpoint"}[kind]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.engines.transformers_text import TransformersEngine
 
 from .tiny_checkpoint import OPTIONS, save_model
+from .tiny_omni import save_omni
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +38,20 @@ def target(folders: tuple[Path, Path]) -> TransformersEngine:
 @pytest.fixture(scope="session")
 def draft(folders: tuple[Path, Path]) -> TransformersEngine:
     return TransformersEngine(folders[1], OPTIONS, name="draft")
+
+
+@pytest.fixture(scope="session")
+def omni_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+    return save_omni(tmp_path_factory.mktemp("omni"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def omni(omni_folder: Path) -> OmniEngine:
+    return OmniEngine(omni_folder, OPTIONS, name="omni")
+
+
+@pytest.fixture(scope="session")
+def thinker(omni_folder: Path) -> Any:
+    """The weights of `omni` in the hands of transformers alone."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(omni_folder).eval()

@@ -215,7 +215,7 @@ def test_a_failed_forward_leaves_every_cache_as_it_was(
 
 def test_a_cache_of_uneven_layers_is_noticed(target: TransformersEngine) -> None:
     sequence = target.open([3, 4, 5])
-    layer = sequence.slot.layers[1]
+    layer = sequence.slot.cache.layers[1]
     layer.keys = layer.keys[..., :-1, :]
     with pytest.raises(EngineError, match=r"hold \[2, 3\] tokens"):
         sequence.extend([5])

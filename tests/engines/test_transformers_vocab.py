@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft.engines.base import Engine, EngineOptions
-from skydraft.engines.transformers_text import read_vocab
+from skydraft.engines.checkpoint import read_vocab
 from skydraft.errors import BrokenModel
 from skydraft.models import cache_dir, default_pair, known_models
 from skydraft.models.cache import model_path

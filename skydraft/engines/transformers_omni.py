@@ -1,0 +1,191 @@
+"""The thinker of Qwen2.5-Omni: speech and text in, text out. Talker, token2wav and the eyes are left on the disk."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.engines.audio import SAMPLE_RATE
+from skydraft.engines.base import EngineOptions, Rows, Sequence
+from skydraft.engines.checkpoint import first_line, load_library
+from skydraft.engines.transformers_text import Slot, TransformersEngine
+from skydraft.engines.vocab import TokenIds
+from skydraft.errors import BrokenModel, PromptError
+from skydraft.types import Media
+
+
+@dataclass(slots=True)
+class AudioSlot(Slot):
+    """The KV cache of one sequence, and the audio of its prompt.
+
+    The audio tokens from position `base` on embed as `rows`, [num_tokens, hidden_size], for as long as the sequence
+    lives: so they can be fed again after a rollback. `media` is there until it has become those rows.
+    """
+
+    base: int = 0
+    num_tokens: int = 0
+    media: Media | None = None
+    rows: Any = None
+
+
+class OmniEngine(TransformersEngine):
+    """A thinker, from a folder of its own or from a whole Qwen2.5-Omni checkpoint.
+
+    The audio encoder runs once per sequence, in the first forward that holds audio tokens. Positions count tokens on
+    all three axes of M-RoPE: that is what `get_rope_index` gives for text and audio alone, so the delta of every
+    sequence is 0. `rope_deltas`, which the model keeps for the last sequence only, is neither read nor written.
+    """
+
+    _model_class: ClassVar[str] = "Qwen2_5OmniThinkerForConditionalGeneration"
+    _unused: ClassVar[tuple[str, ...]] = ("model.visual",)
+    _needed: ClassVar[frozenset[str]] = frozenset({"position_ids", "past_key_values"})
+
+    def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
+        _check_config(path)
+        self._extractor = _load_extractor(path)
+        super().__init__(path, options, name=name)
+        num_mels = self._model.config.audio_config.num_mel_bins
+        if (self._extractor.feature_size, self._extractor.sampling_rate) != (num_mels, SAMPLE_RATE):
+            raise BrokenModel(
+                f"{path} makes {self._extractor.feature_size} mels of audio at {self._extractor.sampling_rate} Hz, "
+                f"its model takes {num_mels} at {SAMPLE_RATE} Hz.",
+                hint="Fetch its preprocessor_config.json again.",
+            )
+
+    def media(self, samples: npt.NDArray[np.float32]) -> Media:
+        """Features of mono audio [num_samples] at 16 kHz, those of the model's own processor less its padding.
+
+        Raises PromptError for audio of less than 30 ms, or whose features are not finite.
+        """
+        hop, window = self._extractor.hop_length, self._extractor.n_fft
+        # The last frames reach beyond the clip: into zeros, as they do in the processor's 30 seconds or more.
+        padded_len = (len(samples) + window + hop - 1) // hop * hop
+        features = self._extractor(
+            samples,
+            sampling_rate=SAMPLE_RATE,
+            padding="max_length",
+            max_length=padded_len,
+            truncation=False,
+            return_tensors="np",
+        )["input_features"][0]
+        try:
+            return Media(np.asarray(features[:, : (len(samples) + hop - 1) // hop], np.float32))
+        except ValueError as error:
+            raise PromptError(f"This audio cannot be used: {error}.", hint="Give another recording.") from error
+
+    def audio_tokens(self, media: Media) -> tuple[int, ...]:
+        """The part of a prompt that stands for `media`, [num_tokens + 2]: its two marks included."""
+        config = self._model.config
+        return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
+
+    def check_media(self, prompt: Seq[int] | TokenIds, media: Media | None) -> None:
+        """Raise PromptError unless the prompt has one audio token per token of `media`, in one run that is not at its
+        end, and none without `media`.
+        """
+        at = self._audio_positions(prompt)
+        if media is None:
+            if len(at):
+                raise PromptError("The prompt has audio tokens but no audio.", hint="Give an audio file.")
+            return
+        num_mels = self._model.config.audio_config.num_mel_bins
+        if len(media.features) != num_mels:
+            raise PromptError(f"{self.name} takes features of {num_mels} mels, not {len(media.features)}.")
+        if len(at) != media.num_tokens or at[-1] - at[0] != len(at) - 1:
+            raise PromptError(
+                f"The prompt has {len(at)} audio tokens, its audio fills {media.num_tokens} in a row.",
+                hint="Put what audio_tokens returns into the prompt, once.",
+            )
+        if at[-1] == len(prompt) - 1:
+            raise PromptError("The prompt ends in its audio.", hint="Close it with the end mark of the audio.")
+
+    def _audio_positions(self, token_ids: Seq[int] | TokenIds) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(np.asarray(token_ids) == self._model.config.audio_token_id)
+
+    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
+        sequence = super().begin(prompt, media)
+        if media is not None:
+            slot: AudioSlot = sequence.slot
+            slot.base, slot.num_tokens = int(self._audio_positions(prompt)[0]), media.num_tokens
+            slot.media = media
+        return sequence
+
+    def allocate(self) -> AudioSlot:
+        return AudioSlot(self._new_cache())
+
+    def _feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Rows:
+        # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
+        output = self._model.model.language_model(
+            inputs_embeds=self._embed(sequence, token_ids),
+            position_ids=self._position_ids(sequence.length, len(token_ids)),
+            past_key_values=sequence.slot.cache,
+            use_cache=True,
+        )
+        # [num_rows, vocab.size]; rows of the head beyond the tokenizer are padding
+        return self._model.lm_head(output.last_hidden_state[0])[:, : self.vocab.size] if want_logits else None
+
+    def _position_ids(self, base: int, num_rows: int) -> Any:
+        """Positions of the next tokens on the axes of time, height and width, [3, 1, num_rows]."""
+        return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)
+
+    def _embed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
+        """Embeddings of the next tokens, [1, num_rows, hidden_size]; the prompt's audio tokens are its audio."""
+        slot: AudioSlot = sequence.slot
+        ids = self._torch.tensor(np.array([token_ids], np.int64), device=self._device)
+        embeddings = self._model.get_input_embeddings()(ids)
+        at = self._audio_positions(token_ids)
+        offsets = at + sequence.length - slot.base
+        is_heard = (offsets >= 0) & (offsets < slot.num_tokens)  # elsewhere it is a token like any other
+        if is_heard.any():
+            self._encode(sequence)
+            embeddings[0, at[is_heard]] = slot.rows[offsets[is_heard]].to(embeddings.dtype)
+        return embeddings
+
+    def _encode(self, sequence: Sequence) -> None:
+        """Turn the media of a sequence into embeddings, once."""
+        slot: AudioSlot = sequence.slot
+        if slot.media is None:
+            return
+        began = time.perf_counter()
+        torch = self._torch
+        # [1, num_mels, num_frames]
+        features = torch.tensor(slot.media.features, device=self._device)[None]
+        mask = torch.ones(1, slot.media.num_frames, dtype=torch.long, device=self._device)
+        rows = self._model.get_audio_features(features, mask, return_dict=True).last_hidden_state
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        slot.rows, slot.media = rows, None
+        encode_ms = (time.perf_counter() - began) * 1e3
+        sequence.prefill_cost = replace(sequence.prefill_cost, encode_ms=encode_ms)
+
+
+def _check_config(path: Path) -> None:
+    """Raise BrokenModel unless the parts of a thinker are described. transformers would make up those of 7B."""
+    try:
+        config = json.loads((path / "config.json").read_text())
+        described = set(config.get("thinker_config", config))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BrokenModel(f"{path} has no config.json that can be read.", hint="Fetch it again.") from error
+    if missing := sorted({"audio_config", "text_config", "vision_config"} - described):
+        raise BrokenModel(
+            f"The config.json in {path} describes no thinker: it has no {missing[0]}.",
+            hint="Give a Qwen2.5-Omni checkpoint.",
+        )
+
+
+def _load_extractor(path: Path) -> Any:
+    """What makes features of audio. The processor of the whole model would ask for torchvision as well."""
+    _, transformers = load_library()
+    try:
+        return transformers.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        raise BrokenModel(
+            f"transformers cannot load the audio settings in {path}: {first_line(error)}",
+            hint="Add its preprocessor_config.json.",
+        ) from error

@@ -1,0 +1,352 @@
+"""Folders that hold a thinker: of its own, in a whole checkpoint, in the published configuration, or broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.engines import checkpoint
+from skydraft.engines.base import EngineOptions
+from skydraft.engines.registry import open_engine
+from skydraft.engines.transformers_omni import OmniEngine
+from skydraft.engines.transformers_text import TransformersEngine
+from skydraft.errors import BrokenModel, MissingDependency, OptionError
+
+from .tiny_checkpoint import OPTIONS
+from .tiny_omni import clip, make_full
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+HUB_ID = "Qwen/Qwen2.5-Omni-3B"
+
+
+def copy_of(source: Path, folder: Path, left_out: str = "") -> Path:
+    for file in source.iterdir():
+        if file.name != left_out:
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def greedy(engine: OmniEngine, num_tokens: int = 20, duration_s: float = 1.3) -> list[int]:
+    media = engine.media(clip(1, duration_s))
+    prompt = [*engine.vocab.encode("<|im_start|>"), *engine.audio_tokens(media), *engine.vocab.encode("a")]
+    sequence, token_ids = engine.open(prompt, media), prompt[-1:]
+    for _ in range(num_tokens):
+        token_ids.append(int(sequence.extend(token_ids[-1:])[-1].argmax()))
+    return token_ids[1:]
+
+
+# --- which engine, which weights ---
+
+
+def test_the_registry_goes_by_the_model_type(omni_folder: Path, folders: tuple[Path, Path]) -> None:
+    assert type(open_engine("folder", "a", omni_folder, OPTIONS)) is OmniEngine
+    assert type(open_engine("folder", "a", folders[0], OPTIONS)) is TransformersEngine
+
+
+def test_a_whole_checkpoint_gives_its_thinker_alone(omni: OmniEngine, omni_folder: Path, tmp_path: Path) -> None:
+    make_full(copy_of(omni_folder, tmp_path))
+    engine = open_engine("folder", "whole", tmp_path, OPTIONS)
+    assert isinstance(engine, OmniEngine) and greedy(engine) == greedy(omni)
+    names = {name.split(".")[0] + "." + name.split(".")[1] for name, _ in engine._model.named_parameters()}
+    assert names == {"model.audio_tower", "model.language_model", "lm_head.weight"}
+
+
+def test_the_weights_of_talker_and_voice_are_not_read(
+    omni_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_full(copy_of(omni_folder, tmp_path))
+    read: list[str] = []
+    core = transformers.core_model_loading
+    materialize = core._materialize_copy
+
+    def count(tensor: Any, *args: Any, **given: Any) -> Any:
+        loaded = materialize(tensor, *args, **given)
+        read.append(str(tuple(loaded.shape)))
+        return loaded
+
+    monkeypatch.setattr(core, "_materialize_copy", count)
+    OmniEngine(tmp_path, OPTIONS)
+    assert len(read) > 40 and "(3, 5, 7)" not in read  # the shape of the other parts' weights, which nothing else has
+
+
+@pytest.mark.parametrize("left_out", ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"])
+def test_an_incomplete_folder(left_out: str, omni_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BrokenModel) as caught:
+        OmniEngine(copy_of(omni_folder, tmp_path, left_out), OPTIONS)
+    assert "\n" not in str(caught.value) and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("", "has no config.json that can be read"),
+        ("[]", "has no config.json that can be read"),
+        ("{}", "describes no thinker: it has no audio_config"),
+        ('{"model_type": "qwen2_5_omni", "thinker_config": {"audio_config": {}}}', "it has no text_config"),
+        ('{"model_type": "qwen2_5_omni", "thinker_config": null}', "has no config.json that can be read"),
+    ],
+)
+def test_a_config_is_not_made_up(config: str, message: str, omni_folder: Path, tmp_path: Path) -> None:
+    (copy_of(omni_folder, tmp_path) / "config.json").write_text(config)
+    with pytest.raises(BrokenModel, match=message):
+        OmniEngine(tmp_path, OPTIONS)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(
+    ("in_file", "in_model"),
+    [
+        ("audio_tower.layers.1.fc1.weight", "model.audio_tower.layers.1.fc1.weight"),
+        ("model.layers.1.mlp.up_proj.weight", "model.language_model.layers.1.mlp.up_proj.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+    ],
+)
+def test_a_missing_weight_is_not_drawn_at_random(
+    in_file: str, in_model: str, full: bool, omni_folder: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(omni_folder / "model.safetensors")
+    del weights[in_file]
+    save_file(weights, copy_of(omni_folder, tmp_path) / "model.safetensors", metadata={"format": "pt"})
+    if full:
+        make_full(tmp_path)
+    with pytest.raises(BrokenModel, match=f"lacks weights of its model: {in_model}"):
+        OmniEngine(tmp_path, OPTIONS)
+
+
+def test_features_of_another_model(omni_folder: Path, tmp_path: Path) -> None:
+    transformers.WhisperFeatureExtractor(feature_size=80).save_pretrained(copy_of(omni_folder, tmp_path))
+    with pytest.raises(BrokenModel, match="makes 80 mels of audio at 16000 Hz, its model takes 128 at 16000 Hz"):
+        OmniEngine(tmp_path, OPTIONS)
+
+
+def test_the_chat_template_of_a_processor(omni_folder: Path, tmp_path: Path) -> None:
+    copy_of(omni_folder, tmp_path, "chat_template.jinja")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert OmniEngine(tmp_path, OPTIONS).vocab.chat_template is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert OmniEngine(tmp_path, OPTIONS).vocab.chat_template == "{{ messages }}"
+    (tmp_path / "chat_template.json").write_text("[]")
+    with pytest.raises(BrokenModel, match="holds no chat template"):
+        OmniEngine(tmp_path, OPTIONS)
+
+
+# --- fewer bits a weight ---
+
+
+def test_quantization_is_one_of_three() -> None:
+    with pytest.raises(OptionError, match="--quantization must be none, 8bit or 4bit, not '2bit'"):
+        EngineOptions(quantization="2bit")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["toy", "gguf"])
+def test_quantization_is_for_checkpoints(kind: Any) -> None:
+    with pytest.raises(OptionError, match="--quantization cannot apply to x, which is"):
+        open_engine(kind, "x", Path("x"), EngineOptions(quantization="8bit"))
+
+
+def test_quantization_needs_a_gpu(omni_folder: Path) -> None:
+    with pytest.raises(OptionError, match="--quantization 4bit needs a GPU, not --device cpu"):
+        OmniEngine(omni_folder, EngineOptions(quantization="4bit"))
+
+
+@pytest.mark.parametrize("missing", ["bitsandbytes", "accelerate"])
+def test_quantization_without_its_libraries(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find("json"))
+    with pytest.raises(MissingDependency, match=f"{missing} is not installed. Run: pip install bitsandbytes"):
+        checkpoint._quantized(torch, transformers, torch.device("cuda"), EngineOptions(quantization="8bit"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_quantized(quantization: Any, omni_folder: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("accelerate")
+    options = EngineOptions(context_len=256, device="cuda", dtype="bfloat16", quantization=quantization)
+    engine = OmniEngine(omni_folder, options)
+    assert engine.invariant_rows == 1 and len(greedy(engine)) == 20
+
+
+# --- the published configuration ---
+
+# thinker_config of config.json in Qwen/Qwen2.5-Omni-3B, in the names of that file; only the widths marked `reduced`
+# differ (2048, 11008, 1280, 5120, 1280, 3420, 2048 there). Values as given in config.json of
+# OpenMOSS-Team/RoboOmni-LIBERO-Object, a fine-tuned thinker of the 3B model, and the sections of M-RoPE as in the
+# defaults of transformers' modeling_qwen2_5_omni.py.
+_WIDTH = 256  # reduced
+PUBLISHED: dict[str, Any] = {
+    "model_type": "qwen2_5_omni_thinker",
+    "audio_token_index": 151646,
+    "audio_start_token_id": 151647,
+    "audio_end_token_id": 151648,
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "vision_token_id": 151654,
+    "image_token_index": 151655,
+    "video_token_index": 151656,
+    "bos_token_id": 151644,
+    "eos_token_id": 151645,
+    "pad_token_id": 151643,
+    "user_token_id": 872,
+    "position_id_per_seconds": 25,
+    "seconds_per_chunk": 2,
+    "ignore_index": -100,
+    "init_std": 0.02,
+    "text_config": {
+        "model_type": "qwen2_5_omni_text",
+        "vocab_size": 151936,
+        "hidden_size": _WIDTH,
+        "intermediate_size": _WIDTH,  # reduced
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "max_window_layers": 70,
+        "use_sliding_window": False,
+        "sliding_window": 32768,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+        "tie_word_embeddings": False,
+    },
+    "audio_config": {
+        "model_type": "qwen2_5_omni_audio_encoder",
+        "d_model": 80,  # reduced
+        "encoder_layers": 32,
+        "num_hidden_layers": 32,
+        "encoder_attention_heads": 20,
+        "encoder_ffn_dim": 80,  # reduced
+        "encoder_layerdrop": 0.0,
+        "activation_function": "gelu",
+        "max_source_positions": 1500,
+        "n_window": 100,
+        "num_mel_bins": 128,
+        "output_dim": _WIDTH,
+        "scale_embedding": False,
+    },
+    "vision_config": {
+        "model_type": "qwen2_5_omni_vision_encoder",
+        "depth": 32,
+        "embed_dim": 64,  # reduced
+        "hidden_size": 64,  # reduced
+        "intermediate_size": 64,  # reduced
+        "num_heads": 16,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "out_hidden_size": _WIDTH,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+    },
+}
+_MARKS = {
+    "<|endoftext|>": 151643,
+    "<|im_start|>": 151644,
+    "<|im_end|>": 151645,
+    "<|AUDIO|>": 151646,
+    "<|audio_bos|>": 151647,
+    "<|audio_eos|>": 151648,
+}
+
+
+def save_published(folder: Path) -> Path:
+    """A whole checkpoint in the published configuration, with random weights and as many tokens as Qwen2.5 has."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *(f"w{i}" for i in range(151643 - len(alphabet)))]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = [*_MARKS, *(f"<|mark_{i}|>" for i in range(151649, 151665))]
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>").save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=300).save_pretrained(folder)
+    config = transformers.Qwen2_5OmniThinkerConfig(**PUBLISHED)
+    torch.manual_seed(0)
+    transformers.Qwen2_5OmniThinkerForConditionalGeneration(config).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(PUBLISHED))
+    make_full(folder)
+    return folder
+
+
+def test_the_published_configuration(tmp_path: Path) -> None:
+    engine = open_engine("folder", HUB_ID, save_published(tmp_path), OPTIONS)
+    assert isinstance(engine, OmniEngine)
+    model = engine._model.model
+    assert (len(model.language_model.layers), len(model.audio_tower.layers)) == (36, 32)
+    attention, rotary = model.language_model.layers[0].self_attn, model.language_model.rotary_emb
+    assert (attention.head_dim, attention.num_heads, attention.num_key_value_heads) == (128, 16, 2)
+    assert list(rotary.mrope_section) == [16, 24, 24] and rotary.config.rope_parameters["rope_theta"] == 1e6
+    assert engine.vocab.size == 151665 and engine._model.config.text_config.vocab_size == 151936
+    assert engine.vocab.end_ids == {151645} and engine.vocab.special_ids == set(range(151643, 151665))
+    media = engine.media(clip(1, 2.7))
+    assert engine.audio_tokens(media) == (151647, *[151646] * 67, 151648)
+    prompt = [*engine.vocab.encode("<|im_start|>a"), *engine.audio_tokens(media), *engine.vocab.encode("b")]
+    with torch.inference_mode():
+        expected = (
+            transformers.Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(tmp_path)
+            .eval()(
+                input_ids=torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                input_features=torch.tensor(media.features)[None],
+                feature_attention_mask=torch.ones(1, media.num_frames, dtype=torch.long),
+            )
+            .logits[0, -1, : engine.vocab.size]
+        )
+    sequence = engine.open(prompt, media)
+    rows = sequence.extend([*prompt[-1:], 5, 6])
+    assert rows.shape == (3, 151665) and (rows[0] - expected).abs().max() < 1e-4
+    assert rows[0].argmax() == expected.argmax()
+    sequence.truncate(len(prompt) - 1)
+    assert (sequence.extend(prompt[-1:])[0] - expected).abs().max() < 1e-4
+
+
+def local_copy() -> Path | None:
+    """The published checkpoint, where somebody has put or fetched it."""
+    if given := os.environ.get("SKYDRAFT_OMNI"):
+        return Path(given)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(HUB_ID, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+@pytest.mark.hub
+def test_the_published_checkpoint() -> None:
+    path = local_copy()
+    if path is None:
+        pytest.skip(f"no local copy of {HUB_ID}; name one in SKYDRAFT_OMNI")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = open_engine("folder", HUB_ID, path, EngineOptions(context_len=640, device=device, dtype="bfloat16"))
+    assert isinstance(engine, OmniEngine) and engine.vocab.size == 151665 and engine.vocab.chat_template
+    for text, token_id in _MARKS.items():
+        assert engine.vocab.encode(text) == (token_id,)
+    ours, theirs = engine._model.config.to_dict(), PUBLISHED
+    for name, value in theirs.items():
+        if name.endswith(("_id", "_index")):
+            assert ours.get(name, value) == value, name
+    for part, names in {
+        "text_config": ("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        "audio_config": ("encoder_layers", "encoder_attention_heads", "n_window", "num_mel_bins"),
+    }.items():
+        assert {name: ours[part][name] for name in names} == {name: theirs[part][name] for name in names}
+    assert len(greedy(engine, 4)) == 4

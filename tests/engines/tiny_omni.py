@@ -1,0 +1,162 @@
+"""Thinkers of Qwen2.5-Omni small enough to be made on the spot, and clips to play to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.engines.base import Engine, Sequence
+from skydraft.types import Media
+
+from .tiny_checkpoint import END, NUM_PADDING_ROWS, TEMPLATE, TEXT
+
+AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
+_MARKS = [END, "<|im_start|>", AUDIO, AUDIO_START, AUDIO_END, "<|IMAGE|>", "<|VIDEO|>"]
+
+
+def clip(seed: int, duration_s: float) -> npt.NDArray[np.float32]:
+    """A gliding tone in noise, [num_samples] at 16 kHz."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(round(duration_s * 16_000)) / 16_000
+    tone = np.sin(2 * np.pi * (120 + 60 * seed + 200 * time) * time)
+    return (0.3 * tone + 0.02 * rng.normal(size=len(time))).astype(np.float32)
+
+
+def spoken(engine: Engine, seed: int, duration_s: float, after: str = "天气") -> tuple[list[int], Media]:
+    """A prompt that has a clip in its middle."""
+    media = engine.media(clip(seed, duration_s))
+    return [*engine.vocab.encode("<|im_start|>今天"), *engine.audio_tokens(media), *engine.vocab.encode(after)], media
+
+
+def heard(token_ids: list[int], media: Media) -> dict[str, Any]:
+    """What transformers takes for the same."""
+    import torch
+
+    return {
+        "input_ids": torch.tensor([token_ids]),
+        "attention_mask": torch.ones(1, len(token_ids), dtype=torch.long),
+        "input_features": torch.tensor(media.features)[None],
+        "feature_attention_mask": torch.ones(1, media.num_frames, dtype=torch.long),
+    }
+
+
+def greedy(sequence: Sequence, last_id: int, num_tokens: int) -> list[int]:
+    token_ids = [last_id]
+    for _ in range(num_tokens):
+        token_ids.append(int(sequence.extend(token_ids[-1:])[-1].argmax()))
+    return token_ids[1:]
+
+
+def save_omni(folder: Path, *, seed: int, full: bool = False) -> Path:
+    """A random thinker with its tokenizer; with `full`, in the layout of a published Qwen2.5-Omni checkpoint."""
+    import torch
+    import transformers
+
+    vocab = _save_tokenizer(folder)
+    ids = {
+        "audio_token_index": vocab[AUDIO],
+        "audio_start_token_id": vocab[AUDIO_START],
+        "audio_end_token_id": vocab[AUDIO_END],
+        "image_token_index": vocab["<|IMAGE|>"],
+        "video_token_index": vocab["<|VIDEO|>"],
+    }
+    torch.manual_seed(seed)
+    config = transformers.Qwen2_5OmniThinkerConfig(
+        audio_config=_audio_config(), vision_config=_vision_config(), text_config=_text_config(len(vocab)), **ids
+    )
+    config.vision_start_token_id = config.vision_end_token_id = vocab["<|IMAGE|>"]  # without them, no get_rope_index
+    thinker = transformers.Qwen2_5OmniThinkerForConditionalGeneration(config)
+    _widen(thinker)
+    thinker.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=128).save_pretrained(folder)
+    if full:
+        make_full(folder)
+    return folder
+
+
+def make_full(folder: Path) -> None:
+    """Turn a thinker's folder into that of a whole model: nested config, prefixed weights, other parts beside them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    shard = {f"thinker.{name}": tensor for name, tensor in weights.items()}
+    others = {
+        "talker.thinker_to_talker_proj.weight": torch.zeros(3, 5, 7),
+        "token2wav.bigvgan.conv_pre.bias": torch.ones(3, 5, 7),
+    }
+    (folder / "model.safetensors").unlink()
+    index = {}
+    for file, tensors in (("model-1.safetensors", shard), ("model-2.safetensors", others)):
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    thinker = json.loads((folder / "config.json").read_text())
+    config = {
+        "architectures": ["Qwen2_5OmniModel"],
+        "model_type": "qwen2_5_omni",
+        "thinker_config": thinker,
+        "talker_config": {"model_type": "qwen2_5_omni_talker"},
+        "token2wav_config": {"model_type": "qwen2_5_omni_token2wav"},
+        "enable_audio_output": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _save_tokenizer(folder: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=360, special_tokens=_MARKS, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXT, trainer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, chat_template=TEMPLATE)
+    wrapped.save_pretrained(folder)
+    return dict(wrapped.get_vocab())
+
+
+def _text_config(vocab_size: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab_size + NUM_PADDING_ROWS,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]},
+        "eos_token_id": 0,
+        "tie_word_embeddings": False,
+    }
+
+
+def _audio_config() -> dict[str, Any]:
+    return {
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "output_dim": 32,
+        "num_mel_bins": 128,
+    }
+
+
+def _vision_config() -> dict[str, Any]:
+    return {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+
+
+def _widen(model: Any) -> None:
+    """Wide weights, so that the best token is seldom a near tie, and that audio is heard."""
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.mul_(5.0 if "audio_tower" in name else 20.0)
