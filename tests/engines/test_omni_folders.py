@@ -183,9 +183,10 @@ def test_quantized(quantization: Any, omni_folder: Path) -> None:
 # --- the published configuration ---
 
 # thinker_config of config.json in Qwen/Qwen2.5-Omni-3B, in the names of that file; only the widths marked `reduced`
-# differ (2048, 11008, 1280, 5120, 1280, 3420, 2048 there). Values as given in config.json of
-# OpenMOSS-Team/RoboOmni-LIBERO-Object, a fine-tuned thinker of the 3B model, and the sections of M-RoPE as in the
-# defaults of transformers' modeling_qwen2_5_omni.py.
+# differ (2048, 11008, 1280, 5120, 1280, 1280, 3420 there), and head_dim is written out, which there is 2048 / 16.
+# Not read from the file itself: ids and audio from config.json of OpenMOSS-Team/RoboOmni-LIBERO-Object, a fine-tuned
+# 3B thinker; the text part from Qwen25Omni/Config.lean of the project Tyr, which cites the file; the sections of M-RoPE
+# and the vision part from the defaults of transformers. The test marked `hub` compares all that matters with the file.
 _WIDTH = 256  # reduced
 PUBLISHED: dict[str, Any] = {
     "model_type": "qwen2_5_omni_thinker",
@@ -349,4 +350,6 @@ def test_the_published_checkpoint() -> None:
         "audio_config": ("encoder_layers", "encoder_attention_heads", "n_window", "num_mel_bins"),
     }.items():
         assert {name: ours[part][name] for name in names} == {name: theirs[part][name] for name in names}
+    rotary = engine._model.model.language_model.rotary_emb
+    assert list(rotary.mrope_section) == [16, 24, 24] and rotary.config.rope_parameters["rope_theta"] == 1e6
     assert len(greedy(engine, 4)) == 4
