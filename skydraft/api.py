@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from skydraft.config import DEFAULT_K, DecodingParams
-from skydraft.decoding.adaptive import AutoK, FixedK, KPolicy
-from skydraft.decoding.agreement import CalibratedGate
-from skydraft.decoding.calibration import Calibration, check_fits, find_calibration
-from skydraft.decoding.chat import render_prompt
-from skydraft.decoding.choose import Chooser
+from skydraft.assembly import Sides, assemble, target_of
+from skydraft.config import CAPTION_PROMPT, DecodingParams
+from skydraft.decoding.calibration import Calibration
 from skydraft.decoding.context import Context
-from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.gates import GatePolicy
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan, make_plan
-from skydraft.decoding.stopping import Stopping
+from skydraft.decoding.question import Question, ShareAudio, ask
 from skydraft.decoding.streaming import TextStream
-from skydraft.decoding.target import Execution, InProcess, Rules, Target
+from skydraft.decoding.target import Execution
+from skydraft.engines.audio import Audio
 from skydraft.engines.base import Engine, EngineOptions
 from skydraft.engines.registry import open_engine
-from skydraft.engines.vocab import Vocab, check_same
-from skydraft.errors import CloudError, OptionError
+from skydraft.engines.vocab import check_same
+from skydraft.errors import OptionError
 from skydraft.evaluation.stats import Stats, summarize
 from skydraft.models import Progress, cache_dir, no_progress, resolve
 from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
@@ -58,7 +54,8 @@ class Generation:
     Its end, `close` or leaving its `with` block frees the sequences; the engines stay open for the next one.
     """
 
-    def __init__(self, loop: SpeculativeLoop, context: Context, stream: TextStream) -> None:
+    def __init__(self, loop: SpeculativeLoop, context: Context, stream: TextStream, question: Question) -> None:
+        self.question = question
         self._loop = loop
         self._context = context
         self._stream = stream
@@ -132,11 +129,6 @@ class Generation:
         return self._context.finish
 
     @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt's tokens, chat template included."""
-        return tuple(self._context.token_ids[: self._context.prompt_len].tolist())
-
-    @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt, chat template included."""
         return self._context.prompt_len
@@ -180,7 +172,7 @@ def connect(
 
 
 def generate(
-    prompt: str,
+    prompt: str | None = None,
     *,
     edge: Engine | None = None,
     cloud: Engine | Cloud | None = None,
@@ -191,6 +183,8 @@ def generate(
     with_signals: bool = False,
     execution: Execution = "exact",
     calibration: Calibration | None = None,
+    audio: Audio | None = None,
+    share_audio: ShareAudio = "features",
 ) -> Generation:
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
@@ -199,7 +193,9 @@ def generate(
     measures the draft model's uncertainty even where the gate does not need it. `execution` "throughput" verifies in
     one forward instead of within `invariant_rows`: faster on a GPU, but near ties may fall otherwise than alone; a
     server has its own. `calibration` is for a calibrated gate; None looks for one of this pair among those made here
-    and those that come along. Raises UsageError before anything is computed.
+    and those that come along. `audio` comes from `load_audio` and is heard by `edge` (by `cloud`, where that works
+    alone); with `share_audio` "features" the target hears its features in half precision, with "none" it judges from
+    the words alone. Without a prompt the speaker is described. Raises UsageError before anything is computed.
     """
     plan, params = plan or make_plan(), params or DecodingParams()
     if plan.verifies and cloud is None:
@@ -210,105 +206,19 @@ def generate(
     if edge and here and plan.drafts and plan.verifies:
         check_same(edge.vocab, here.vocab)
     # The one whose text this is sets the limits; a draft model with a shorter context stops drafting there.
-    author = here if here and plan.verifies else edge
-    assert author is not None
-    vocab = author.vocab
-    ids = prompt_ids(vocab, prompt, system=system, raw=raw)
-    max_len = len(ids) + params.max_new_tokens
-    if not plan.verifies or here:
-        author.check_prompt(ids)
-        max_len = min(max_len, author.context_len)
-    chooser = Chooser(params, vocab, len(ids))
-    rules = Rules(plan, params, vocab, chooser, Stopping(params, vocab, len(ids), max_len))
-    target = _target(cloud, execution) if plan.verifies else None
-    gate = _gate(plan, edge, target, calibration)
-    return _start(ids, edge if plan.drafts else None, target, rules, gate, with_signals=with_signals)
-
-
-def prompt_ids(vocab: Vocab, prompt: str, *, system: str | None = None, raw: bool = False) -> tuple[int, ...]:
-    """The tokens that ask for an answer to `prompt`: through the chat template, or as it is where `raw`."""
-    return vocab.encode(vocab.bos_text + prompt if raw else render_prompt(vocab, prompt, system))
-
-
-def _target(cloud: Engine | Cloud | None, execution: Execution) -> Target:
-    if isinstance(cloud, Engine):
-        return InProcess(cloud, execution)
-    assert cloud is not None  # `generate` has refused that
-    return cloud
-
-
-def _start(
-    prompt_ids: tuple[int, ...],
-    draft: Engine | None,
-    target: Target | None,
-    rules: Rules,
-    gate: GatePolicy,
-    *,
-    with_signals: bool,
-) -> Generation:
-    plan = rules.plan
-    context = Context(prompt_ids)
-    with_signals = with_signals or gate.needs_signals
-    ends_blocks = gate if plan.eager else None
-    drafter = (
-        Drafter(draft, rules.chooser, rules.stopping, ends_blocks=ends_blocks, with_signals=with_signals)
-        if draft
-        else None
-    )
-    k_policy = FixedK(plan.k) if plan.k is not None else _adaptive_k(plan, draft, target)
-    loop = SpeculativeLoop(
-        context,
-        drafter,
-        gate,
-        target.verifier(context, rules) if target else None,
-        k_policy,
-        rules.stopping,
-        rules.vocab,
-        falls_back=bool(target and target.falls_back(plan)),
-    )
-    return Generation(loop, context, TextStream(rules.vocab, rules.params.stop))
+    local = here if here and plan.verifies else edge
+    ears = edge if plan.drafts else local
+    assert local is not None and ears is not None
+    samples = audio.samples if audio else None
+    if samples is not None and share_audio == "none" and not plan.drafts:
+        raise OptionError("Where the target works alone and no audio is shared, nobody would hear it.")
+    question = ask(ears, samples, prompt or CAPTION_PROMPT, system=system, raw=raw, share=share_audio)
+    target = target_of(cloud, execution) if plan.verifies and cloud else None
+    author = local if here or not plan.verifies else None
+    sides = Sides(edge if plan.drafts else None, target, author, local.vocab)
+    loop, context = assemble(question, sides, plan, params, calibration, with_signals=with_signals)
+    return Generation(loop, context, TextStream(local.vocab, params.stop), question)
 
 
 def _missing(side: str) -> OptionError:
     return OptionError(f"This plan needs the {side} model.", hint=f"Pass {side}=skydraft.load(NAME).")
-
-
-def _gate(plan: Plan, draft: Engine | None, target: Target | None, calibration: Calibration | None) -> GatePolicy:
-    """The gate of one generation; a calibrated one learns, so that each has its own."""
-    if plan.gate.kind != "calibrated":
-        if calibration:
-            raise OptionError(f"A calibration says nothing to the gate {plan.gate.kind}.")
-        return plan.gate
-    assert draft and target  # such a plan drafts and verifies
-    name, weights = "a target that cannot be asked", None
-    try:
-        name, weights = target.weights()
-    except CloudError:
-        if not target.falls_back(plan):
-            raise
-    names = f"{draft.name} and {name}"
-    if calibration:
-        check_fits(calibration, draft.fingerprint, weights, names)
-    else:
-        calibration = find_calibration([cache_dir() / "calibrations"], draft.fingerprint, weights, names)
-    return CalibratedGate(plan.gate, calibration)
-
-
-def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPolicy:
-    assert draft and target  # make_plan allows an adaptive k with two models only
-    try:
-        costs = target.costs()
-    except CloudError:
-        if not target.falls_back(plan):
-            raise
-        return FixedK(DEFAULT_K)  # nothing to weigh yet; the draft model goes on alone
-    return AutoK(
-        draft.profile,
-        costs.profile,
-        costs.max_rows,
-        # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
-        min_k=0 if plan.gate.kind == "always" else 1,
-        max_k=costs.max_block,
-        wire_ms=costs.wire_ms or 0.0,
-        streams=costs.wire_ms is not None,
-    )

@@ -8,6 +8,8 @@ from typing import Any
 from skydraft.errors import OptionError
 
 MAX_K = 32
+# What is asked about a recording where the user asks nothing; the embedded speech models were trained with it.
+CAPTION_PROMPT = "请用一句话描述说话人的语速、音调、音量、停顿和说话人的特点。"
 DEFAULT_K = 5
 _INT32_MAX = 2**31 - 1
 _LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow

@@ -62,6 +62,10 @@ class Media:
         halved = (self.num_frames - 1) // 2 + 1
         return (halved - 2) // 2 + 1
 
+    def rounded(self) -> Media:
+        """What is shared of it: features in half precision, half the bytes."""
+        return Media(self.features.astype(np.float16).astype(np.float32))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Media) and np.array_equal(self.features, other.features)
 
@@ -83,7 +87,8 @@ class DraftBlock:
     """The drafted tokens of one round, extending `base` committed tokens.
 
     `signals` has one entry per token, or none at all where nobody asked for them.
-    `draft_ms` is the time spent inside forwards of the draft model.
+    `draft_ms` is the time spent inside forwards of the draft model; `prefill_ms` the part of it for the prompt,
+    `encode_ms` the part of that for its audio.
     """
 
     base: int
@@ -91,6 +96,8 @@ class DraftBlock:
     signals: tuple[Signals, ...] = ()
     ended_by: EndedBy = "k"
     draft_ms: float = field(default=0.0, compare=False)
+    prefill_ms: float = field(default=0.0, compare=False)
+    encode_ms: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         if self.base < 1:
@@ -103,7 +110,8 @@ class DraftBlock:
 class VerifyCost:
     """What one verification took. Rows and passes are the target's; bytes are 0 in one process.
 
-    `prefill_ms` is the part of `forward_ms` that opening the sequence took; its rows are not counted.
+    `prefill_ms` is the part of `forward_ms` that opening the sequence took, `encode_ms` the part of that for its audio;
+    rows of the prompt are not counted.
     """
 
     num_passes: int = 0
@@ -114,6 +122,7 @@ class VerifyCost:
     rtt_ms: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    encode_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +163,8 @@ class StepRecord:
 
     `num_committed` counts what the round added to the text; `reason` says why it was escalated, or should have been
     ("" if it was not to be); `num_audited` counts the catch-up tokens it took along, `num_agreed` those that the target
-    would have written too; `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the
-    generation to it.
+    would have written too; `draft_prefill_ms` and `draft_encode_ms` are those of the block; `wall_ms` runs from the
+    start of the draft to the commit, `ended_ms` from the start of the generation to it.
     """
 
     round: int
@@ -171,6 +180,8 @@ class StepRecord:
     cost: VerifyCost = field(default=VerifyCost())
     num_audited: int = 0
     num_agreed: int = 0
+    draft_prefill_ms: float = 0.0
+    draft_encode_ms: float = 0.0
 
     @property
     def overhead_ms(self) -> float:

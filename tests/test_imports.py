@@ -27,8 +27,17 @@ ALLOWED: dict[str, set[str]] = {
     "edge": _CONTRACT | {"skydraft.decoding", "skydraft.protocol"},
     "models": {"skydraft.errors"},
     "evaluation": _CONTRACT | {"skydraft.decoding"},
+    "assembly": _CONTRACT | {"skydraft.decoding", "skydraft.models", "skydraft.edge"},
     "api": _CONTRACT
-    | {"skydraft.engines.registry", "skydraft.decoding", "skydraft.models", "skydraft.evaluation", "skydraft.edge"},
+    | {
+        "skydraft.assembly",
+        "skydraft.engines.audio",
+        "skydraft.engines.registry",
+        "skydraft.decoding",
+        "skydraft.models",
+        "skydraft.evaluation",
+        "skydraft.edge",
+    },
     "__init__": {"skydraft"},
     "cli": {"skydraft"},
 }

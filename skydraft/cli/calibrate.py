@@ -69,7 +69,9 @@ def _tell(edge: Engine, cloud: Engine, workload: Workload, max_new_tokens: int) 
                 for path, mode in _PATHS.items()
             }
             for path, generation in by_path.items():
-                texts.append(told(scorer.score(prompt.id, generation.prompt_ids, generation.token_ids), path))
+                texts.append(
+                    told(scorer.score(prompt.id, generation.question.edge.token_ids, generation.token_ids), path)
+                )
             scorer.close()  # its sequences' seats are for the next generation
             done()
     return texts

@@ -17,6 +17,7 @@ from skydraft.cli.progress import counted
 from skydraft.cli.running import describe_run, given_overrides, load_pair
 from skydraft.config import DEFAULT_K, DecodingParams, decoding_params
 from skydraft.decoding.calibration import Calibration, read_calibration
+from skydraft.decoding.question import prompt_ids
 from skydraft.decoding.streaming import TextStream
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError
@@ -137,7 +138,7 @@ class _Bench:
         if self._peer is None:
             self._peer = self._load_peer()
         vocab, params = self.cloud.vocab, self._params(job.mode)
-        ids = api.prompt_ids(vocab, job.prompt.prompt)
+        ids = prompt_ids(vocab, job.prompt.prompt)
         token_ids, finish = self._peer.generate(
             ids,
             vocab.end_ids,
@@ -167,8 +168,7 @@ class _Bench:
         if mode.style not in self._scorers:
             self._close_scorer()
             self._scorers = {mode.style: Scorer(self.edge, self.cloud, self._params(mode), mode.style)}
-        prompt_ids = api.prompt_ids(self.cloud.vocab, prompt.prompt)
-        return self._scorers[mode.style].score(prompt.id, prompt_ids, token_ids)
+        return self._scorers[mode.style].score(prompt.id, prompt_ids(self.cloud.vocab, prompt.prompt), token_ids)
 
     def _close_scorer(self) -> None:
         for scorer in self._scorers.values():

@@ -212,7 +212,7 @@ def _merge(emissions: list[Emission]) -> Emission:
     costs = [emission.cost for emission in emissions]
     sums = {
         name: sum(getattr(cost, name) for cost in costs)
-        for name in ("num_passes", "num_rows", "forward_ms", "prefill_ms", "queue_ms")
+        for name in ("num_passes", "num_rows", "forward_ms", "prefill_ms", "queue_ms", "encode_ms")
     }
     return Emission(
         emissions[0].base,

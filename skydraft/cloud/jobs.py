@@ -37,6 +37,7 @@ class Job:
         self._is_answered = False
         self._num_passes = self._num_rows = 0
         self._forward_s = self._prefill_s = 0.0
+        self._encode_ms = 0.0
 
     @property
     def is_answered(self) -> bool:
@@ -63,14 +64,15 @@ class Job:
         self.session = session
         return None
 
-    def prefilled(self, seconds: float) -> None:
-        """Note time spent on the prompt."""
+    def prefilled(self, seconds: float, encode_ms: float) -> None:
+        """Note time spent on the prompt, and the part of it that its audio took."""
         self._prefill_s += seconds
+        self._encode_ms += encode_ms
 
     def ready(self) -> Answer | None:
         """The prompt is in the cache: begin the work, or return the answer where there is nothing else to do."""
         assert self.session is not None
-        return Opened(len(self.session.target.token_ids), self._prefill_s * 1e3)
+        return Opened(len(self.session.target.token_ids), self._prefill_s * 1e3, self._encode_ms)
 
     def absorb(self, feed: TokenIds, rows: object, seconds: float, now: float) -> None:
         """Take the logits of a feed that was part of a forward of `seconds`."""
@@ -95,6 +97,7 @@ class Job:
             forward_s * 1e3,
             self._prefill_s * 1e3,
             queue_ms=max(now - self.arrived - forward_s, 0.0) * 1e3,
+            encode_ms=self._encode_ms,
         )
         verdict = self.work.verdict(cost)
         self.session.target.commit(self.work, verdict)
@@ -151,6 +154,7 @@ class GenerateJob(Job):
             return emission
         self._delivers[0](emission)
         self.arrived = self.turn = now
-        self._num_passes, self._num_rows, self._forward_s, self._prefill_s = 0, 0, 0.0, 0.0
+        self._num_passes = self._num_rows = 0
+        self._forward_s = self._prefill_s = self._encode_ms = 0.0
         self.ready()
         return None

@@ -125,7 +125,7 @@ class Sessions:
             # The same prompt: what its KV cache holds is compared with what is true before the first feed.
             target.sequence, before.target.sequence = before.target.sequence, None
         else:
-            target.sequence = self._seat(opening.prompt_ids, owner, busy)
+            target.sequence = self._seat(opening, owner, busy)
         session = CloudSession(call.session, owner, call.epoch, opening, target)
         self._table.pop(call.session, None)
         self._table[call.session] = session
@@ -142,14 +142,21 @@ class Sessions:
         if opening.model not in ("", self._engine.name):
             raise UnknownModel(f"This server runs {self._engine.name}, not {opening.model}.")
         self.check_ids(opening.prompt_ids, opening.committed_ids)
-        self._engine.check_prompt(opening.prompt_ids)
+        self._engine.check_prompt(opening.prompt_ids, opening.media)
         prompt_len, params = len(opening.prompt_ids), opening.params
         max_len = min(prompt_len + params.max_new_tokens, self._engine.context_len)
         if opening.base >= max_len:
             raise LimitExceeded(f"A generation of {opening.base} tokens has reached its end.")
         chooser = Chooser(params, self._engine.vocab, prompt_len)
         stopping = Stopping(params, self._engine.vocab, prompt_len, max_len)
-        return TargetSession(opening.prompt_ids, chooser, stopping, top=opening.top, committed=opening.committed_ids)
+        return TargetSession(
+            opening.prompt_ids,
+            chooser,
+            stopping,
+            top=opening.top,
+            committed=opening.committed_ids,
+            media=opening.media,
+        )
 
     def check_ids(self, *token_ids: Seq[int]) -> None:
         """Raise ProtocolError for an id that is no token of the target."""
@@ -162,13 +169,13 @@ class Sessions:
         rivals = self._rivals(owner)
         return not rivals or any(session.number not in busy for session in rivals)
 
-    def _seat(self, prompt: Seq[int], owner: str, busy: Collection[int]) -> Sequence:
+    def _seat(self, opening: Opening, owner: str, busy: Collection[int]) -> Sequence:
         """KV memory for one more session, taken from the least recently used one if need be."""
         if rivals := self._rivals(owner):
             idle = [session for session in rivals if session.number not in busy]
             self.close(min(idle, key=lambda session: session.used_at).number)
             self.num_evicted += 1
-        return self._engine.begin(prompt)
+        return self._engine.begin(opening.prompt_ids, opening.media)
 
     def _rivals(self, owner: str) -> list[CloudSession]:
         """Sessions one of which must go before `owner` gets a seat: its own at its own limit, all where all is full."""

@@ -181,13 +181,14 @@ class Worker:
         job = self._scheduler.next_prefill()
         if job is None or job.session is None or job.session.target.sequence is None:
             return
-        began = self._clock()
+        sequence = job.session.target.sequence
+        began, encoded_ms = self._clock(), sequence.prefill_cost.encode_ms
         try:
-            self._engine.prefill(job.session.target.sequence, job.session.opening.prompt_ids)
+            self._engine.prefill(sequence, job.session.opening.prompt_ids)
         except Exception as error:
             self._fail([job], error)
             return
-        job.prefilled(self._clock() - began)
+        job.prefilled(self._clock() - began, sequence.prefill_cost.encode_ms - encoded_ms)
         self._make_ready(job)
 
     def _forward(self, batch: Batch) -> list[tuple[Rows, float]]:

@@ -34,6 +34,7 @@ class Chooser:
 
     def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int) -> None:
         self._params = params
+        self._prompt_len = prompt_len
         self._constraints: list[Constraint] = []
         if params.repetition_penalty != 1:
             self._constraints.append(repetition_penalty(params.repetition_penalty))
@@ -49,7 +50,8 @@ class Chooser:
 
     def choose(self, row: Any, prefix: TokenIds) -> int:
         """The token that follows `prefix` given its raw logits `row` [vocab]. Pure: same inputs, same token."""
-        return sample(self.constrain(row, prefix), self._params, len(prefix))
+        # Counted from the end of the prompt, which the two sides may have in different words.
+        return sample(self.constrain(row, prefix), self._params, len(prefix) - self._prompt_len)
 
     def constrain(self, row: Any, prefix: TokenIds) -> Any:
         """Steps 1 and 2: edited logits [vocab], at least float32. Where all tokens are banned they are the raw ones."""

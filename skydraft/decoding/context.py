@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch
-from skydraft.types import DraftBlock, FinishReason, Verdict
+from skydraft.types import DraftBlock, FinishReason, Media, Verdict
+
+
+class Committed(Protocol):
+    """What may be known of a generation by who must not change it."""
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Prompt and committed tokens, [len]."""
+
+    @property
+    def prompt_len(self) -> int:
+        """Length of the prompt."""
+
+    @property
+    def seen_len(self) -> int:
+        """How many committed tokens the target knows."""
+
+    @property
+    def media(self) -> Media | None:
+        """What the audio tokens of the prompt stand for."""
 
 
 class Context:
     """Committed tokens of one generation and how far the target has seen them."""
 
-    def __init__(self, prompt: Seq[int]) -> None:
+    def __init__(self, prompt: Seq[int], media: Media | None = None) -> None:
         self._tokens = TokenBuffer(prompt)
-        self.prompt_len = len(prompt)
+        self._media = media
+        self._prompt_len = len(prompt)
         self._seen_len = len(prompt)
         self._finish: FinishReason | None = None
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    @property
+    def prompt_len(self) -> int:
+        """Length of the prompt."""
+        return self._prompt_len
+
+    @property
+    def media(self) -> Media | None:
+        """What the audio tokens of the prompt stand for, on this side."""
+        return self._media
 
     @property
     def token_ids(self) -> TokenIds:

@@ -12,7 +12,7 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.gates import GatePolicy
 from skydraft.decoding.signals import measure
 from skydraft.decoding.stopping import Stopping
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.base import Engine, PrefillCost, Rows, Sequence
 from skydraft.engines.vocab import TokenIds
 from skydraft.types import DraftBlock, EndedBy, Signals
 
@@ -69,6 +69,7 @@ class Drafter:
         signals: list[Signals] = []
         ended_by: EndedBy = "k"
         began = time.perf_counter()
+        prefill = self._open(context)
         sequence, row = self._catch_up(context)
         forward_s = time.perf_counter() - began
         while True:
@@ -84,11 +85,25 @@ class Drafter:
             began = time.perf_counter()
             row = sequence.extend(token_ids[-1:])[0]
             forward_s += time.perf_counter() - began
-        return DraftBlock(len(context), tuple(token_ids), tuple(signals), ended_by, draft_ms=forward_s * 1e3)
+        return DraftBlock(
+            len(context),
+            tuple(token_ids),
+            tuple(signals),
+            ended_by,
+            draft_ms=forward_s * 1e3,
+            prefill_ms=prefill.prefill_ms,
+            encode_ms=prefill.encode_ms,
+        )
+
+    def _open(self, context: Context) -> PrefillCost:
+        """Open the sequence, once; returns what that took now."""
+        if self._sequence is not None:
+            return PrefillCost()
+        self._sequence = self._engine.open(context.token_ids[: context.prompt_len], context.media)
+        return self._sequence.prefill_cost
 
     def _catch_up(self, context: Context) -> tuple[Sequence, Rows]:
-        if self._sequence is None:
-            self._sequence = self._engine.open(context.token_ids[: context.prompt_len])
+        assert self._sequence is not None  # `_open` comes first
         roll_back(self._sequence, context.token_ids)
         pending = context.token_ids[self._sequence.length :]
         return self._sequence, feed(self._sequence, pending, self._engine.invariant_rows)

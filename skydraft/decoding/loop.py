@@ -112,6 +112,8 @@ class SpeculativeLoop:
             cost=cost,
             num_audited=len(audit),
             num_agreed=sum(audit),
+            draft_prefill_ms=block.prefill_ms,
+            draft_encode_ms=block.encode_ms,
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from skydraft.config import MAX_K, DecodingParams
 from skydraft.decoding.choose import Chooser
-from skydraft.decoding.context import Context
+from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.stopping import Stopping
 from skydraft.decoding.verification import TargetVerifier, Verifier
@@ -44,7 +44,7 @@ class TargetCosts:
 class Target(Protocol):
     """What `generate` needs of the side that verifies."""
 
-    def verifier(self, context: Context, rules: Rules) -> Verifier:
+    def verifier(self, context: Committed, rules: Rules) -> Verifier:
         """The verifier of one generation, whose committed tokens are `context`."""
 
     def falls_back(self, plan: Plan) -> bool:
@@ -64,10 +64,16 @@ class InProcess:
         self._engine = engine
         self._max_rows = engine.invariant_rows if execution == "exact" else engine.max_output_rows
 
-    def verifier(self, context: Context, rules: Rules) -> Verifier:
+    def verifier(self, context: Committed, rules: Rules) -> Verifier:
         prompt_ids = context.token_ids[: context.prompt_len].tolist()
         return TargetVerifier(
-            self._engine, prompt_ids, rules.chooser, rules.stopping, max_rows=self._max_rows, top=rules.plan.top
+            self._engine,
+            prompt_ids,
+            rules.chooser,
+            rules.stopping,
+            max_rows=self._max_rows,
+            top=rules.plan.top,
+            media=context.media,
         )
 
     def falls_back(self, plan: Plan) -> bool:

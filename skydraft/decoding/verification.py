@@ -18,7 +18,7 @@ from skydraft.decoding.stopping import Stopping
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch, LimitExceeded
-from skydraft.types import DraftBlock, FinishReason, Verdict, VerifyCost
+from skydraft.types import DraftBlock, FinishReason, Media, Verdict, VerifyCost
 
 
 class Verifier(Protocol):
@@ -113,12 +113,19 @@ class TargetSession:
     """
 
     def __init__(
-        self, prompt: Seq[int], chooser: Chooser, stopping: Stopping, *, top: int = 0, committed: Seq[int] = ()
+        self,
+        prompt: Seq[int],
+        chooser: Chooser,
+        stopping: Stopping,
+        *,
+        top: int = 0,
+        committed: Seq[int] = (),
+        media: Media | None = None,
     ) -> None:
         self._chooser = chooser
         self._stopping = stopping
         self._top = top
-        self._context = Context(prompt)
+        self._context = Context(prompt, media)
         self._context.commit_skip(DraftBlock(len(prompt), tuple(committed)), None)
         self.sequence: Sequence | None = None
 
@@ -131,6 +138,11 @@ class TargetSession:
     def prompt_ids(self) -> TokenIds:
         """Read-only view of the prompt."""
         return self._context.token_ids[: self._context.prompt_len]
+
+    @property
+    def media(self) -> Media | None:
+        """What the audio tokens of the prompt stand for."""
+        return self._context.media
 
     @property
     def finish(self) -> FinishReason | None:
@@ -178,17 +190,19 @@ class TargetVerifier:
         *,
         max_rows: int | None = None,
         top: int = 0,
+        media: Media | None = None,
     ) -> None:
         self._engine = engine
         self.max_rows = max_rows or engine.invariant_rows
-        self._session = TargetSession(prompt, chooser, stopping, top=top)
+        self._session = TargetSession(prompt, chooser, stopping, top=top, media=media)
 
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """Raises BaseMismatch, and changes nothing, when the block extends another length."""
         self._session.check(block, catch_up)
-        began = time.perf_counter()
+        began, encode_ms = time.perf_counter(), 0.0
         if self._session.sequence is None:
-            self._session.sequence = self._engine.open(self._session.prompt_ids)
+            self._session.sequence = self._engine.open(self._session.prompt_ids, self._session.media)
+            encode_ms = self._session.sequence.prefill_cost.encode_ms
         prefill_s = forward_s = time.perf_counter() - began
         job = self._session.begin(block, catch_up)
         num_passes = num_rows = 0
@@ -198,7 +212,7 @@ class TargetVerifier:
             forward_s += time.perf_counter() - began
             job.absorb(rows)
             num_passes, num_rows = num_passes + 1, num_rows + len(token_ids)
-        verdict = job.verdict(VerifyCost(num_passes, num_rows, forward_s * 1e3, prefill_s * 1e3))
+        verdict = job.verdict(VerifyCost(num_passes, num_rows, forward_s * 1e3, prefill_s * 1e3, encode_ms=encode_ms))
         self._session.commit(job, verdict)
         return verdict
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from skydraft.decoding.context import Context
+from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.target import Rules, TargetCosts
 from skydraft.edge.link import Link, LinkOptions
@@ -84,7 +84,7 @@ class Cloud:
         info = self.info()
         return info.model, info.weights
 
-    def verifier(self, context: Context, rules: Rules) -> RemoteVerifier:
+    def verifier(self, context: Committed, rules: Rules) -> RemoteVerifier:
         """The verifier of one generation."""
         plan = rules.plan
         prompt_ids = tuple(context.token_ids[: context.prompt_len].tolist())
@@ -92,7 +92,7 @@ class Cloud:
         verifier = RemoteVerifier(
             self.link,
             context,
-            Opening(fingerprint, prompt_ids, params=rules.params, top=plan.top),
+            Opening(fingerprint, prompt_ids, params=rules.params, top=plan.top, media=context.media),
             Patience(self._timeout_s, self.falls_back(plan)),
             streams=not plan.drafts or plan.k is None,
             notify=self._notify,

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from skydraft.decoding.context import Context
+from skydraft.decoding.context import Committed
 from skydraft.edge.link import PING_S, Link, TokenStream
 from skydraft.edge.outage import Notify, Outage
 from skydraft.errors import (
@@ -77,7 +77,7 @@ class RemoteVerifier:
     def __init__(
         self,
         link: Link,
-        context: Context,
+        context: Committed,
         opening: Opening,
         patience: Patience,
         *,

@@ -91,6 +91,9 @@ class RoundEntry(_Line):
     bytes_down: int
     num_audited: int
     num_agreed: int
+    encode_ms: float = 0.0
+    draft_prefill_ms: float = 0.0
+    draft_encode_ms: float = 0.0
     draft_ids: tuple[int, ...]
     signals: tuple[tuple[float, float, float], ...]
 
@@ -105,6 +108,7 @@ class RoundEntry(_Line):
             self.rtt_ms,
             self.bytes_up,
             self.bytes_down,
+            self.encode_ms,
         )
         return StepRecord(
             number,
@@ -120,6 +124,8 @@ class RoundEntry(_Line):
             cost,
             self.num_audited,
             self.num_agreed,
+            self.draft_prefill_ms,
+            self.draft_encode_ms,
         )
 
 

@@ -21,7 +21,8 @@ class Stats:
     forwards of the target after its prefill, and the rows in them. ttft_ms: start to first committed round, prefill
     included. itl_ms: gap between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens / time from
     start to last round. draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest,
-    less queue and wire. bytes: messages of the protocol, both ways.
+    less queue and wire. bytes: messages of the protocol, both ways. prefill_ms, encode_ms: the parts of draft_ms and
+    target_ms for the prompt, and the part of that for its audio.
     """
 
     num_tokens: int
@@ -45,6 +46,10 @@ class Stats:
     bytes_down: int
     audited_agreement: float | None
     num_fallback_tokens: int
+    draft_prefill_ms: float
+    draft_encode_ms: float
+    target_prefill_ms: float
+    target_encode_ms: float
 
 
 def summarize(records: Seq[StepRecord]) -> Stats:
@@ -78,6 +83,10 @@ def summarize(records: Seq[StepRecord]) -> Stats:
             sum(record.num_agreed for record in records), sum(record.num_audited for record in records)
         ),
         num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
+        draft_prefill_ms=round(sum(record.draft_prefill_ms for record in records), 3),
+        draft_encode_ms=round(sum(record.draft_encode_ms for record in records), 3),
+        target_prefill_ms=round(sum(record.cost.prefill_ms for record in records), 3),
+        target_encode_ms=round(sum(record.cost.encode_ms for record in records), 3),
     )
 
 

@@ -16,7 +16,7 @@ from skydraft.config import DecodingParams
 from skydraft.errors import OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
-from skydraft.types import FinishReason, Verdict, VerifyCost
+from skydraft.types import FinishReason, Media, Verdict, VerifyCost
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
@@ -108,7 +108,19 @@ def _opening_message(opening: Opening) -> pb.Opening:
         committed_ids=opening.committed_ids,
         params=_params_message(opening.params) if opening.params != _DEFAULT_PARAMS else None,
         top=opening.top,
+        media=_media_message(opening.media) if opening.media else None,
     )
+
+
+def _media_message(media: Media) -> pb.Media:
+    return pb.Media(num_mels=len(media.features), features=media.features.astype("<f2").tobytes())
+
+
+def _read_media(message: pb.Media) -> Media:
+    values = np.frombuffer(message.features, "<f2").astype(np.float32)
+    if not message.num_mels or len(values) % message.num_mels:
+        raise ValueError(f"{len(values)} features do not make {message.num_mels} mels")
+    return Media(values.reshape(message.num_mels, -1))
 
 
 def _read_opening(message: pb.Opening) -> Opening:
@@ -119,6 +131,7 @@ def _read_opening(message: pb.Opening) -> Opening:
         committed_ids=_checked(message.committed_ids),
         params=_read_params(message.params),
         top=message.top,
+        media=_read_media(message.media) if message.HasField("media") else None,
     )
 
 
@@ -129,6 +142,7 @@ def _cost_fields(cost: VerifyCost) -> dict[str, int]:
         "forward_10us": round(cost.forward_ms * 100),
         "prefill_10us": round(cost.prefill_ms * 100),
         "queue_10us": round(cost.queue_ms * 100),
+        "encode_10us": round(cost.encode_ms * 100),
     }
 
 
@@ -139,6 +153,7 @@ def _read_cost(message: Costed) -> VerifyCost:
         forward_ms=message.forward_10us / 100,
         prefill_ms=message.prefill_10us / 100,
         queue_ms=message.queue_10us / 100,
+        encode_ms=message.encode_10us / 100,
     )
 
 
@@ -159,7 +174,11 @@ def decode_session_call(message: pb.OpenRequest) -> SessionCall:
 @_encoder
 def encode_opened(opened: Opened) -> pb.OpenReply:
     """Bytes of an OpenReply."""
-    return pb.OpenReply(base=opened.base, prefill_10us=round(opened.prefill_ms * 100))
+    return pb.OpenReply(
+        base=opened.base,
+        prefill_10us=round(opened.prefill_ms * 100),
+        encode_10us=round(opened.encode_ms * 100),
+    )
 
 
 @_decoder(pb.OpenReply)
@@ -167,7 +186,7 @@ def decode_opened(message: pb.OpenReply) -> Opened:
     """The value of an OpenReply."""
     if message.base < 1:
         raise ValueError("nothing is committed")
-    return Opened(message.base, message.prefill_10us / 100)
+    return Opened(message.base, message.prefill_10us / 100, message.encode_10us / 100)
 
 
 @_encoder

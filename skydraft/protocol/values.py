@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from skydraft.config import DecodingParams
-from skydraft.types import DraftBlock, FinishReason, VerifyCost
+from skydraft.types import DraftBlock, FinishReason, Media, VerifyCost
 
 SERVICE = "skydraft.verifier.v1.Verifier"
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
@@ -20,7 +20,8 @@ class Opening:
     """All that a session needs to begin, or to begin again.
 
     `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are generated tokens that the server
-    had seen before. `model` "" means the one that the server has; `top` 0 exact acceptance.
+    had seen before. `model` "" means the one that the server has; `top` 0 exact acceptance. `media` crosses in half
+    precision, so it has to be rounded before: `Media.rounded`.
     """
 
     fingerprint: str
@@ -29,6 +30,7 @@ class Opening:
     params: DecodingParams = field(default_factory=DecodingParams)
     top: int = 0
     model: str = ""
+    media: Media | None = None
 
     @property
     def base(self) -> int:
@@ -37,7 +39,8 @@ class Opening:
 
     def begins_like(self, other: Opening) -> bool:
         """Whether both belong to one generation, however far it had come."""
-        return (self.prompt_ids, self.params, self.top) == (other.prompt_ids, other.params, other.top)
+        mine, theirs = ((o.prompt_ids, o.params, o.top, o.media) for o in (self, other))
+        return mine == theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +54,19 @@ class SessionCall:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session holds `base` committed tokens; its prompt took `prefill_ms`, which is no part of equality."""
+    """A session holds `base` committed tokens; its prompt took `prefill_ms`, `encode_ms` of it for its audio.
+
+    Times are no part of equality.
+    """
 
     base: int
     prefill_ms: float = field(default=0.0, compare=False)
+    encode_ms: float = field(default=0.0, compare=False)
 
     def added_to(self, cost: VerifyCost) -> VerifyCost:
         """The cost of the first verification, the opening included."""
         forward_ms, prefill_ms = cost.forward_ms + self.prefill_ms, cost.prefill_ms + self.prefill_ms
-        return replace(cost, forward_ms=forward_ms, prefill_ms=prefill_ms)
+        return replace(cost, forward_ms=forward_ms, prefill_ms=prefill_ms, encode_ms=cost.encode_ms + self.encode_ms)
 
 
 @dataclass(frozen=True, slots=True)

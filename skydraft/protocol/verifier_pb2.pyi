@@ -68,20 +68,30 @@ class DecodingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., content_penalty: _Optional[float] = ..., content_ngram_size: _Optional[int] = ..., no_adjacent_repeat: _Optional[bool] = ..., comma_gap: _Optional[int] = ..., full_stop_gap: _Optional[int] = ..., full_stop_shift: _Optional[float] = ..., sentences: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top")
+    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top", "media")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     params: DecodingParams
     top: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ...) -> None: ...
+    media: Media
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Union[Media, _Mapping]] = ...) -> None: ...
+
+class Media(_message.Message):
+    __slots__ = ("num_mels", "features")
+    NUM_MELS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    num_mels: int
+    features: bytes
+    def __init__(self, num_mels: _Optional[int] = ..., features: _Optional[bytes] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("session", "epoch", "opening")
@@ -94,12 +104,14 @@ class OpenRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("base", "prefill_10us")
+    __slots__ = ("base", "prefill_10us", "encode_10us")
     BASE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_10US_FIELD_NUMBER: _ClassVar[int]
     base: int
     prefill_10us: int
-    def __init__(self, base: _Optional[int] = ..., prefill_10us: _Optional[int] = ...) -> None: ...
+    encode_10us: int
+    def __init__(self, base: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., encode_10us: _Optional[int] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening")
@@ -120,7 +132,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "num_extra_passes", "num_rows", "forward_10us", "prefill_10us", "queue_10us")
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "num_extra_passes", "num_rows", "forward_10us", "prefill_10us", "queue_10us", "encode_10us")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +144,7 @@ class VerifyReply(_message.Message):
     FORWARD_10US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
     QUEUE_10US_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_10US_FIELD_NUMBER: _ClassVar[int]
     base: int
     num_accepted: int
     token_id: int
@@ -143,7 +156,8 @@ class VerifyReply(_message.Message):
     forward_10us: int
     prefill_10us: int
     queue_10us: int
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., num_extra_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., forward_10us: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., queue_10us: _Optional[int] = ...) -> None: ...
+    encode_10us: int
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., num_extra_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., forward_10us: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., queue_10us: _Optional[int] = ..., encode_10us: _Optional[int] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("session",)
@@ -166,7 +180,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("base", "token_ids", "finish", "num_extra_passes", "num_rows", "forward_10us", "prefill_10us", "queue_10us")
+    __slots__ = ("base", "token_ids", "finish", "num_extra_passes", "num_rows", "forward_10us", "prefill_10us", "queue_10us", "encode_10us")
     BASE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +189,7 @@ class GenerateReply(_message.Message):
     FORWARD_10US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
     QUEUE_10US_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_10US_FIELD_NUMBER: _ClassVar[int]
     base: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish: Finish
@@ -183,7 +198,8 @@ class GenerateReply(_message.Message):
     forward_10us: int
     prefill_10us: int
     queue_10us: int
-    def __init__(self, base: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., num_extra_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., forward_10us: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., queue_10us: _Optional[int] = ...) -> None: ...
+    encode_10us: int
+    def __init__(self, base: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., num_extra_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., forward_10us: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., queue_10us: _Optional[int] = ..., encode_10us: _Optional[int] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

@@ -38,6 +38,10 @@ STATS = [
     "bytes_down",
     "audited_agreement",
     "num_fallback_tokens",
+    "draft_prefill_ms",
+    "draft_encode_ms",
+    "target_prefill_ms",
+    "target_encode_ms",
 ]
 
 Invoke = Callable[..., tuple[int, str, str]]

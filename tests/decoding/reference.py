@@ -163,7 +163,7 @@ def row_after(engine: Engine, prefix: Seq[int]) -> Any:
 def next_token(engine: Engine, prefix: Seq[int], prompt_len: int, params: DecodingParams) -> int:
     """What this model alone would emit after `prefix`."""
     edited = constrained(row_after(engine, prefix), prefix, prompt_len, params, engine.vocab)
-    return sample(edited, params, len(prefix))
+    return sample(edited, params, len(prefix) - prompt_len)
 
 
 def rank(engine: Engine, prefix: Seq[int], token_id: int, prompt_len: int, params: DecodingParams) -> int:

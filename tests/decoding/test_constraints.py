@@ -27,7 +27,7 @@ def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prefix, prompt_
     chooser = Chooser(params, VOCAB, prompt_len)
     edited = chooser.constrain(row, token_ids)
     assert np.array_equal(edited, reference.constrained(row, prefix, prompt_len, params, VOCAB))
-    assert chooser.choose(row, token_ids) == reference.sample(edited, params, len(prefix))
+    assert chooser.choose(row, token_ids) == reference.sample(edited, params, len(prefix) - prompt_len)
     assert np.array_equal(chooser.constrain(row, token_ids), edited)
     assert np.array_equal(row, row_before) and token_ids.tolist() == prefix
     token_ids.flags.writeable = False

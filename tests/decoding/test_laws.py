@@ -185,7 +185,7 @@ def test_top_r_accepts_exactly_what_ranks_below_r(pair, params, k, top):
         for index, drafted in enumerate(done.block.token_ids[: done.record.num_accepted + 1]):
             prefix = [*context, *done.block.token_ids[:index]]
             row = reference.constrained(reference.row_after(cloud, prefix), prefix, len(PROMPT_IDS), params, toys.VOCAB)
-            is_own = drafted == reference.sample(row, params, len(prefix))
+            is_own = drafted == reference.sample(row, params, len(prefix) - len(PROMPT_IDS))
             in_top = int((row > row[drafted]).sum()) < top
             assert (is_own or in_top) == (index < done.record.num_accepted)
         context += done.token_ids

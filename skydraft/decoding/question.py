@@ -1,0 +1,73 @@
+"""What is asked: one prompt, perhaps with speech, as the draft model reads it and as the target does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.decoding.chat import render_prompt
+from skydraft.engines.base import Engine
+from skydraft.engines.vocab import Vocab
+from skydraft.types import Media
+
+ShareAudio = Literal["features", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens that one side reads, chat template included, and what their audio tokens stand for."""
+
+    token_ids: tuple[int, ...]
+    media: Media | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question for both sides. They differ where the target never hears the audio, or hears it rounded."""
+
+    edge: Prompt
+    target: Prompt
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of speech that leave the device, where the target is elsewhere: features in half precision."""
+        return 2 * self.target.media.features.size if self.target.media else 0
+
+
+def prompt_ids(
+    vocab: Vocab, prompt: str, *, system: str | None = None, raw: bool = False, audio_ids: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The tokens that ask for an answer to `prompt`: through the chat template, or as it is where `raw`.
+
+    `audio_ids` come before its words.
+    """
+    spoken = b"".join(map(vocab.token_bytes, audio_ids)).decode() if audio_ids else ""
+    text = spoken + prompt
+    return vocab.encode(vocab.bos_text + text if raw else render_prompt(vocab, text, system))
+
+
+def ask(
+    ears: Engine,
+    samples: npt.NDArray[np.float32] | None,
+    prompt: str,
+    *,
+    system: str | None = None,
+    raw: bool = False,
+    share: ShareAudio = "features",
+) -> Question:
+    """The question about `prompt` and, where given, speech [num_samples] at 16 kHz, whose features `ears` makes.
+
+    With `share` "none" the target reads the words alone. Raises PromptError where `ears` takes no audio.
+    """
+    if samples is None:
+        plain = Prompt(prompt_ids(ears.vocab, prompt, system=system, raw=raw))
+        return Question(plain, plain)
+    media = ears.media(samples)
+    heard = prompt_ids(ears.vocab, prompt, system=system, raw=raw, audio_ids=ears.audio_tokens(media))
+    if share == "features":
+        # Rounded in one process too, so that a verdict does not depend on where the target is.
+        return Question(Prompt(heard, media), Prompt(heard, media.rounded()))
+    return Question(Prompt(heard, media), Prompt(prompt_ids(ears.vocab, prompt, system=system, raw=raw)))
