@@ -15,6 +15,8 @@ from skydraft.cli.running import load_pair
 from skydraft.config import DecodingParams
 from skydraft.decoding.calibration import Calibration, PairSide
 from skydraft.decoding.plan import make_plan
+from skydraft.decoding.question import ask
+from skydraft.engines.audio import load_audio
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError
 from skydraft.evaluation.fitting import Told, fit, sklearn_linear, told
@@ -64,14 +66,16 @@ def _tell(edge: Engine, cloud: Engine, workload: Workload, max_new_tokens: int) 
     texts: list[Told] = []
     with counted(len(workload.prompts), "prompts") as done:
         for prompt in workload.prompts:
+            audio = load_audio(prompt.audio) if prompt.audio else None
             by_path = {
-                path: api.generate(prompt.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
+                path: api.generate(
+                    prompt.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params, audio=audio
+                ).run()
                 for path, mode in _PATHS.items()
             }
+            question = ask(edge, audio.samples if audio else None, prompt.prompt)
             for path, generation in by_path.items():
-                texts.append(
-                    told(scorer.score(prompt.id, generation.question.edge.token_ids, generation.token_ids), path)
-                )
+                texts.append(told(scorer.score(prompt.id, question, generation.token_ids), path))
             scorer.close()  # its sequences' seats are for the next generation
             done()
     return texts

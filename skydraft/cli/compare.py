@@ -17,9 +17,10 @@ from skydraft.cli.progress import counted
 from skydraft.cli.running import describe_run, given_overrides, load_pair
 from skydraft.config import DEFAULT_K, DecodingParams, decoding_params
 from skydraft.decoding.calibration import Calibration, read_calibration
-from skydraft.decoding.question import prompt_ids
+from skydraft.decoding.question import ShareAudio, ask, prompt_ids
 from skydraft.decoding.streaming import TextStream
 from skydraft.edge.cloud import Cloud
+from skydraft.engines.audio import Audio, load_audio
 from skydraft.errors import OptionError
 from skydraft.evaluation.compare import Comparison, Job, PeerText
 from skydraft.evaluation.modes import Mode, parse_modes
@@ -58,6 +59,13 @@ _MAX_NEW_TOKENS = 64
 @click.option("--emulate-kbps", type=click.FloatRange(min=0), default=0, help="Bandwidth of that link; 0 is no limit.")
 @click.option("--link-prompts", type=click.IntRange(min=1), default=8, show_default=True, help="Prompts over the link.")
 @click.option("--calibration", type=Path, metavar="FILE", help="For calibrated gates, instead of the pair's own.")
+@click.option(
+    "--share-audio",
+    type=click.Choice(["features", "none"]),
+    default="features",
+    show_default=True,
+    help="For prompts with recordings: what the target gets of them.",
+)
 @click.option("--no-scores", is_flag=True, help="Leave out what both models think of the texts (agreement, NLL).")
 @click.option("--execution", type=click.Choice(["exact", "throughput"]), default="exact", show_default=True)
 @engine_options
@@ -81,6 +89,7 @@ def compare(path: Path, modes: str, out: Path, **given: Any) -> None:
             bench.edge, bench.cloud, workload, parsed,
             command="skydraft " + shlex.join(sys.argv[1:]), execution=bench.execution, overrides=overrides,
             repetitions=given["repetitions"], links=links, link_prompts=given["link_prompts"],
+            share_audio=bench.share_audio if any(prompt.audio for prompt in workload.prompts) else None,
         )  # fmt: skip
         comparison = Comparison(out, run, parsed)
         if comparison.num_done:
@@ -101,6 +110,8 @@ class _Bench:
         self.execution = given.pop("execution")
         self._scorers: dict[str | None, Scorer] = {}
         self._peer: HuggingFacePair | None = None
+        self._heard: tuple[str, Audio] | None = None
+        self.share_audio: ShareAudio = given.pop("share_audio")
 
     def open(self, stack: ExitStack, links: tuple[float | None, ...]) -> None:
         """Load both models; with links, start a server that holds the target once more."""
@@ -131,7 +142,17 @@ class _Bench:
             params=self._params(job.mode),
             execution=self.execution if job.link_ms is None else "exact",
             calibration=self._calibration if gate == "calibrated" else None,
+            audio=self._audio(job.prompt),
+            share_audio=self.share_audio,
         )
+
+    def _audio(self, prompt: PromptEntry) -> Audio | None:
+        """The recording of a prompt; the last one is kept, since every mode asks for it."""
+        if prompt.audio is None:
+            return None
+        if self._heard is None or self._heard[0] != prompt.audio:
+            self._heard = (prompt.audio, load_audio(prompt.audio))
+        return self._heard[1]
 
     def ask(self, job: Job) -> PeerText:
         """Have transformers answer with the same pair. Raises OptionError where it could not be compared."""
@@ -168,7 +189,9 @@ class _Bench:
         if mode.style not in self._scorers:
             self._close_scorer()
             self._scorers = {mode.style: Scorer(self.edge, self.cloud, self._params(mode), mode.style)}
-        return self._scorers[mode.style].score(prompt.id, prompt_ids(self.cloud.vocab, prompt.prompt), token_ids)
+        audio = self._audio(prompt)
+        question = ask(self.edge, audio.samples if audio else None, prompt.prompt, share=self.share_audio)
+        return self._scorers[mode.style].score(prompt.id, question, token_ids)
 
     def _close_scorer(self) -> None:
         for scorer in self._scorers.values():

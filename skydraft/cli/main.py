@@ -11,6 +11,7 @@ import click
 
 from skydraft import __version__
 from skydraft.cli.calibrate import calibrate
+from skydraft.cli.caption import caption
 from skydraft.cli.compare import compare, report
 from skydraft.cli.doctor import doctor
 from skydraft.cli.generate import generate
@@ -38,6 +39,7 @@ cli.add_command(generate)
 cli.add_command(serve)
 cli.add_command(models)
 cli.add_command(doctor)
+cli.add_command(caption)
 cli.add_command(compare)
 cli.add_command(report)
 cli.add_command(calibrate)

@@ -33,7 +33,7 @@ _RUN = [
 ]
 
 _DECODING = [
-    click.option("--style", metavar="S", help=f"A set of constraints: {', '.join(STYLES)}."),
+    click.option("--style", metavar="S", help=f"A set of constraints: {', '.join(STYLES)}; or none."),
     click.option("--temperature", type=float, help="0 is greedy (default)."),
     click.option("--top-k", type=int, help="Keep the K best tokens; 0 is off."),
     click.option("--top-p", type=float, help="Keep the smallest set of this mass; 1 is off."),

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skydraft.api import Generation
+from skydraft.cli.speech import Speech
 from skydraft.evaluation.stats import Stats
 from skydraft.types import Origin, Round, Token
 
@@ -71,8 +72,8 @@ def summary_line(generation: Generation) -> str:
     return " · ".join(parts)
 
 
-def as_json(generation: Generation) -> dict[str, Any]:
-    """The object that `--json` prints."""
+def as_json(generation: Generation, speech: Speech | None = None) -> dict[str, Any]:
+    """The object that `--json` prints; with `audio` where there was speech."""
     return {
         "text": generation.text,
         "token_ids": generation.token_ids,
@@ -80,7 +81,7 @@ def as_json(generation: Generation) -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         "prompt_tokens": generation.num_prompt_tokens,
         "stats": dataclasses.asdict(generation.stats),
-    }
+    } | ({"audio": dataclasses.asdict(speech)} if speech else {})
 
 
 def trace_line(done: Round, tokens: Sequence[Token]) -> str:

@@ -53,6 +53,7 @@ def describe_run(
     repetitions: int,
     links: tuple[float | None, ...],
     link_prompts: int,
+    share_audio: str | None,
 ) -> RunLine:
     """The first line of the records."""
     return RunLine(
@@ -71,11 +72,18 @@ def describe_run(
         workload=workload.name,
         workload_sha256=workload.sha256,
         prompts=tuple(
-            PromptEntry(id=entry.id, prompt=entry.prompt, category=entry.category, references=entry.references)
+            PromptEntry(
+                id=entry.id,
+                prompt=entry.prompt,
+                category=entry.category,
+                references=entry.references,
+                audio=str(entry.audio) if entry.audio else None,
+            )
             for entry in workload.prompts
         ),
         links=links,
         link_prompts=link_prompts,
+        share_audio=share_audio,
     )
 
 

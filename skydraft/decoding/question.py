@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -30,11 +31,18 @@ class Question:
 
     edge: Prompt
     target: Prompt
+    features_ms: float = field(default=0.0, compare=False)  # making features of the speech
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of speech that leave the device, where the target is elsewhere: features in half precision."""
         return 2 * self.target.media.features.size if self.target.media else 0
+
+
+def plain(token_ids: tuple[int, ...]) -> Question:
+    """The question of a bare prompt, the same for both sides."""
+    prompt = Prompt(token_ids)
+    return Question(prompt, prompt)
 
 
 def prompt_ids(
@@ -44,8 +52,7 @@ def prompt_ids(
 
     `audio_ids` come before its words.
     """
-    spoken = b"".join(map(vocab.token_bytes, audio_ids)).decode() if audio_ids else ""
-    text = spoken + prompt
+    text = vocab.written(audio_ids) + prompt
     return vocab.encode(vocab.bos_text + text if raw else render_prompt(vocab, text, system))
 
 
@@ -63,11 +70,13 @@ def ask(
     With `share` "none" the target reads the words alone. Raises PromptError where `ears` takes no audio.
     """
     if samples is None:
-        plain = Prompt(prompt_ids(ears.vocab, prompt, system=system, raw=raw))
-        return Question(plain, plain)
+        return plain(prompt_ids(ears.vocab, prompt, system=system, raw=raw))
+    began = time.perf_counter()
     media = ears.media(samples)
+    features_ms = (time.perf_counter() - began) * 1e3
     heard = prompt_ids(ears.vocab, prompt, system=system, raw=raw, audio_ids=ears.audio_tokens(media))
     if share == "features":
         # Rounded in one process too, so that a verdict does not depend on where the target is.
-        return Question(Prompt(heard, media), Prompt(heard, media.rounded()))
-    return Question(Prompt(heard, media), Prompt(prompt_ids(ears.vocab, prompt, system=system, raw=raw)))
+        return Question(Prompt(heard, media), Prompt(heard, media.rounded()), features_ms)
+    words = Prompt(prompt_ids(ears.vocab, prompt, system=system, raw=raw))
+    return Question(Prompt(heard, media), words, features_ms)

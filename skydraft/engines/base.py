@@ -180,6 +180,7 @@ class Engine(ABC):
     fingerprint: str
     vocab: Vocab
     context_len: int
+    takes_audio: bool = False
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
     _profile: RowProfile | None = None
@@ -247,7 +248,10 @@ class Engine(ABC):
             raise self._no_audio()
 
     def _no_audio(self) -> PromptError:
-        return PromptError(f"The model {self.name} takes no audio.", hint="Use a Qwen2.5-Omni model.")
+        return PromptError(
+            f"The model {self.name} takes no audio.",
+            hint="Use a Qwen2.5-Omni model, such as Qwen/Qwen2.5-Omni-3B; tiny-omni-edge is a toy of that kind.",
+        )
 
     def extend_batch(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]]) -> list[Rows]:
         """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`.

@@ -43,6 +43,7 @@ class OmniEngine(TransformersEngine):
     sequence is 0. `rope_deltas`, which the model keeps for the last sequence only, is neither read nor written.
     """
 
+    takes_audio = True
     _model_class: ClassVar[str] = "Qwen2_5OmniThinkerForConditionalGeneration"
     _unused: ClassVar[tuple[str, ...]] = ("model.visual",)
     _needed: ClassVar[frozenset[str]] = frozenset({"position_ids", "past_key_values"})

@@ -82,6 +82,10 @@ class Vocab:
         """The bytes that a token adds to the text: none for a special token."""
         return b"" if token_id in self.special_ids else self._pieces[token_id]
 
+    def written(self, token_ids: Iterable[int]) -> str:
+        """How tokens are written in a prompt, special ones by their names: `encode` reads them back."""
+        return b"".join(self._pieces[token_id] for token_id in token_ids).decode(errors="replace")
+
     def text_bytes(self, token_ids: Iterable[int]) -> bytes:
         """The bytes of several tokens, which may end inside a character."""
         return b"".join(self.token_bytes(int(token_id)) for token_id in token_ids)

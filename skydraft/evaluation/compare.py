@@ -214,7 +214,7 @@ def _check_same(path: Path, before: RunLine, now: RunLine) -> None:
         "links",
         "link_prompts",
     )
-    differs = [name for name in (*fields, "execution") if getattr(before, name) != getattr(now, name)]
+    differs = [name for name in (*fields, "execution", "share_audio") if getattr(before, name) != getattr(now, name)]
     sides = ((side, getattr(before, side).fingerprint, getattr(now, side).fingerprint) for side in ("draft", "target"))
     differs += [f"{side} model" for side, old, new in sides if old != new]
     if differs:

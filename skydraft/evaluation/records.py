@@ -24,12 +24,13 @@ class _Line(BaseModel):
 
 
 class PromptEntry(_Line):
-    """A prompt as it was asked."""
+    """A prompt as it was asked; `audio` is the path of its recording."""
 
     id: str
     prompt: str
     category: str = ""
     references: tuple[str, ...] = ()
+    audio: str | None = None
 
 
 class ModelEntry(_Line):
@@ -66,6 +67,7 @@ class RunLine(_Line):
     prompts: tuple[PromptEntry, ...]
     links: tuple[float | None, ...]
     link_prompts: int
+    share_audio: str | None = None
 
 
 class RoundEntry(_Line):

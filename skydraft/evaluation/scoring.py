@@ -16,6 +16,7 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.choose import Chooser
 from skydraft.decoding.drafting import roll_back
 from skydraft.decoding.precision import at_least_float32
+from skydraft.decoding.question import Prompt, Question
 from skydraft.decoding.signals import measure
 from skydraft.engines.base import Engine
 from skydraft.engines.base import Sequence as EngineSequence
@@ -47,14 +48,14 @@ class Scorer:
         self._draft, self._target = draft, target
         self._style = style
         self._params = replace(params, temperature=0.0)
-        self._prompt_ids: tuple[int, ...] = ()
+        self._question: Question | None = None
         self._sides: tuple[_Side[_Drafted], _Side[_Judged]] | None = None
 
-    def score(self, prompt: str, prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> ScoreLine:
-        """The line about one text of the prompt called `prompt`."""
-        if self._sides is None or prompt_ids != self._prompt_ids:
+    def score(self, prompt: str, question: Question, token_ids: tuple[int, ...]) -> ScoreLine:
+        """The line about one text that answers the question called `prompt`."""
+        if self._sides is None or question != self._question:
             self.close()
-            self._open(prompt_ids)
+            self._open(question)
         assert self._sides is not None
         drafted, judged = self._sides[0].findings(token_ids), self._sides[1].findings(token_ids)
         vocab = self._target.vocab
@@ -69,14 +70,13 @@ class Scorer:
             drafted=tuple(found.choice for found in drafted),
         )
 
-    def _open(self, prompt_ids: tuple[int, ...]) -> None:
-        self._prompt_ids = prompt_ids
-        judge = Chooser(self._params, self._target.vocab, len(prompt_ids))
-        drafter = Chooser(self._params, self._draft.vocab, len(prompt_ids))
-        self._sides = (
-            _Side(self._draft, prompt_ids, lambda row, prefix, _: _drafted(drafter, row, prefix)),
-            _Side(self._target, prompt_ids, lambda row, prefix, token: _judged(judge, row, prefix, token)),
-        )
+    def _open(self, question: Question) -> None:
+        self._question = question
+        judge = Chooser(self._params, self._target.vocab, len(question.target.token_ids))
+        drafter = Chooser(self._params, self._draft.vocab, len(question.edge.token_ids))
+        drafts = _Side(self._draft, question.edge, lambda row, prefix, _: _drafted(drafter, row, prefix))
+        judges = _Side(self._target, question.target, lambda row, prefix, token: _judged(judge, row, prefix, token))
+        self._sides = drafts, judges
 
     def close(self) -> None:
         """Free both sequences; the engines stay open."""
@@ -88,14 +88,12 @@ class Scorer:
 class _Side(Generic[Finding]):
     """One model's pass over texts of one prompt, remembering what it found about the last one."""
 
-    def __init__(
-        self, engine: Engine, prompt_ids: Sequence[int], look: Callable[[Any, TokenIds, int], Finding]
-    ) -> None:
+    def __init__(self, engine: Engine, prompt: Prompt, look: Callable[[Any, TokenIds, int], Finding]) -> None:
         self._engine = engine
-        self._prompt_ids = prompt_ids
+        self._prompt_ids = prompt.token_ids
         self._look = look
-        self._sequence: EngineSequence = engine.open(prompt_ids)
-        self._last: TokenIds = np.array(prompt_ids, np.int32)
+        self._sequence: EngineSequence = engine.open(prompt.token_ids, prompt.media)
+        self._last: TokenIds = np.array(prompt.token_ids, np.int32)
         self._findings: list[Finding] = []
 
     def findings(self, token_ids: Sequence[int]) -> list[Finding]:

@@ -9,27 +9,30 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
 
 
 class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    prompt: str = Field(min_length=1)
+    prompt: str = ""
     id: str = ""
     category: str = ""
     reference: str | None = None
     references: tuple[str, ...] = Field(default=(), strict=False)
+    audio: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a workload. `references` are texts that count as right answers, if there are any."""
+    """One prompt of a workload. `references` are texts that count as right answers, `audio` a recording, if any."""
 
     id: str
     prompt: str
     category: str = ""
     references: tuple[str, ...] = ()
+    audio: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,11 @@ class Workload:
 def read_prompts(
     path: Path, *, limit: int | None = None, start: int = 0, step: int = 1, categories: tuple[str, ...] = ()
 ) -> Workload:
-    """Every `step`th prompt of a .jsonl file (fields prompt, and id, category, references at will) or of a text file's
-    lines, from the `start`th on, those of `categories` alone if any are given, at most `limit`. Raises PromptError."""
+    """Every `step`th prompt of a .jsonl file or of a text file's lines, from the `start`th on.
+
+    Those of `categories` alone if any are given, at most `limit`. Fields of a line: prompt; id, category, references
+    and audio (a path beside the file) at will. Raises PromptError.
+    """
     try:
         content = path.read_bytes()
         text = content.decode()
@@ -76,8 +82,11 @@ def _read_json(path: Path, number: int, line: str) -> Prompt:
         raise PromptError(
             f"Line {number} of {path} is no prompt: {where}: {first['msg']}.", hint='It needs at least {"prompt": "…"}.'
         ) from error
+    if not found.prompt.strip() and not found.audio:
+        raise PromptError(f"Line {number} of {path} has neither a prompt nor audio.")
     references = found.references + ((found.reference,) if found.reference else ())
-    return Prompt(found.id or f"line-{number}", found.prompt, found.category, references)
+    audio = path.parent / found.audio if found.audio else None
+    return Prompt(found.id or f"line-{number}", found.prompt or CAPTION_PROMPT, found.category, references, audio)
 
 
 def _read_plain(path: Path, number: int, line: str) -> Prompt:

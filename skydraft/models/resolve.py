@@ -18,6 +18,9 @@ GGUF_MAGIC = b"GGUF"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
 
+# Toys of real architecture that come along, so that speech works offline: a synthetic test bed.
+EMBEDDED = {"tiny-omni-edge": "tiny_omni/edge", "tiny-omni-cloud": "tiny_omni/cloud"}
+
 ModelKind = Literal["toy", "gguf", "folder"]
 
 
@@ -45,7 +48,7 @@ def resolve(
 ) -> ResolvedModel:
     """Find the model that `spec` names, downloading it if need be; afterwards its path exists.
 
-    In this order: `toy` or `toy:...`; a known name; a file or folder that exists; a hub file
+    In this order: `toy` or `toy:...`; an embedded model; a known name; a file or folder that exists; a hub file
     `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, and what
     `fetch_model` raises.
     """
@@ -53,6 +56,8 @@ def resolve(
     local = Path(spec).expanduser()
     if spec == "toy" or spec.startswith("toy:"):
         return ResolvedModel(spec, "toy", None)
+    if spec in EMBEDDED:
+        return ResolvedModel(spec, "folder", Path(__file__).parent / EMBEDDED[spec])
     if spec in known:
         path = fetch_model(known[spec], cache, progress=progress, offline=offline, sources=sources)
         return ResolvedModel(spec, "gguf", path)

@@ -1,0 +1,291 @@
+"""Every figure of a report, counted again from its records by other code: in summary.json and on the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+from sklearn.metrics import roc_auc_score
+
+from skydraft import api
+from skydraft.cli.main import run
+from skydraft.evaluation.measures import MEASURES
+
+from ..comparing import compared, read_lines
+from ..evaluation.recount import Recount, tables_of
+from .conftest import Invoke
+
+MODES = "edge,cloud,lossless,quality,gate=entropy:1.5;k=4;eager,cloud;style=zh-short,gate=entropy:2;k=3;style=zh-short"
+LOOPING = "员在员在 慢慢，慢慢走走，，员员员。Ab ab 12"
+
+
+def doctored(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records whose drafts go round in circles: what the toys write has no repeats to count."""
+    found = []
+    for line in lines:
+        found.append(line)
+        if line["kind"] == "generation" and line["mode"] == "edge":
+            size = len(line["token_ids"])
+            line["pieces"] = [LOOPING[at % len(LOOPING)] for at in range(size)]
+            line["original"] = line["token_ids"]
+            line["token_ids"] = ([5, 5, 5, 5, 8, 1, 2, 1, 2, 1, 2, 9, 1, 2, 3, 1, 2, 3] * size)[:size]
+    originals = {
+        (line["prompt"], tuple(line.pop("original"))): line["token_ids"] for line in lines if "original" in line
+    }
+    for line in lines:
+        key = (line.get("prompt"), tuple(line.get("token_ids", ())))
+        if line["kind"] == "score" and line["style"] is None and key in originals:
+            found.append(line | {"token_ids": originals[key]})
+    return found
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison whose records were changed by hand, and its report made again."""
+    out = compared(tmp_path_factory.mktemp("report"), "--repetitions", "2", modes=MODES)
+    changed = doctored(read_lines(out))
+    (out / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed), encoding="utf-8")
+    assert run(["report", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def recount(out: Path) -> Recount:
+    return Recount(out / "records.jsonl")
+
+
+@pytest.fixture(scope="module")
+def summary(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(out: Path) -> str:
+    return (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_records_have_something_of_everything_to_count(recount: Recount) -> None:
+    shown = {name for setting in recount.pairs for name in recount.pairs[setting] if recount.value(setting, name)}
+    assert {measure.name for measure in MEASURES} - shown == {"bytes_per_token"}  # no link here
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.name)
+def test_a_figure_of_the_summary_is_what_the_records_say(
+    recount: Recount, summary: dict[str, Any], measure: Any
+) -> None:
+    assert [setting["mode"] for setting in summary["settings"]] == MODES.split(",")
+    for setting in summary["settings"]:
+        expected = recount.value(setting["mode"], measure.name)
+        found = setting["measures"].get(measure.name)
+        assert (found is None) == (expected is None)
+        if found and expected is not None:
+            assert found["value"] == pytest.approx(expected, abs=1e-5)
+            assert (found["low"], found["high"]) == pytest.approx(
+                recount.interval(setting["mode"], measure.name), abs=2e-5, rel=1e-6
+            )
+
+
+def test_every_cell_of_the_page_is_what_the_records_say(recount: Recount, page: str) -> None:
+    by_label = {measure.label: measure for measure in MEASURES}
+    seen = set()
+    for table in tables_of(page):
+        for mode, cells in table.items():
+            for label, (shown, interval) in cells.items():
+                if label not in by_label:
+                    continue
+                measure = by_label[label]
+                expected = recount.value(mode, measure.name)
+                assert (shown == "") == (expected is None)
+                if expected is None:
+                    continue
+                seen.add(measure.name)
+                close = {"abs": 0.5 * 10**-measure.digits + 1e-5}
+                assert float(shown) == pytest.approx(expected, **close)
+                low, high = map(float, interval.split(" to ")) if interval else (float(shown),) * 2
+                assert (low, high) == pytest.approx(recount.interval(mode, measure.name), **close)
+    assert seen == {measure.name for measure in MEASURES} - {"bytes_per_token"}
+
+
+def test_speeds_in_units_of_a_baseline(recount: Recount, page: str, summary: dict[str, Any]) -> None:
+    table = tables_of(page)[0]
+    for setting in summary["settings"]:
+        mode = setting["mode"]
+        for other in ("cloud", "edge"):
+            mine, theirs = recount.value(mode, "tokens_per_s"), recount.value(other, "tokens_per_s")
+            assert mine is not None and theirs is not None
+            assert setting["speed_over"][other]["value"] == pytest.approx(mine / theirs, abs=1e-5)
+            assert float(table[mode][f"speed, {other} = 1"][0]) == pytest.approx(mine / theirs, abs=0.0051)
+    assert all(table[other][f"speed, {other} = 1"] == ("1.00", "") for other in ("cloud", "edge"))
+
+
+def test_densities_finishes_and_counts(recount: Recount, page: str, summary: dict[str, Any]) -> None:
+    (table,) = [table for table in tables_of(page) if "highest" in table.get("edge", {})]
+    for setting in summary["settings"]:
+        mode = setting["mode"]
+        densities = [a / b for a, b in (recount.counts(line)["punctuation_density"] for line in recount.of(mode))]
+        median, highest = statistics.median(densities), max(densities)
+        assert float(table[mode]["punctuation of a text, median"][0]) == pytest.approx(median, abs=0.00051)
+        assert float(table[mode]["highest"][0]) == pytest.approx(highest, abs=0.00051)
+        finishes = [line["finish"] for line in recount.of(mode)]
+        assert setting["finish"] == {finish: finishes.count(finish) for finish in set(finishes)}
+        assert (setting["num_prompts"], setting["num_generations"]) == (5, 10)
+        assert setting["num_tokens"] == sum(len(line["token_ids"]) for line in recount.of(mode))
+
+
+def test_bleu_and_chrf(recount: Recount, page: str, summary: dict[str, Any]) -> None:
+    (table,) = [table for table in tables_of(page) if "BLEU" in table.get("edge", {})]
+    for mode, cells in table.items():
+        texts = [line for line in recount.of(mode) if recount.references[line["prompt"]]]
+        said = ["".join(line["pieces"]) for line in texts]
+        streams = [[recount.references[line["prompt"]][at] for line in texts] for at in (0, -1)]
+        bleu, chrf = sacrebleu.corpus_bleu(said, streams, tokenize="zh"), sacrebleu.corpus_chrf(said, streams)
+        assert (float(cells["BLEU"][0]), float(cells["chrF"][0])) == (round(bleu.score, 2), round(chrf.score, 2))
+
+
+def edge_positions(recount: Recount) -> list[tuple[list[float], bool]]:
+    """(signals, whether the target disagreed with the draft) along the first texts of `edge`."""
+    first = {line["prompt"]: recount.score(line) for line in reversed(recount.of("edge"))}
+    return [
+        (signals, drafted != choice)
+        for line in first.values() if line
+        for signals, drafted, choice in zip(line["signals"], line["drafted"], line["choices"], strict=True)
+    ]  # fmt: skip
+
+
+def test_the_gate_study(recount: Recount, page: str, summary: dict[str, Any]) -> None:
+    found = summary["study"]
+    positions = edge_positions(recount)
+    wrong = [flag for _, flag in positions]
+    alone = 1 - sum(wrong) / len(wrong)
+    assert found["num_tokens"] == len(wrong)
+    assert found["alone"] == pytest.approx(alone, abs=1e-5)
+    assert f"on {alone:.3f} of {len(wrong)} tokens" in page
+    for at, (name, sign) in enumerate([("entropy", 1), ("margin", -1), ("prob", -1)]):
+        auroc = roc_auc_score(wrong, [sign * signals[at] for signals, _ in positions])
+        assert found["auroc"][name] == pytest.approx(auroc, abs=1e-4)
+        assert f"{name} {auroc:.3f}" in page
+    (table,) = [table for table in tables_of(page) if any("agreement A" in cells for cells in table.values())]
+    assert set(table) <= {"lossless", "quality", "gate=entropy:1.5;k=4;eager"} and "lossless" in table
+    for mode, cells in table.items():
+        agreement, calls = (recount.value(mode, name) for name in ("target_agreement", "cloud_calls_per_token"))
+        assert agreement is not None and calls is not None
+        assert float(cells["agreement A"][0]) == pytest.approx(agreement, abs=0.00051)
+        assert float(cells["calls per token"][0]) == pytest.approx(calls, abs=0.00051)
+        assert float(cells["calls over the bound A − α"][0]) == pytest.approx(calls / (agreement - alone), abs=0.0051)
+
+
+class Pieces(HTMLParser):
+    """Tokens of the page: (classes, what a pointer tells), in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[list[str], str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "i" and given.get("title"):
+            self.found.append(((given["class"] or "").split(), given["title"] or ""))
+
+
+def test_tokens_are_marked_by_origin_and_boxed_where_the_target_disagrees(recount: Recount, page: str) -> None:
+    first = {(line["prompt"], line["mode"]): line for line in reversed(recount.generations)}
+    lines = [first[prompt["id"], mode] for prompt in recount.run["prompts"] for mode in MODES.split(",")]
+    expected = []
+    for line in lines:
+        score = recount.score(line)
+        assert score
+        for at, origin in enumerate(line["origins"]):
+            agrees = score["choices"][at] == line["token_ids"][at]
+            expected.append((origin, agrees, f"entropy {score['signals'][at][0]:.2f} nats"))
+    shown = Pieces(page).found
+    assert len(shown) == len(expected)
+    for (classes, tells), (origin, agrees, entropy) in zip(shown, expected, strict=True):
+        assert tells.startswith(f"{origin} · round ") and entropy in tells
+        assert classes == ([origin[0]] if agrees else [origin[0], "x"])
+        assert tells.endswith("target agrees") == agrees
+
+
+def test_acceptance_by_position(recount: Recount, summary: dict[str, Any]) -> None:
+    (found,) = [setting["acceptance"] for setting in summary["settings"] if setting["mode"] == "lossless"]
+    rounds = [entry for line in recount.of("lossless") for entry in line["rounds"]]
+    whole = [entry["num_accepted"] for entry in rounds
+             if entry["num_draft"] == 5 and entry["num_committed"] == entry["num_accepted"] + 1]  # fmt: skip
+    assert (found["k"], found["num_blocks"]) == (5, len(whole))
+    shares = [sum(accepted >= n for accepted in whole) / len(whole) for n in range(1, 6)]
+    assert found["by_position"] == pytest.approx(shares, abs=1e-5)
+    judged = sum(min(accepted + 1, 5) for accepted in whole)
+    alpha = sum(whole) / judged
+    assert found["alpha"] == pytest.approx(alpha, abs=1e-5)
+    assert found["rounds_per_token"] == pytest.approx(len(whole) / (sum(whole) + len(whole)), abs=1e-5)
+    assert found["rounds_per_token_theory"] == pytest.approx((1 - alpha) / (1 - alpha**6), abs=1e-4)
+
+
+def test_the_page_is_made_of_the_records_alone(
+    out: Path, page: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unavailable(*_: object, **__: object) -> None:
+        raise AssertionError("a model was asked for")
+
+    monkeypatch.setattr(api, "load", unavailable)
+    for library in ("torch", "transformers", "llama_cpp"):
+        monkeypatch.setitem(sys.modules, library, None)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "records.jsonl").write_bytes((out / "records.jsonl").read_bytes())
+    status, stdout, err = invoke("report", str(elsewhere))
+    assert (status, stdout) == (0, "") and "report.html" in err
+    for name in ("report.html", "summary.json"):
+        assert (elsewhere / name).read_bytes() == (out / name).read_bytes()
+
+
+@pytest.mark.parametrize("keep", ["run", "half"])
+def test_a_comparison_that_was_not_finished_has_a_page_of_what_is_there(
+    out: Path, invoke: Invoke, tmp_path: Path, keep: str
+) -> None:
+    lines = (out / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "records.jsonl").write_text("".join(lines[:1] if keep == "run" else lines[:20]), encoding="utf-8")
+    assert invoke("report", str(tmp_path))[0] == 0
+    settings = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["settings"]
+    assert [setting["num_prompts"] for setting in settings] == ([] if keep == "run" else [2] * 7)
+
+
+def test_numbers_of_a_summary_are_numbers(summary: dict[str, Any]) -> None:
+    def walk(value: Any) -> None:
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
+            walk(inner)
+        assert not isinstance(value, float) or math.isfinite(value)
+
+    walk(summary)
+
+
+BROKEN = {
+    "a broken line": (1, '{"kind": "generation"\n', "Line 2"),
+    "a newer schema": (0, '{"kind": "run", "schema": 2}\n', "schema 2"),
+    "an unknown field": (1, '{"kind": "generation", "mood": 1}\n', "Line 2"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_records_are_one_line_and_exit_status_2(out: Path, invoke: Invoke, tmp_path: Path, case: str) -> None:
+    number, line, says = BROKEN[case]
+    lines = (out / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[number] = line
+    (tmp_path / "records.jsonl").write_text("".join(lines), encoding="utf-8")
+    status, stdout, err = invoke("report", str(tmp_path))
+    assert (status, stdout) == (2, "")
+    assert err.startswith("skydraft: ") and err.count("\n") == 1 and says in err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_without_records_is_one_line_and_exit_status_2(invoke: Invoke, tmp_path: Path) -> None:
+    status, _, err = invoke("report", str(tmp_path / "nowhere"))
+    assert status == 2 and err.count("\n") == 1 and "nowhere/records.jsonl cannot be read" in err

@@ -1,0 +1,220 @@
+"""The figures of a report once more, from the lines of records.jsonl as plain JSON: nothing of the package's sums.
+
+`tables_of` reads the tables of a page, so that what is printed can be compared too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections import defaultdict
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skydraft.decoding.stopping import ends_sentence
+
+Line = dict[str, Any]
+Pair = tuple[float, float]
+
+
+def style_of(mode: str) -> str | None:
+    found = [part.partition("=")[2] for part in mode.split(";") if part.startswith("style=")]
+    return found[0] if found else None
+
+
+def name_of(line: Line) -> str:
+    return line["mode"] if line["link_ms"] is None else f"{line['mode']} @ {line['link_ms']:g} ms"
+
+
+class Recount:
+    """`pairs[setting][measure]` is [(above, below) of each prompt]."""
+
+    def __init__(self, path: Path) -> None:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        self.run = lines[0]
+        self.generations = [line for line in lines if line["kind"] == "generation"]
+        self.scores = {
+            (line["prompt"], line["style"], tuple(line["token_ids"])): line for line in lines if line["kind"] == "score"
+        }
+        self.references = {prompt["id"]: prompt["references"] for prompt in self.run["prompts"]}
+        self.doubles = _doubles()
+        found: dict[str, dict[str, dict[str, list[Pair]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        for line in self.generations:
+            for measure, pair in self.counts(line).items():
+                found[name_of(line)][measure][line["prompt"]].append(pair)
+        self.pairs = {
+            setting: {
+                measure: [(sum(a for a, _ in cases), sum(b for _, b in cases)) for cases in by_prompt.values()]
+                for measure, by_prompt in measures.items()
+            }
+            for setting, measures in found.items()
+        }
+
+    def of(self, setting: str) -> list[Line]:
+        return [line for line in self.generations if name_of(line) == setting]
+
+    def score(self, line: Line) -> Line | None:
+        return self.scores.get((line["prompt"], style_of(line["mode"]), tuple(line["token_ids"])))
+
+    def value(self, setting: str, measure: str) -> float | None:
+        pairs = self.pairs[setting][measure]
+        below = sum(b for _, b in pairs)
+        return sum(a for a, _ in pairs) / below if below else None
+
+    def interval(self, setting: str, measure: str) -> Pair:
+        """By drawing prompts again, one resample after the other."""
+        pairs = self.pairs[setting][measure]
+        ratios = []
+        for draw in np.random.default_rng(0).integers(len(pairs), size=(2000, len(pairs))).tolist():
+            below = sum(pairs[at][1] for at in draw)
+            if below:
+                ratios.append(sum(pairs[at][0] for at in draw) / below)
+        low, high = np.quantile(ratios, [0.025, 0.975])
+        return float(low), float(high)
+
+    def counts(self, line: Line) -> dict[str, Pair]:
+        return self._of_models(line) | self._of_rounds(line) | self._of_text(line)
+
+    def _of_models(self, line: Line) -> dict[str, Pair]:
+        tokens, score = line["token_ids"], self.score(line)
+        agreed = sum(tokens[at] == score["choices"][at] for at in range(len(tokens))) if score else 0
+        scored = len(tokens) if score else 0
+        cloud = [
+            other["token_ids"] for other in self.generations
+            if other["link_ms"] is None and other["prompt"] == line["prompt"]
+            and other["mode"].split(";")[0] == "cloud" and style_of(other["mode"]) == style_of(line["mode"])
+        ]  # fmt: skip
+        return {
+            "target_agreement": (agreed, scored),
+            "target_nll": (math.fsum(score["nll"]) if score else 0, scored),
+            "same_as_cloud": (tokens == cloud[0], 1) if cloud else (0, 0),
+        }
+
+    def _of_rounds(self, line: Line) -> dict[str, Pair]:
+        rounds, num_tokens = line["rounds"], len(line["token_ids"])
+        judged = [entry for entry in rounds if entry["outcome"] == "verified"]
+
+        def total(field: str, of: list[Line] = rounds) -> float:
+            return math.fsum(entry[field] for entry in of)
+
+        overhead = [
+            entry["wall_ms"] - entry["draft_ms"] - max(entry["rtt_ms"], entry["queue_ms"] + entry["forward_ms"])
+            for entry in rounds
+        ]
+        return {
+            "cloud_calls_per_token": (len(judged), num_tokens),
+            "target_passes_per_token": (total("num_passes"), num_tokens),
+            "target_rows_per_token": (total("num_rows"), num_tokens),
+            "acceptance_rate": (total("num_accepted", judged), total("num_draft", judged)),
+            "mean_acceptance_length": (total("num_committed", judged), len(judged)),
+            "audited_agreement": (total("num_agreed"), total("num_audited")),
+            "tokens_per_s": (num_tokens, line["wall_ms"] / 1e3),
+            "ttft_ms": (rounds[0]["ended_ms"], 1),
+            "itl_ms": (rounds[-1]["ended_ms"] - rounds[0]["ended_ms"], num_tokens - rounds[0]["num_committed"]),
+            "draft_ms_per_token": (total("draft_ms"), num_tokens),
+            "target_ms_per_token": (total("forward_ms"), num_tokens),
+            "overhead_ms_per_round": (math.fsum(overhead), len(rounds)),
+            "bytes_per_token": (0, 0) if line["link_ms"] is None
+            else (total("bytes_up") + total("bytes_down"), num_tokens),
+        }  # fmt: skip
+
+    def _of_text(self, line: Line) -> dict[str, Pair]:
+        text = "".join(line["pieces"])
+        content = [char for char in text if unicodedata.category(char)[0] in "LN"]
+        twice = [a for a, b in pairwise(text) if a == b and "\u4e00" <= a <= "\u9fff"]
+        doubled = [char for char in twice if char * 2 in self.doubles]
+        found: dict[str, Pair] = {
+            "punctuation_density": (sum(unicodedata.category(char)[0] == "P" for char in text), len(text)),
+            "adjacent_repeat": (len(twice) - len(doubled), len(text)),
+            "lexical_doubles": (len(doubled), len(text)),
+            "ends_sentence": (ends_sentence(text), 1),
+            "loops": (sum(_loops(line["token_ids"], period) for period in range(1, 9)), 1),
+        }
+        for n in (2, 3):
+            grams = [tuple(content[at : at + n]) for at in range(len(content) - n + 1)]
+            found[f"repeat_rate_{n}"] = (sum(gram in grams[:at] for at, gram in enumerate(grams)), len(grams))
+        references = self.references[line["prompt"]]
+        found["rouge_l"] = (max(_rouge(text, other) for other in references), 1) if references else (0, 0)
+        return found
+
+
+def _doubles() -> set[str]:
+    import skydraft.evaluation
+
+    path = Path(skydraft.evaluation.__file__).with_name("lexical_doubles.txt")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {word for line in lines if not line.startswith("#") for word in line.split()}
+
+
+def _loops(tokens: list[int], period: int) -> int:
+    """Places where a cycle of this period has gone round twice (one token: four in a row) for the first time."""
+    size = (4 if period == 1 else 2) * period
+
+    def goes_round(end: int) -> bool:
+        return end >= size and tokens[end - size : end] == tokens[end - period : end] * (size // period)
+
+    def counts(cycle: list[int]) -> bool:
+        shorter = any(cycle == cycle[:part] * (period // part) for part in range(1, period) if period % part == 0)
+        return not shorter and len(set(cycle)) <= 4
+
+    ends = [end for end in range(len(tokens) + 1) if goes_round(end) and not goes_round(end - 1)]
+    return sum(counts(tokens[end - period : end]) for end in ends)
+
+
+def _rouge(text: str, reference: str) -> float:
+    if any("\u4e00" <= char <= "\u9fff" for char in reference):
+        mine, theirs = [c for c in text if not c.isspace()], [c for c in reference if not c.isspace()]
+    else:
+        mine, theirs = text.lower().split(), reference.lower().split()
+    table = np.zeros((len(mine) + 1, len(theirs) + 1), int)
+    for i, a in enumerate(mine):
+        for j, b in enumerate(theirs):
+            table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
+    common = int(table[-1, -1])
+    return 2 * common / (len(mine) + len(theirs)) if common else 0.0
+
+
+class _Tables(HTMLParser):
+    """Cells as (text, what stands small below it)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[list[list[list[str]]]] = []
+        self._in_cell = self._small = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append(["", ""])
+            self._in_cell = True
+        elif tag == "span":
+            self._small = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._in_cell = False
+        elif tag == "span":
+            self._small = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.tables[-1][-1][-1][self._small] += data
+
+
+def tables_of(page: str) -> list[dict[str, dict[str, tuple[str, str]]]]:
+    """Tables as {row name: {column head: (value, interval)}}."""
+    reader = _Tables()
+    reader.feed(page)
+    found = []
+    for head, *rows in reader.tables:
+        names = [cell[0] for cell in head]
+        found.append({row[0][0]: {n: (c[0], c[1]) for n, c in zip(names[1:], row[1:], strict=True)} for row in rows})
+    return found

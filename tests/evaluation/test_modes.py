@@ -1,0 +1,84 @@
+"""Names of modes: what each plans, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from skydraft.config import MODES
+from skydraft.decoding.plan import make_plan
+from skydraft.errors import OptionError
+from skydraft.evaluation.modes import PEERS, Mode, parse_mode, parse_modes
+
+
+@pytest.mark.parametrize(
+    ("text", "plan", "style"),
+    [
+        *((name, {"mode": name}, None) for name in MODES),
+        ("gate=entropy:2", {"gate": "entropy:2"}, None),
+        ("gate=entropy:2;k=8;eager", {"gate": "entropy:2", "k": "8", "eager": True}, None),
+        ("eager;k=8;gate=calibrated:0.9", {"gate": "calibrated:0.9", "k": "8", "eager": True}, None),
+        ("edge;style=zh-short", {"mode": "edge"}, "zh-short"),
+        ("mode=quality;k=2", {"mode": "quality", "k": "2"}, None),
+        ("lossless;k=auto", {"mode": "lossless", "k": "auto"}, None),
+        ("quality;accept=top:3", {"mode": "quality", "accept": "top:3"}, None),
+        (" quality ; k = 2 ", {"mode": "quality", "k": "2"}, None),
+        ("gate=entropy:2+digits", {"gate": "entropy:2+digits"}, None),
+    ],
+)
+def test_what_a_mode_plans(text: str, plan: dict[str, object], style: str | None) -> None:
+    assert parse_mode(text) == Mode(text.strip(), make_plan(**plan), style)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_is_another_program(name: str) -> None:
+    mode = parse_mode(name)
+    assert (mode.plan, mode.peer, mode.uses_link) == (None, name, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "uses_link"), [("edge", False), ("cloud", True), ("lossless", True), ("gate=never", False), ("auto", True)]
+)
+def test_what_crosses_the_link(text: str, uses_link: bool) -> None:
+    assert parse_mode(text).uses_link == uses_link
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("turbo", "no mode 'turbo'"),
+        ("quality;k=0", "--k must be"),
+        ("quality;k=2;k=3", "k=3 does not fit"),
+        ("quality;edge", "edge does not fit"),
+        ("mode=quality;edge", "edge does not fit"),
+        ("quality;", "a part of it does not fit"),
+        ("quality;gate=", "gate= does not fit"),
+        ("quality;colour=red", "colour=red does not fit"),
+        ("quality;style=zh-long", "zh-short"),
+        ("gate=perplexity:3", "no gate"),
+        ("lossless;gate=entropy:1", "lossy"),
+        ("edge;k=3", "one model works alone"),
+        ("lossless;eager", "--eager"),
+        ("hf-assisted;k=3", "no mode 'hf-assisted'"),
+        ("", "does not fit"),
+    ],
+)
+def test_what_is_no_mode(text: str, says: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_mode(text)
+    assert says in str(caught.value)
+
+
+def test_several_modes_in_the_order_they_were_named() -> None:
+    assert [mode.name for mode in parse_modes("lossless, edge,,gate=entropy:2;k=3")] == [
+        "lossless",
+        "edge",
+        "gate=entropy:2;k=3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("", "No mode"), (" , ", "No mode"), ("edge,cloud,edge", "edge was named twice")]
+)
+def test_none_and_twice_are_refused(text: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        parse_modes(text)

@@ -1,0 +1,130 @@
+"""Scores: choices, drafts, signals and likelihoods are those of a model that reads each prefix afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+
+from skydraft.config import DecodingParams
+from skydraft.decoding.question import plain
+from skydraft.decoding.question import Prompt, Question
+from skydraft.decoding.signals import measure
+from skydraft.engines.base import RowProfile
+from skydraft.engines.toy import ToyEngine
+from skydraft.evaluation.records import ScoreLine, signals_entry
+from skydraft.evaluation.scoring import Scorer
+
+from ..decoding import reference, toys
+from ..decoding.toys import PROMPT_IDS, VOCAB, law
+
+Pair = tuple[ToyEngine, ToyEngine]
+texts = st.lists(st.integers(0, VOCAB.size - 1), max_size=12).map(tuple)
+ASKED, OTHER = (Question(Prompt(ids), Prompt(ids)) for ids in (PROMPT_IDS, VOCAB.encode("我在说")))
+
+
+def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> ScoreLine:
+    """The score of one text by a scorer that has seen no other."""
+    scorer = Scorer(*pair, params)
+    line = scorer.score("p", plain(PROMPT_IDS), tuple(token_ids))
+    scorer.close()
+    return line
+
+
+@law(60)
+@given(toys.pairs(), toys.params(), texts)
+def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
+    pair: Pair, params: DecodingParams, token_ids: tuple[int, ...]
+) -> None:
+    line = fresh(pair, params, token_ids)
+    greedy = replace(params, temperature=0.0)
+    assert (line.prompt, line.token_ids, line.style) == ("p", token_ids, None)
+    for at, token_id in enumerate(token_ids):
+        prefix = [*PROMPT_IDS, *token_ids[:at]]
+        mine, theirs = (reference.next_token(model, prefix, len(PROMPT_IDS), greedy) for model in pair)
+        assert (line.drafted[at], line.choices[at]) == (mine, theirs)
+        assert line.choice_pieces[at] == VOCAB.decode([theirs])
+        draft_row, target_row = (reference.row_after(model, prefix) for model in pair)
+        assert line.signals[at] == signals_entry(measure(draft_row))
+        assert line.nll[at] == pytest.approx(-log_softmax(target_row.astype(np.float64))[token_id], abs=2e-5)
+
+
+@law(60)
+@given(toys.pairs(), toys.params())
+def test_each_model_agrees_with_all_that_it_wrote_greedily(pair: Pair, params: DecodingParams) -> None:
+    greedy = replace(params, temperature=0.0)
+    for engine, side in zip(pair, ("drafted", "choices"), strict=True):
+        token_ids, _ = reference.plain(engine, PROMPT_IDS, greedy)
+        assert getattr(fresh(pair, params, token_ids), side) == token_ids
+
+
+@law(60)
+@given(toys.pairs(), st.lists(st.tuples(st.booleans(), texts), min_size=2, max_size=6), st.data())
+def test_texts_that_share_a_beginning_are_scored_as_if_alone(
+    pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: st.DataObject
+) -> None:
+    params = DecodingParams()
+    scorer = Scorer(*pair, params)
+    last: tuple[int, ...] = ()
+    for grows, tail in found:
+        shared = data.draw(st.integers(0, len(last))) if grows else 0
+        last = (*last[:shared], *tail)
+        assert scorer.score("p", plain(PROMPT_IDS), last) == fresh(pair, params, last)
+    assert scorer.score("p", plain(PROMPT_IDS), last) == fresh(pair, params, last)  # the same once more
+    other = scorer.score("q", plain(OTHER_PROMPT), last)
+    alone = Scorer(*pair, params)
+    assert other == alone.score("q", plain(OTHER_PROMPT), last)
+    scorer.close()
+    assert scorer.score("p", plain(PROMPT_IDS), last) == fresh(pair, params, last)  # a closed one opens again
+
+
+class Counting(ToyEngine):
+    """Notes how many rows each forward with logits held."""
+
+    rows: list[int]
+
+    def forward(self, feeds: Any, *, want_logits: bool) -> Any:
+        if want_logits:
+            self.rows = [*getattr(self, "rows", []), *(len(token_ids) for _, token_ids in feeds)]
+        return super().forward(feeds, want_logits=want_logits)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 7])
+def test_rows_go_in_within_what_keeps_them_exact(max_rows: int) -> None:
+    token_ids = tuple(range(1, 18))
+    params = DecodingParams()
+    expected = fresh((toys.toy(3, 0.5), toys.toy(3)), params, token_ids)
+    few = (toys.toy(3, 0.5, kind=Counting), toys.toy(3, kind=Counting))
+    for engine in few:
+        engine._profile = RowProfile(invariant_rows=max_rows, forward_ms=(1.0,))
+    assert fresh(few, params, token_ids) == expected
+    for engine in few:
+        assert max(engine.rows) == max_rows
+        assert sum(engine.rows) == 17  # each once
+
+
+def test_what_a_text_shares_with_the_last_is_not_computed_again() -> None:
+    pair = (toys.toy(3, 0.5, kind=Counting), toys.toy(3, kind=Counting))
+    scorer = Scorer(*pair, DecodingParams())
+    scorer.score("p", plain(PROMPT_IDS), (1, 2, 3, 4, 5, 6))
+    scorer.score("p", plain(PROMPT_IDS), (1, 2, 3, 4, 9, 9))
+    scorer.score("p", plain(PROMPT_IDS), (1, 2))
+    assert [sum(engine.rows) for engine in pair] == [8, 8]
+
+
+def test_seats_are_given_back() -> None:
+    scorer = Scorer(toys.toy(3, 0.5), toys.toy(3), DecodingParams(), "zh-short")
+    assert scorer.score("p", plain(PROMPT_IDS), (1, 2)).style == "zh-short"
+    assert scorer._sides is not None
+    sequences = [side._sequence for side in scorer._sides]
+    scorer.score("q", plain(OTHER_PROMPT), (1, 2))
+    assert all(sequence.is_closed for sequence in sequences)
+    sequences = [side._sequence for side in scorer._sides]
+    scorer.close()
+    assert all(sequence.is_closed for sequence in sequences)

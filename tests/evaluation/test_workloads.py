@@ -1,0 +1,115 @@
+"""Prompt files: what is read from them, which prompts are chosen, and what is refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.errors import PromptError
+from skydraft.evaluation.workloads import Prompt, read_prompts
+
+
+def jsonl(path: Path, *lines: Any) -> Path:
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_lines_of_text(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_bytes("  今天天气 \n\n你好\r\nlast".encode())
+    found = read_prompts(path)
+    assert found.prompts == (Prompt("line-1", "今天天气"), Prompt("line-3", "你好"), Prompt("line-4", "last"))
+    assert found.name == "p.txt"
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_lines_of_json(tmp_path: Path) -> None:
+    path = jsonl(
+        tmp_path / "p.jsonl",
+        {"prompt": "一"},
+        {"prompt": "二", "id": "b", "category": "food", "references": ["x", "y"]},
+        {"prompt": "三", "reference": "z", "note": "unknown fields are left alone"},
+    )
+    assert read_prompts(path).prompts == (
+        Prompt("line-1", "一"),
+        Prompt("b", "二", "food", ("x", "y")),
+        Prompt("line-3", "三", "", ("z",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, "abcdef"),
+        ({"limit": 2}, "ab"),
+        ({"limit": 99}, "abcdef"),
+        ({"start": 1}, "bcdef"),
+        ({"step": 2}, "ace"),
+        ({"start": 1, "step": 2, "limit": 2}, "bd"),
+        ({"categories": ("odd",)}, "ace"),
+        ({"categories": ("odd", "even")}, "abcdef"),
+        ({"categories": ("even",), "limit": 1}, "b"),
+        ({"categories": ("odd",), "start": 1}, "ce"),
+    ],
+)
+def test_which_prompts_are_chosen(tmp_path: Path, options: dict[str, Any], chosen: str) -> None:
+    lines = [{"prompt": name, "category": ("odd", "even")[at % 2]} for at, name in enumerate("abcdef")]
+    whole = read_prompts(jsonl(tmp_path / "p.jsonl", *lines))
+    found = read_prompts(tmp_path / "p.jsonl", **options)
+    assert "".join(prompt.prompt for prompt in found.prompts) == chosen
+    assert found.sha256 == whole.sha256  # of the file, not of what was chosen
+    assert set(found.prompts) <= set(whole.prompts)  # with the ids that they have in the file
+
+
+BROKEN: dict[str, tuple[str, bytes, str]] = {
+    "empty": ("p.txt", b"", "holds no prompt."),
+    "blank lines": ("p.txt", b"\n  \n", "holds no prompt."),
+    "not UTF-8": ("p.txt", b"\xff\xfe", "not UTF-8"),
+    "no JSON": ("p.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "Line 2"),
+    "a list": ("p.jsonl", b'["a"]\n', "Line 1 of"),
+    "no prompt": ("p.jsonl", b'{"id": "a"}\n', "neither a prompt nor audio"),
+    "empty prompt": ("p.jsonl", b'{"prompt": ""}\n', "neither a prompt nor audio"),
+    "blank prompt": ("p.jsonl", b'{"prompt": " "}\n', "Line 1 of"),
+    "a number": ("p.jsonl", b'{"prompt": 3}\n', "prompt: "),
+    "references of numbers": ("p.jsonl", b'{"prompt": "a", "references": [1]}\n', "references.0"),
+    "an id twice": ("p.jsonl", b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "same id"),
+    "an id that a line has": ("p.jsonl", b'{"prompt": "a", "id": "line-2"}\n{"prompt": "b"}\n', "same id"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, case: str) -> None:
+    name, content, says = BROKEN[case]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PromptError) as caught:
+        read_prompts(tmp_path / name)
+    assert says in str(caught.value) and name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_choice_that_leaves_nothing_says_what_was_asked(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "p.jsonl", {"prompt": "a", "category": "food"})
+    with pytest.raises(PromptError, match="no prompt of the categories sea, sky"):
+        read_prompts(path, categories=("sea", "sky"))
+    with pytest.raises(PromptError, match="no prompt that was asked for"):
+        read_prompts(path, start=5)
+    with pytest.raises(PromptError, match=r"missing.txt cannot be read: No such file"):
+        read_prompts(tmp_path / "missing.txt")
+
+
+@pytest.mark.xfail(strict=True, reason="lines are split where JSON has no line end: U+2028, U+2029, U+0085")
+@pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85"])
+def test_a_prompt_may_hold_any_character(tmp_path: Path, char: str) -> None:
+    path = jsonl(tmp_path / "p.jsonl", {"prompt": f"a{char}b"})
+    assert read_prompts(path).prompts == (Prompt("line-1", f"a{char}b"),)
+
+
+@pytest.mark.xfail(strict=True, reason="a byte order mark is taken for text")
+@pytest.mark.parametrize(("name", "line"), [("p.txt", "a"), ("p.jsonl", '{"prompt": "a"}')])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, line: str) -> None:
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + line.encode())
+    assert read_prompts(tmp_path / name).prompts == (Prompt("line-1", "a"),)
