@@ -1,4 +1,5 @@
-# make demo | test | lint | bench | bench-identity | bench-cloud | bench-zh | report. Each sets up what it needs.
+# make demo | demo-speech | test | lint | bench | bench-identity | bench-cloud | bench-zh | bench-speech | report.
+# Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -8,7 +9,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: setup models demo test lint protocol bench bench-identity bench-cloud bench-zh report
+.PHONY: setup models demo test lint protocol bench bench-identity bench-cloud bench-zh bench-speech demo-speech report
 
 setup: $(READY)
 
@@ -60,3 +61,10 @@ REPORT_MODES := edge,cloud,lossless,fluency,quality,auto,gate=calibrated:0.9;k=1
 report: models
 	$(BIN)/skydraft compare --prompts data/prompts_zh_dev.jsonl --modes "$(REPORT_MODES)" \
 		--emulate-rtt 20 --emulate-rtt 60 --emulate-rtt 120 --link-prompts 4 --out docs/report-zh-dev
+
+# Speech on the embedded toy pair; no download.
+demo-speech: $(READY)
+	$(BIN)/python -m bench.speech --demo --modes edge,cloud,lossless,fluency,quality
+
+bench-speech: $(READY)
+	$(BIN)/python -m bench.speech

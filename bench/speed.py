@@ -3,26 +3,23 @@
     python -m bench.speed [--prompts N] [--max-new-tokens N]
 
 Runs are interleaved prompt by prompt, and ratios are medians over prompts: the machine's speed drifts. Prints t_d,
-t_v(n), edge against a bare llama_decode loop, overhead per round, acceptance by position, rounds per token beside
-theory, and --k auto against cloud.
+t_v(n), edge and cloud against a bare llama_decode loop, overhead per round, acceptance by position, rounds per token
+beside theory, and --k auto against cloud.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
 
 import skydraft
-from bench.bare_loop import BareLoop
+from bench.baselines import both
 from bench.workload import load_pair, machine, prompts
 from skydraft import Engine, Generation, decoding_params, make_plan
 from skydraft.decoding.adaptive import expected_tokens
-from skydraft.decoding.chat import render_prompt
 from skydraft.engines.probe import probe
-from skydraft.models import cache_dir, default_pair, resolve
 
 KS = (2, 5, 8)
 
@@ -45,28 +42,6 @@ def show_profiles(edge: Engine, cloud: Engine) -> None:
         profile = probe(engine)
         times = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(profile.forward_ms, 1))
         print(f"{side}(n) ms, forward of n rows   {times}   invariant_rows {profile.invariant_rows}")
-
-
-def edge_against_bare(edge: Engine, cloud: Engine, dev: list[str], num_tokens: int) -> None:
-    path = resolve(default_pair().draft, cache_dir()).path
-    assert path is not None
-    bare = BareLoop(path, os.cpu_count() or 1)
-    ratios, num_equal = [], 0
-    for prompt in dev:
-        prompt_ids = edge.vocab.encode(render_prompt(edge.vocab, prompt))
-        pairs = []
-        for _ in range(2):
-            token_ids, bare_s = bare.generate(prompt_ids, num_tokens)
-            ours = run(edge, cloud, prompt, "edge", num_tokens)
-            pairs.append(bare_s / seconds(ours))
-        ratios.append(statistics.mean(pairs))
-        num_equal += list(ours.token_ids) == token_ids
-    bare.close()
-    low, high = min(ratios), max(ratios)
-    print(
-        f"edge / bare loop, tokens/s        {statistics.median(ratios):.3f} (prompts: {low:.3f} to {high:.3f}; >= 0.95)"
-    )
-    print(f"edge == bare loop, token ids      {num_equal} of {len(dev)} prompts")
 
 
 def lossless(edge: Engine, cloud: Engine, dev: list[str], num_tokens: int) -> None:
@@ -126,7 +101,7 @@ def main() -> None:
     print(f"{machine()}; {len(dev)} dev prompts, up to {given.max_new_tokens} tokens, greedy, one process")
     run(edge, cloud, dev[0], "lossless", 8, 5)  # warm
     show_profiles(edge, cloud)
-    edge_against_bare(edge, cloud, dev, given.max_new_tokens)
+    both(edge, cloud, dev, given.max_new_tokens)
     lossless(edge, cloud, dev, given.max_new_tokens)
     against_cloud(edge, cloud, dev, given.max_new_tokens)
 

@@ -16,7 +16,6 @@ from skydraft.decoding.calibration import FEATURES, MAX_BLOCK, Calibration, Curv
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.gates import parse_gate
-from skydraft.decoding.question import ask
 from skydraft.decoding.question import plain
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine, character_vocab

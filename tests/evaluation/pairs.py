@@ -10,7 +10,6 @@ import skydraft
 from skydraft.config import DecodingParams
 from skydraft.decoding.calibration import Calibration, PairSide
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.question import ask
 from skydraft.decoding.question import plain
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy

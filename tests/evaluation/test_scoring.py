@@ -14,7 +14,6 @@ from scipy.special import log_softmax
 
 from skydraft.config import DecodingParams
 from skydraft.decoding.question import plain
-from skydraft.decoding.question import Prompt, Question
 from skydraft.decoding.signals import measure
 from skydraft.engines.base import RowProfile
 from skydraft.engines.toy import ToyEngine
@@ -26,7 +25,7 @@ from ..decoding.toys import PROMPT_IDS, VOCAB, law
 
 Pair = tuple[ToyEngine, ToyEngine]
 texts = st.lists(st.integers(0, VOCAB.size - 1), max_size=12).map(tuple)
-ASKED, OTHER = (Question(Prompt(ids), Prompt(ids)) for ids in (PROMPT_IDS, VOCAB.encode("我在说")))
+OTHER_PROMPT = VOCAB.encode("我在说")
 
 
 def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> ScoreLine:
