@@ -57,10 +57,10 @@ bench-zh: models
 	$(BIN)/python -m bench.zh
 
 # The page under docs/: all dev prompts on the demo pair, about an hour on two cores.
-REPORT_MODES := edge,cloud,lossless,fluency,quality,auto,gate=calibrated:0.9;k=12;eager,gate=entropy:1.5;k=12;eager,gate=margin:0.35;k=12;eager,gate=prob:0.45;k=12;eager
+REPORT_MODES := edge,cloud,lossless,fluency,quality,auto,gate=calibrated:0.9;k=12;eager,gate=entropy:2;k=12;eager,gate=prob:0.5;k=12;eager
 report: models
 	$(BIN)/skydraft compare --prompts data/prompts_zh_dev.jsonl --modes "$(REPORT_MODES)" \
-		--emulate-rtt 20 --emulate-rtt 60 --emulate-rtt 120 --link-prompts 4 --out docs/report-zh-dev
+		--max-new-tokens 48 --emulate-rtt 20 --emulate-rtt 80 --link-prompts 3 --out docs/report-zh-dev
 
 # Speech on the embedded toy pair; no download.
 demo-speech: $(READY)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skydraft.config import DEFAULT_K, DecodingParams
-from skydraft.decoding.adaptive import AutoK, FixedK, KPolicy
+from skydraft.decoding.adaptive import MAX_AUTO_K, AutoK, FixedK, KPolicy
 from skydraft.decoding.agreement import CalibratedGate
 from skydraft.decoding.calibration import Calibration, check_fits, find_calibration
 from skydraft.decoding.choose import Chooser
@@ -115,7 +115,7 @@ def _gate(plan: Plan, draft: Engine | None, target: Target | None, calibration: 
     assert draft and target  # such a plan drafts and verifies
     name, weights = "a target that cannot be asked", None
     try:
-        name, weights = target.weights()
+        name, weights = target.weights(quick=target.falls_back(plan))
     except CloudError:
         if not target.falls_back(plan):
             raise
@@ -124,7 +124,7 @@ def _gate(plan: Plan, draft: Engine | None, target: Target | None, calibration: 
         check_fits(calibration, draft.fingerprint, weights, names)
     else:
         calibration = find_calibration([cache_dir() / "calibrations"], draft.fingerprint, weights, names)
-    return CalibratedGate(plan.gate, calibration)
+    return CalibratedGate(plan.gate, calibration, plan.k or MAX_AUTO_K)
 
 
 def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPolicy:

@@ -13,7 +13,7 @@ from skydraft.cli.options import build_engine_options, engine_options
 from skydraft.cli.progress import counted
 from skydraft.cli.running import load_pair
 from skydraft.config import DecodingParams
-from skydraft.decoding.calibration import Calibration, PairSide
+from skydraft.decoding.calibration import MAX_BLOCK, Calibration, PairSide
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.question import ask
 from skydraft.engines.audio import load_audio
@@ -94,9 +94,11 @@ def _show(found: Calibration, texts: list[Told], out: Path) -> None:
     num_tokens = sum(len(text.disagrees) for text in alone)
     agreement = 1 - sum(sum(text.disagrees) for text in alone) / num_tokens
     click.echo(f"{found.draft.name} alone agrees with {found.target.name} on {agreement:.3f} of {num_tokens} tokens.")
-    click.echo(f"Disagreement is told with an AUROC of {found.fitted.auroc:.3f}. Expected (replayed on these prompts):")
+    click.echo(f"Disagreement is told with an AUROC of {found.fitted.auroc:.3f}.")
+    click.echo(f"Expected with k = {MAX_BLOCK}, blocks ending where the gate is passed (replayed on these prompts):")
+    curve = found.curve(MAX_BLOCK)
     for wanted in _SHOWN:
-        points = [point for point in found.curve if point.agreement >= wanted]
-        if points and found.curve[-1].agreement < wanted:
+        points = [point for point in curve.points if point.agreement >= wanted]
+        if points and curve.points[-1].agreement < wanted:
             click.echo(f"  calibrated:{wanted:<5} {points[-1].calls_per_token:.3f} calls a token")
     click.echo(f"Written to {out}")

@@ -16,7 +16,7 @@ from skydraft.cli.options import build_engine_options, decoding_options, engine_
 from skydraft.cli.progress import counted
 from skydraft.cli.running import describe_run, given_overrides, load_pair
 from skydraft.config import DEFAULT_K, DecodingParams, decoding_params
-from skydraft.decoding.calibration import Calibration, read_calibration
+from skydraft.decoding.calibration import Calibration, check_fits, find_calibration, read_calibration
 from skydraft.decoding.question import ShareAudio, ask, prompt_ids
 from skydraft.decoding.streaming import TextStream
 from skydraft.edge.cloud import Cloud
@@ -28,12 +28,14 @@ from skydraft.evaluation.records import PromptEntry, ScoreLine, read_records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.scoring import Scorer
 from skydraft.evaluation.workloads import read_prompts
+from skydraft.models import cache_dir
 
 if TYPE_CHECKING:
     from skydraft.engines.hf_peer import HuggingFacePair
 
 _MODES = "edge,cloud,lossless,fluency,quality"
 _MAX_NEW_TOKENS = 64
+_LINK_PROMPTS = 8
 
 
 @click.command()
@@ -56,8 +58,8 @@ _MAX_NEW_TOKENS = 64
     metavar="MS",
     help="Also over an emulated link with this round trip; may be repeated.",
 )
-@click.option("--emulate-kbps", type=click.FloatRange(min=0), default=0, help="Bandwidth of that link; 0 is no limit.")
-@click.option("--link-prompts", type=click.IntRange(min=1), default=8, show_default=True, help="Prompts over the link.")
+@click.option("--emulate-kbps", type=click.FloatRange(min=0), help="Bandwidth of that link; the default is no limit.")
+@click.option("--link-prompts", type=click.IntRange(min=1), help=f"Prompts over the link (default {_LINK_PROMPTS}).")
 @click.option("--calibration", type=Path, metavar="FILE", help="For calibrated gates, instead of the pair's own.")
 @click.option(
     "--share-audio",
@@ -81,14 +83,16 @@ def compare(path: Path, modes: str, out: Path, **given: Any) -> None:
     )
     calibration = read_calibration(found) if (found := given.pop("calibration")) else None
     overrides = given_overrides(given, max_new_tokens=_MAX_NEW_TOKENS)
-    links = (None, *given.pop("emulate_rtt"))
+    links = _links(given)
     bench = _Bench(overrides, given, calibration)
     with ExitStack() as stack:
         bench.open(stack, links)
+        bench.check(parsed)
         run = describe_run(
             bench.edge, bench.cloud, workload, parsed,
             command="skydraft " + shlex.join(sys.argv[1:]), execution=bench.execution, overrides=overrides,
             repetitions=given["repetitions"], links=links, link_prompts=given["link_prompts"],
+            link_kbps=given["emulate_kbps"] or 0.0, calibration=bench.calibration,
             share_audio=bench.share_audio if any(prompt.audio for prompt in workload.prompts) else None,
         )  # fmt: skip
         comparison = Comparison(out, run, parsed)
@@ -102,11 +106,23 @@ def compare(path: Path, modes: str, out: Path, **given: Any) -> None:
     _finish(out, comparison.path)
 
 
+def _links(given: dict[str, Any]) -> tuple[float | None, ...]:
+    """No link, and the emulated ones. Raises OptionError for an option about links where there is none."""
+    rtts: tuple[float, ...] = given.pop("emulate_rtt")
+    if len(set(rtts)) < len(rtts):
+        raise OptionError("--emulate-rtt names the same round trip twice.")
+    if not rtts and (given["emulate_kbps"] is not None or given["link_prompts"] is not None):
+        option = "--emulate-kbps" if given["emulate_kbps"] is not None else "--link-prompts"
+        raise OptionError(f"{option} is about an emulated link, which --emulate-rtt MS asks for.")
+    given["link_prompts"] = given["link_prompts"] or _LINK_PROMPTS
+    return (None, *rtts)
+
+
 class _Bench:
     """The engines, links and parameters that the jobs of one comparison run on."""
 
     def __init__(self, overrides: dict[str, Any], given: dict[str, Any], calibration: Calibration | None) -> None:
-        self._overrides, self._given, self._calibration = overrides, given, calibration
+        self._overrides, self._given, self.calibration = overrides, given, calibration
         self.execution = given.pop("execution")
         self._scorers: dict[str | None, Scorer] = {}
         self._peer: HuggingFacePair | None = None
@@ -124,7 +140,22 @@ class _Bench:
             served = stack.enter_context(ServedTarget(target_name(self._given), options, self.execution))
             for rtt_ms in filter(lambda link: link is not None, links):
                 assert rtt_ms is not None
-                self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms, self._given["emulate_kbps"]))
+                self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms, self._given["emulate_kbps"] or 0.0))
+
+    def check(self, modes: tuple[Mode, ...]) -> None:
+        """Refuse now what would be refused when its turn comes. Raises OptionError."""
+        for mode in modes:
+            if mode.peer:
+                self._peer_paths()
+        calibrated = [mode.plan for mode in modes if mode.plan and mode.plan.gate.kind == "calibrated"]
+        if self.calibration and not calibrated:
+            raise OptionError("--calibration is for calibrated gates, and no mode here has one.")
+        names = f"{self.edge.name} and {self.cloud.name}"
+        if calibrated and self.calibration is None:
+            folders = [cache_dir() / "calibrations"]
+            self.calibration = find_calibration(folders, self.edge.fingerprint, self.cloud.fingerprint, names)
+        if calibrated and self.calibration:
+            check_fits(self.calibration, self.edge.fingerprint, self.cloud.fingerprint, names)
 
     def _params(self, mode: Mode) -> DecodingParams:
         style = mode.style or self._overrides.get("style")
@@ -141,7 +172,7 @@ class _Bench:
             plan=job.mode.plan,
             params=self._params(job.mode),
             execution=self.execution if job.link_ms is None else "exact",
-            calibration=self._calibration if gate == "calibrated" else None,
+            calibration=self.calibration if gate == "calibrated" else None,
             audio=self._audio(job.prompt),
             share_audio=self.share_audio,
         )
@@ -176,13 +207,17 @@ class _Bench:
     def _load_peer(self) -> HuggingFacePair:
         from skydraft.engines.hf_peer import HuggingFacePair
 
+        click.echo("Loading the pair once more, for transformers.", err=True)
+        return HuggingFacePair(*self._peer_paths(), device=self._device, dtype=self._dtype)
+
+    def _peer_paths(self) -> tuple[Path, Path]:
+        """Where the files of both models are. Raises OptionError where a peer could not be compared."""
         if set(self._overrides) - {"max_new_tokens"}:
             raise OptionError("hf-target and hf-assisted are compared greedily and without a style.")
         paths = [path for engine in (self.edge, self.cloud) if (path := getattr(engine, "path", None))]
         if len(paths) < 2:
             raise OptionError("hf-target and hf-assisted need models with files, which a toy has not.")
-        click.echo("Loading the pair once more, for transformers.", err=True)
-        return HuggingFacePair(paths[0], paths[1], device=self._device, dtype=self._dtype)
+        return paths[0], paths[1]
 
     def score(self, prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
         """Judge one text."""

@@ -39,7 +39,7 @@ _DECODING = [
     click.option("--top-p", type=float, help="Keep the smallest set of this mass; 1 is off."),
     click.option("--min-p", type=float, help="Keep tokens with this share of the best probability; 0 is off."),
     click.option("--seed", type=int, help="Seed of the noise (default 0)."),
-    click.option("--max-new-tokens", type=int, help="Stop after so many tokens (default 128)."),
+    click.option("--max-new-tokens", type=int, help="Stop after so many tokens (128; 64 in a comparison)."),
     click.option(
         "--min-new-tokens", type=int, help="No sentence stop before, nor an end token unless --sentences are said."
     ),

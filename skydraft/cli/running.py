@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from skydraft.cli.options import load_engine, target_name
 from skydraft.config import DecodingParams, decoding_params
+from skydraft.decoding.calibration import Calibration
 from skydraft.engines.base import Engine, EngineOptions
 from skydraft.engines.probe import cpu_model
 from skydraft.engines.vocab import check_same
@@ -35,7 +37,8 @@ def given_overrides(given: dict[str, Any], *, max_new_tokens: int) -> dict[str, 
     names = [field.name for field in fields(DecodingParams)]
     chosen = {name: given.pop(name) for name in ("style", *names)}
     chosen["stop"] = list(chosen["stop"]) or None
-    chosen["max_new_tokens"] = chosen["max_new_tokens"] or max_new_tokens
+    if chosen["max_new_tokens"] is None:
+        chosen["max_new_tokens"] = max_new_tokens
     overrides = {name: value for name, value in chosen.items() if value is not None}
     decoding_params(overrides.get("style"), **{name: value for name, value in overrides.items() if name != "style"})
     return overrides
@@ -54,6 +57,8 @@ def describe_run(
     links: tuple[float | None, ...],
     link_prompts: int,
     share_audio: str | None,
+    link_kbps: float,
+    calibration: Calibration | None,
 ) -> RunLine:
     """The first line of the records."""
     return RunLine(
@@ -84,6 +89,8 @@ def describe_run(
         links=links,
         link_prompts=link_prompts,
         share_audio=share_audio,
+        link_kbps=link_kbps,
+        calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
     )
 
 

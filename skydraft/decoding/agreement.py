@@ -17,18 +17,19 @@ class CalibratedGate:
     """Holds the agreement of one generation.
 
     A block is unsure when its risk, the sum of the chances that the target disagrees with its tokens, passes the limit
-    that gave the wanted agreement when the gate was calibrated. The controller: audits tell which skipped tokens the
-    target would have written too, and risks are multiplied by (4 + disagreements seen) / (4 + disagreements
-    expected among the audited tokens), so a text that is harder than the calibration thought is escalated more.
+    that gave the wanted agreement, with blocks of up to `k` tokens, when the gate was calibrated. The controller:
+    audits tell which skipped tokens the target would have written too, and risks are multiplied by
+    (4 + disagreements seen) / (4 + disagreements expected among the audited tokens), so a text that is harder than the
+    calibration thought is escalated more. Where nothing is ever escalated, nothing is audited.
     """
 
     kind = "calibrated"
     needs_signals = True
 
-    def __init__(self, rules: Gate, calibration: Calibration) -> None:
+    def __init__(self, rules: Gate, calibration: Calibration, k: int) -> None:
         self._rules = rules
         self._calibration = calibration
-        self._limit = calibration.limit(rules.threshold)
+        self._limit = calibration.limit(rules.threshold, k)
         self._unaudited: list[float] = []  # risks of tokens committed since the last verdict
         self._num_seen = 0.0
         self._num_expected = 0.0

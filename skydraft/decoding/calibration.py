@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.errors import OptionError, RecordsError
@@ -31,7 +30,7 @@ def features(signals: Signals) -> tuple[float, ...]:
 
 
 class _Value(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PairSide(_Value):
@@ -47,6 +46,30 @@ class CurvePoint(_Value):
     limit: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)
     calls_per_token: float = Field(ge=0)
+
+
+class Curve(_Value):
+    """What limits gave for blocks of up to `k` tokens, from the lowest limit to the highest."""
+
+    k: int = Field(ge=1)
+    points: tuple[CurvePoint, ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _check(self) -> Curve:
+        limits = [point.limit for point in self.points]
+        agreements = [point.agreement for point in self.points]
+        if limits != sorted(limits) or agreements != sorted(agreements, reverse=True):
+            raise ValueError("the curve does not run from a low limit and a high agreement to the opposite")
+        return self
+
+    def limit(self, agreement: float) -> float | None:
+        """The loosest limit that keeps this agreement; None where none does, or where no call is needed for it."""
+        if not self.points[-1].agreement < agreement <= self.points[0].agreement:  # also refuses NaN
+            return None
+        index = max(index for index, point in enumerate(self.points) if point.agreement >= agreement)
+        here, beyond = self.points[index], self.points[index + 1]
+        part = (here.agreement - agreement) / (here.agreement - beyond.agreement)
+        return here.limit + part * (beyond.limit - here.limit)
 
 
 class Fitted(_Value):
@@ -65,7 +88,8 @@ class Calibration(_Value):
     """The chance that the target disagrees with a drafted token is 1 / (1 + exp(−(bias + weights · features))).
 
     The risk of a block is the sum over its tokens: how many disagreements skipping it is expected to leave in the
-    text. `curve` says which agreement a limit on that risk gave, from the lowest limit to the highest.
+    text. `curves` say which agreement a limit on that risk gave: short blocks gather less of it than long ones, so
+    there is one for each of several k.
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
@@ -75,43 +99,40 @@ class Calibration(_Value):
     features: tuple[str, ...]
     weights: tuple[float, ...]
     bias: float
-    curve: tuple[CurvePoint, ...] = Field(min_length=2)
+    curves: tuple[Curve, ...] = Field(min_length=1)
     fitted: Fitted
 
     @model_validator(mode="after")
     def _check(self) -> Calibration:
         if self.features != FEATURES or len(self.weights) != len(FEATURES):
             raise ValueError(f"the features are not {', '.join(FEATURES)}")
-        limits = [point.limit for point in self.curve]
-        agreements = [point.agreement for point in self.curve]
-        if limits != sorted(limits) or agreements != sorted(agreements, reverse=True):
-            raise ValueError("the curve does not run from a low limit and a high agreement to the opposite")
+        if [curve.k for curve in self.curves] != sorted({curve.k for curve in self.curves}):
+            raise ValueError("the curves are not in the order of their k")
         return self
+
+    def curve(self, k: int) -> Curve:
+        """The curve for blocks of up to `k` tokens: that of the next shorter k, which is stricter, or the first."""
+        return max((curve for curve in self.curves if curve.k <= k), key=lambda curve: curve.k, default=self.curves[0])
 
     def risk(self, signals: Signals) -> float:
         """The chance that the target disagrees with one token."""
         score = self.bias + sum(w * x for w, x in zip(self.weights, features(signals), strict=True))
         return 1 / (1 + math.exp(-min(max(score, -50.0), 50.0)))
 
-    @cached_property
-    def _table(self) -> tuple[list[float], list[float]]:
-        ascending = self.curve[::-1]
-        return [point.agreement for point in ascending], [point.limit for point in ascending]
-
-    def limit(self, agreement: float) -> float:
-        """The limit on a block's risk that kept this agreement.
+    def limit(self, agreement: float, k: int) -> float:
+        """The limit on the risk of a block of up to `k` tokens that kept this agreement.
 
         Raises OptionError for one that the draft model reaches alone, or that no skipping keeps.
         """
-        agreements, limits = self._table
-        if not agreements[0] < agreement <= agreements[-1]:
+        curve = self.curve(k)
+        if (limit := curve.limit(agreement)) is None:
+            low, high = curve.points[-1].agreement, curve.points[0].agreement
             raise OptionError(
-                f"The calibration for {self.draft.name} and {self.target.name} knows agreements above "
-                f"{agreements[0]:.2f}, which the draft model reaches alone, up to {agreements[-1]:.2f}, "
-                f"not {agreement:g}.",
+                f"The calibration for {self.draft.name} and {self.target.name} knows agreements above {low:.2f}, "
+                f"which the draft model reaches alone, up to {high:.2f}, not {agreement:g}.",
                 hint="For the target's own text use --mode lossless.",
             )
-        return float(np.interp(agreement, agreements, limits))
+        return limit
 
     def fits(self, draft: str, target: str | None) -> bool:
         """Whether it was made with models of these fingerprints; None where the target cannot be asked for its own."""
@@ -145,22 +166,27 @@ def _parse(name: str, text: str) -> Calibration:
 
 def find_calibration(folders: Iterable[Path], draft: str, target: str | None, names: str) -> Calibration:
     """The calibration of a pair, from `folders` or shipped; `names` is for the message. Raises OptionError."""
-    for calibration in _all(folders):
-        if calibration.fits(draft, target):
-            return calibration
+    broken: RecordsError | None = None
+    for read in _all(folders):
+        try:
+            if (calibration := read()).fits(draft, target):
+                return calibration
+        except RecordsError as error:
+            broken = error  # of another pair, perhaps
+    if broken:
+        raise broken
     raise OptionError(
         f"There is no calibration for {names}.",
         hint="Make one with: skydraft calibrate --prompts FILE, or use --mode quality.",
     )
 
 
-def _all(folders: Iterable[Path]) -> Iterator[Calibration]:
+def _all(folders: Iterable[Path]) -> Iterator[Callable[[], Calibration]]:
     for folder in folders:
-        for path in sorted(folder.glob("*.json")):
-            yield read_calibration(path)
+        yield from (partial(read_calibration, path) for path in sorted(folder.glob("*.json")))
     for entry in resources.files("skydraft.decoding").joinpath("calibrations").iterdir():
         if entry.name.endswith(".json"):
-            yield _parse(entry.name, entry.read_text(encoding="utf-8"))
+            yield partial(_parse, entry.name, entry.read_text(encoding="utf-8"))
 
 
 def check_fits(calibration: Calibration, draft: str, target: str | None, names: str) -> None:

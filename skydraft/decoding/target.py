@@ -53,8 +53,8 @@ class Target(Protocol):
     def costs(self) -> TargetCosts:
         """What an adaptive k starts from."""
 
-    def weights(self) -> tuple[str, str]:
-        """(name, fingerprint of the weights) of the target model."""
+    def weights(self, *, quick: bool) -> tuple[str, str]:
+        """(name, fingerprint of the weights) of the target model; where `quick`, a silence is not waited out."""
 
 
 class InProcess:
@@ -82,5 +82,5 @@ class InProcess:
     def costs(self) -> TargetCosts:
         return TargetCosts(self._engine.profile, self._max_rows)
 
-    def weights(self) -> tuple[str, str]:
+    def weights(self, *, quick: bool) -> tuple[str, str]:
         return self._engine.name, self._engine.fingerprint

@@ -14,13 +14,14 @@ from skydraft.edge.link import Link, LinkOptions
 from skydraft.edge.outage import Notify
 from skydraft.edge.verifier import Patience, RemoteVerifier
 from skydraft.engines.base import RowProfile
-from skydraft.errors import OptionError, SkydraftError
+from skydraft.errors import CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import Opening, ServerInfo
 
 T = TypeVar("T")
 _NUM_PINGS = 3
 _PAUSE_S = 0.2
+_QUICK_S = 0.5
 
 
 def _silent(line: str) -> None:
@@ -63,8 +64,13 @@ class Cloud:
             try:
                 return ask()
             except SkydraftError as error:
-                if not error.retryable or time.monotonic() + _PAUSE_S > until:
+                if not error.retryable:
                     raise
+                if time.monotonic() + _PAUSE_S > until:
+                    raise CloudTimeout(
+                        f"The cloud at {self.link.target} could not be had for {self._timeout_s:g} s: {error.message}",
+                        hint="Is it running? Ask: skydraft doctor --cloud. Wait longer with --cloud-timeout.",
+                    ) from error
             time.sleep(_PAUSE_S)
             self.link.reconnect()
 
@@ -79,9 +85,12 @@ class Cloud:
         profile = RowProfile(info.invariant_rows, info.forward_ms)
         return TargetCosts(profile, info.max_rows, wire_ms=wire_ms, max_block=info.max_block)
 
-    def weights(self) -> tuple[str, str]:
-        """(name, fingerprint of the weights) of the server's model. Raises CloudError."""
-        info = self.info()
+    def weights(self, *, quick: bool) -> tuple[str, str]:
+        """(name, fingerprint of the weights) of the server's model; asked for half a second where `quick`.
+
+        Raises CloudError.
+        """
+        info = self.link.info(min(_QUICK_S, self._timeout_s)) if quick else self.info()
         return info.model, info.weights
 
     def verifier(self, context: Committed, rules: Rules) -> RemoteVerifier:

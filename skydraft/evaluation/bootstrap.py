@@ -27,8 +27,9 @@ class Resamples:
     def ratio_of_ratios(self, a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> tuple[float, float] | None:
         """Interval of (sum a0 / sum a1) / (sum b0 / sum b1)."""
         sums = [self._weights @ values for values in (*a, *b)]
-        fine = (sums[1] > 0) & (sums[2] > 0) & (sums[3] > 0)
-        return _interval((sums[0] / np.where(fine, sums[1], 1) / np.where(fine, sums[2] / sums[3], 1))[fine])
+        above, below = sums[0] * sums[3], sums[1] * sums[2]
+        fine = (below > 0) & (sums[3] > 0)
+        return _interval(above[fine] / below[fine])
 
     def difference(self, a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> tuple[float, float] | None:
         """Interval of sum a0 / sum a1 - sum b0 / sum b1."""

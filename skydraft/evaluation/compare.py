@@ -29,6 +29,9 @@ from skydraft.evaluation.records import (
 from skydraft.types import FinishReason, Origin, Round, Token
 
 RECORDS = "records.jsonl"
+# What a run must have in common with the one that it goes on with, besides the models.
+_SAME = ("modes", "repetitions", "max_new_tokens", "overrides", "workload_sha256", "prompts", "links", "link_prompts",
+         "link_kbps", "execution", "share_audio", "calibration")  # fmt: skip
 
 
 class Runs(Protocol):
@@ -148,9 +151,9 @@ class Comparison:
         self.path = folder / RECORDS
         self._modes = {mode.name: mode for mode in modes}
         if self.path.exists() and self.path.stat().st_size:
-            drop_cut_line(self.path)
             before = read_records(self.path)
             _check_same(self.path, before.run, run)
+            drop_cut_line(self.path)  # only now: a file that is not ours is left as it is
             self.run, done = before.run, keys(before.generations)
         else:
             self.run, done = run, set()
@@ -204,17 +207,7 @@ def _run(job: Job, start: Start, ask: Ask) -> GenerationLine:
 
 def _check_same(path: Path, before: RunLine, now: RunLine) -> None:
     """Raise RecordsError unless a run can be gone on with."""
-    fields = (
-        "modes",
-        "repetitions",
-        "max_new_tokens",
-        "overrides",
-        "workload_sha256",
-        "prompts",
-        "links",
-        "link_prompts",
-    )
-    differs = [name for name in (*fields, "execution", "share_audio") if getattr(before, name) != getattr(now, name)]
+    differs = [name for name in _SAME if getattr(before, name) != getattr(now, name)]
     sides = ((side, getattr(before, side).fingerprint, getattr(now, side).fingerprint) for side in ("draft", "target"))
     differs += [f"{side} model" for side, old, new in sides if old != new]
     if differs:

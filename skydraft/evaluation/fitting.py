@@ -14,7 +14,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.decoding.calibration import FEATURES, MAX_BLOCK, Calibration, CurvePoint, Fitted, PairSide, features
+from skydraft.decoding.calibration import (
+    FEATURES,
+    MAX_BLOCK,
+    Calibration,
+    Curve,
+    CurvePoint,
+    Fitted,
+    PairSide,
+    features,
+)
 from skydraft.errors import MissingDependency, PromptError
 from skydraft.evaluation.records import ScoreLine
 from skydraft.types import Signals
@@ -22,7 +31,11 @@ from skydraft.types import Signals
 Floats = npt.NDArray[np.float64]
 
 _MIN_TOKENS = 200  # below, a logistic fit of four weights says little
-_LIMITS = (0.0, *np.geomspace(0.005, 20.0, 160).tolist())
+_LIMITS = (0.0, *np.geomspace(0.005, 20.0, 80).tolist())
+_KS = (1, 2, 3, 4, 5, 6, 8, MAX_BLOCK, 16, 32)
+
+
+_NO_LIMIT = CurvePoint(limit=0, agreement=1, calls_per_token=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +129,19 @@ def walk(
     return Outcome(len(risks), num_wrong, num_calls)
 
 
-def curve(texts: Sequence[Told], risk_of: Sequence[Sequence[float]]) -> tuple[CurvePoint, ...]:
-    """Agreement and calls for a range of limits, over the texts along the target's path."""
+def curve(texts: Sequence[Told], risk_of: Sequence[Sequence[float]], k: int) -> Curve:
+    """Agreement and calls for a range of limits with blocks of up to `k`, over the texts along the target's path."""
     points = []
     lowest = 1.0
     for limit in _LIMITS:
-        walked = [walk(risks, text.disagrees, limit) for text, risks in zip(texts, risk_of, strict=True)]
+        walked = [walk(risks, text.disagrees, limit, k) for text, risks in zip(texts, risk_of, strict=True)]
         num_tokens = sum(outcome.num_tokens for outcome in walked)
         lowest = min(lowest, 1 - sum(outcome.num_wrong for outcome in walked) / num_tokens)
         calls = sum(outcome.num_calls for outcome in walked) / num_tokens
         points.append(CurvePoint(limit=round(limit, 5), agreement=round(lowest, 5), calls_per_token=round(calls, 5)))
         if not calls:
             break
-    return tuple(points)
+    return Curve(k=k, points=tuple(points))
 
 
 def auroc(scores: Floats, disagrees: npt.NDArray[np.bool_]) -> float:
@@ -168,11 +181,8 @@ def fit(
         features=FEATURES,
         weights=tuple(round(weight, 5) for weight in weights),
         bias=round(bias, 5),
-        curve=(
-            CurvePoint(limit=0, agreement=1, calls_per_token=1),
-            CurvePoint(limit=1, agreement=0, calls_per_token=0),
-        ),
+        curves=(Curve(k=1, points=(_NO_LIMIT, _NO_LIMIT)),),
         fitted=about,
     )
     risks = [[bare.risk(signals) for signals in text.signals] for text in ours]
-    return bare.model_copy(update={"curve": curve(ours, risks)})
+    return bare.model_copy(update={"curves": tuple(curve(ours, risks, k) for k in _KS)})

@@ -20,7 +20,7 @@ SCHEMA = 1
 
 
 class _Line(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PromptEntry(_Line):
@@ -45,7 +45,7 @@ class ModelEntry(_Line):
 class RunLine(_Line):
     """What was run, on what. `links` are the emulated round trips in milliseconds; None is no link at all.
 
-    `overrides` are decoding parameters that differ from the defaults.
+    `overrides` are decoding parameters that differ from the defaults, `calibration` the hash of the one that was used.
     """
 
     kind: Literal["run"] = "run"
@@ -68,6 +68,8 @@ class RunLine(_Line):
     links: tuple[float | None, ...]
     link_prompts: int
     share_audio: str | None = None
+    link_kbps: float = 0.0
+    calibration: str | None = None
 
 
 class RoundEntry(_Line):
@@ -76,7 +78,7 @@ class RoundEntry(_Line):
     base: int
     num_draft: int
     num_accepted: int
-    num_committed: int
+    num_committed: int = Field(ge=1)
     outcome: Outcome
     reason: str
     ended_by: EndedBy
@@ -141,7 +143,7 @@ class GenerationLine(_Line):
     link_ms: float | None
     finish: FinishReason
     num_prompt_tokens: int
-    wall_ms: float
+    wall_ms: float = Field(gt=0)
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     pieces: tuple[str, ...]
@@ -220,12 +222,9 @@ def read_records(path: Path) -> Records:
 
 def _parse(path: Path) -> Iterator[RunLine | GenerationLine | ScoreLine]:
     try:
-        content = path.read_text(encoding="utf-8")
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise RecordsError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise RecordsError(f"{path} is not UTF-8.") from error
-    lines = content.split("\n")
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -237,9 +236,11 @@ def _parse(path: Path) -> Iterator[RunLine | GenerationLine | ScoreLine]:
                 raise
 
 
-def _parse_line(path: Path, number: int, line: str) -> RunLine | GenerationLine | ScoreLine:
+def _parse_line(path: Path, number: int, line: bytes) -> RunLine | GenerationLine | ScoreLine:
     try:
-        found = json.loads(line)
+        found = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise RecordsError(f"Line {number} of {path} is not UTF-8.") from error
     except json.JSONDecodeError as error:
         raise RecordsError(f"Line {number} of {path} is no JSON: {error.msg}.", hint="Is the file whole?") from error
     schema = found.get("schema") if isinstance(found, dict) else None
@@ -263,10 +264,19 @@ def _check_references(path: Path, records: Records) -> None:
             raise RecordsError(f"{path} has a {line.kind} for a prompt {line.prompt}, which it does not hold.")
         if isinstance(line, GenerationLine) and line.mode not in modes:
             raise RecordsError(f"{path} has a generation in a mode {line.mode}, which was not run.")
-        lengths = {len(line.token_ids)}
-        lengths |= {len(line.origins), len(line.pieces)} if isinstance(line, GenerationLine) else {len(line.choices)}
-        if len(lengths) > 1:
+        if len(_lengths(line)) > 1:
             raise RecordsError(f"{path} has a {line.kind} of {line.prompt} whose lists differ in length.")
+    if len(prompts) < len(records.run.prompts) or len(keys(records.generations)) < len(records.generations):
+        raise RecordsError(f"{path} has a prompt or a generation twice.")
+
+
+def _lengths(line: GenerationLine | ScoreLine) -> set[int]:
+    """How many tokens the parts of a line speak of."""
+    if isinstance(line, ScoreLine):
+        lists = (line.token_ids, line.choices, line.choice_pieces, line.nll, line.signals, line.drafted)
+        return {len(found) for found in lists}
+    lengths = {len(line.token_ids), len(line.origins), len(line.pieces)}
+    return lengths | ({sum(entry.num_committed for entry in line.rounds)} if line.rounds else set())
 
 
 def write_line(file: TextIO, line: BaseModel) -> None:

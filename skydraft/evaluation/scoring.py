@@ -64,7 +64,7 @@ class Scorer:
             style=self._style,
             token_ids=token_ids,
             choices=tuple(found.choice for found in judged),
-            choice_pieces=tuple(vocab.decode([found.choice]) for found in judged),
+            choice_pieces=tuple(vocab.written([found.choice]) for found in judged),
             nll=tuple(round(found.nll, 5) for found in judged),
             signals=tuple(found.signals for found in drafted),
             drafted=tuple(found.choice for found in drafted),

@@ -57,7 +57,9 @@ def study(findings: Findings) -> dict[str, Any] | None:
         "num_tokens": len(wrong),
         "alone": round(1 - float(wrong.mean()), 5),
         "alone_on_target_path": round(1 - float(np.mean([flag for text in targets for flag in text.disagrees])), 5),
-        "auroc": {name: round(auroc(values, wrong), 4) for name, values in scores.items()},
+        "auroc": {name: round(auroc(values, wrong), 4) for name, values in scores.items()}
+        if 0 < wrong.mean() < 1
+        else {},
         "curves": {name: _curve(targets, found, adds=name == "combined") for name, found in risks.items()},
         "max_block": MAX_BLOCK,
     }

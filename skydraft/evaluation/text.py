@@ -21,7 +21,7 @@ class TextIndicators:
     """Counts about one generated text; rates are made from them later.
 
     `num_repeats[n]` of `num_ngrams[n]` n-grams of content characters occurred before in the same text, n = 2, 3.
-    `num_adjacent` content characters equal the one just before; `num_doubles` of those that are lexical doubles such
+    `num_adjacent` CJK characters equal the one just before; `num_doubles` of those that are lexical doubles such
     as 慢慢 are counted apart, not in it. `num_loops` cycles of tokens went round at least twice.
     """
 

@@ -54,12 +54,12 @@ def read_prompts(
     """
     try:
         content = path.read_bytes()
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise PromptError(f"The prompt file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, with iconv say.") from error
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     read = _read_json if path.suffix in (".jsonl", ".json") else _read_plain
     prompts = [read(path, number, line) for number, line in lines]
     if len({prompt.id for prompt in prompts}) < len(prompts):

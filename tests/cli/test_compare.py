@@ -168,7 +168,6 @@ def test_a_file_of_others_is_refused_and_left_alone(again: Path, invoke: Invoke,
     assert records.read_text() == line
 
 
-@pytest.mark.xfail(strict=True, reason="its last line is taken away before it is known whose file it is")
 def test_a_file_of_others_without_a_last_newline_is_left_alone(again: Path, invoke: Invoke) -> None:
     records = again / "out" / "records.jsonl"
     records.write_text("notes of mine")
@@ -220,7 +219,6 @@ UNHEARD = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="an option that cannot apply is dropped")
 @pytest.mark.parametrize("case", UNHEARD)
 def test_an_option_that_cannot_apply_is_an_error(
     again: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, case: str
@@ -232,7 +230,6 @@ def test_an_option_that_cannot_apply_is_an_error(
     assert invoke(*compare_args(again, "--limit", "1", modes="edge", tokens=4), *UNHEARD[case])[0] == 2
 
 
-@pytest.mark.xfail(strict=True, reason="AUROC of a pair that never disagrees is NaN, which is no JSON")
 def test_a_pair_that_never_disagrees_has_a_summary_that_is_json(again: Path, invoke: Invoke) -> None:
     def refuse(name: str) -> None:
         raise ValueError(name)

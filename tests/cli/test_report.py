@@ -179,7 +179,7 @@ def test_the_gate_study(recount: Recount, page: str, summary: dict[str, Any]) ->
         assert agreement is not None and calls is not None
         assert float(cells["agreement A"][0]) == pytest.approx(agreement, abs=0.00051)
         assert float(cells["calls per token"][0]) == pytest.approx(calls, abs=0.00051)
-        assert float(cells["calls over the bound A − α"][0]) == pytest.approx(calls / (agreement - alone), abs=0.0051)
+        assert float(cells["calls / (A − α)"][0]) == pytest.approx(calls / (agreement - alone), abs=0.0051)
 
 
 class Pieces(HTMLParser):

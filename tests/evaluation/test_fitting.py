@@ -150,14 +150,14 @@ def test_a_curve_keeps_on_fresh_texts_what_it_promised() -> None:
         abs=2e-4,
     )
     for wanted in (0.8, 0.9, 0.95):
-        walked = [walk([found.risk(s) for s in t.signals], t.disagrees, found.limit(wanted)) for t in fresh]
+        walked = [walk([found.risk(s) for s in t.signals], t.disagrees, found.limit(wanted, 12)) for t in fresh]
         assert 1 - sum(outcome.num_wrong for outcome in walked) / 6000 == pytest.approx(wanted, abs=0.03)
 
 
 def test_a_curve_runs_from_all_to_nothing() -> None:
     texts = simulated(4, 20, 50)
     risks = [[risk(TRUTH, BIAS, token) for token in text.signals] for text in texts]
-    points = curve(texts, risks)
+    points = curve(texts, risks, 12).points
     assert (points[0].limit, points[0].agreement) == (0, 1)
     assert points[-1].calls_per_token == 0
     assert points[-1].agreement == pytest.approx(1 - sum(sum(text.disagrees) for text in texts) / 1000, abs=1e-5)

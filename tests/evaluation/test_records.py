@@ -27,7 +27,7 @@ signals = st.tuples(times, st.floats(0, 1), st.floats(0, 1))
 
 rounds = st.builds(
     lines.round_line,
-    base=counts, num_draft=counts, num_accepted=counts, num_committed=counts, reason=texts, draft_ms=times,
+    base=counts, num_draft=counts, num_accepted=counts, num_committed=st.just(1), reason=texts, draft_ms=times,
     outcome=st.sampled_from(["verified", "skipped", "fallback"]), wall_ms=times, ended_ms=times, num_rows=counts,
     rtt_ms=times, bytes_up=counts, draft_ids=token_ids, signals=st.lists(signals, max_size=3).map(tuple),
 )  # fmt: skip
@@ -40,8 +40,8 @@ def generations(draw: st.DrawFn) -> GenerationLine:
         token_ids=ids,
         origins=tuple(draw(st.sampled_from(["accepted", "edge", "edge-fallback"])) for _ in ids),
         pieces=tuple(draw(texts) for _ in ids),
-        rounds=draw(st.lists(rounds, max_size=3).map(tuple)),
-        wall_ms=draw(times),
+        rounds=tuple(draw(rounds) for _ in ids),
+        wall_ms=draw(st.floats(0.001, 1e6)),
         link_ms=draw(st.none() | times),
     )
 
@@ -60,6 +60,11 @@ def scores(draw: st.DrawFn) -> Any:
     )
 
 
+def numbered(made: list[GenerationLine]) -> list[GenerationLine]:
+    """Each a repetition of its own: a generation is told by its number."""
+    return [line.model_copy(update={"repetition": number}) for number, line in enumerate(made)]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("records")
@@ -70,6 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_written_is_what_is_read(
     folder: Path, made: list[GenerationLine], judged: list[Any], prompt: str
 ) -> None:
+    made = numbered(made)
     run = lines.run_line(prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": prompt}),))
     found = read_records(lines.write(folder, run, *made, *judged))
     assert found == Records(run=run, generations=tuple(made), scores=tuple(judged))
@@ -80,6 +86,7 @@ def test_what_is_written_is_what_is_read(
 def test_a_file_cut_anywhere_has_the_lines_that_were_whole(
     folder: Path, made: list[GenerationLine], data: st.DataObject
 ) -> None:
+    made = numbered(made)
     path = lines.write(folder, lines.run_line(), *made)
     whole = path.read_text(encoding="utf-8")
     cut = data.draw(st.integers(whole.index("\n") + 1, len(whole)))
@@ -95,7 +102,6 @@ def test_a_file_cut_anywhere_has_the_lines_that_were_whole(
     assert read_records(path).generations == tuple(made[:num_whole])
 
 
-@pytest.mark.xfail(strict=True, reason="half a character at the end makes the whole file no UTF-8")
 def test_a_file_cut_inside_a_character_has_the_lines_before(tmp_path: Path) -> None:
     path = lines.write(tmp_path, lines.run_line(), lines.generation(), lines.generation(pieces=("我", "在", "员")))
     content = path.read_bytes()
@@ -155,7 +161,6 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.xfail(strict=True, reason="of a score only token_ids and choices are compared in length")
 @pytest.mark.parametrize("field", ["nll", "signals", "drafted", "choice_pieces"])
 def test_every_list_of_a_score_is_as_long_as_its_text(tmp_path: Path, field: str) -> None:
     path = tmp_path / "records.jsonl"
@@ -165,7 +170,6 @@ def test_every_list_of_a_score_is_as_long_as_its_text(tmp_path: Path, field: str
         read_records(path)
 
 
-@pytest.mark.xfail(strict=True, reason="rounds and tokens are not compared")
 def test_rounds_commit_as_many_tokens_as_there_are(tmp_path: Path) -> None:
     path = lines.write(tmp_path, RUN, lines.generation(rounds=(lines.round_line(num_committed=2),)))
     with pytest.raises(RecordsError):

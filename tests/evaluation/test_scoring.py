@@ -48,7 +48,7 @@ def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
         prefix = [*PROMPT_IDS, *token_ids[:at]]
         mine, theirs = (reference.next_token(model, prefix, len(PROMPT_IDS), greedy) for model in pair)
         assert (line.drafted[at], line.choices[at]) == (mine, theirs)
-        assert line.choice_pieces[at] == VOCAB.decode([theirs])
+        assert line.choice_pieces[at] == VOCAB.written([theirs])
         draft_row, target_row = (reference.row_after(model, prefix) for model in pair)
         assert line.signals[at] == signals_entry(measure(draft_row))
         assert line.nll[at] == pytest.approx(-log_softmax(target_row.astype(np.float64))[token_id], abs=2e-5)

@@ -101,14 +101,12 @@ def test_a_choice_that_leaves_nothing_says_what_was_asked(tmp_path: Path) -> Non
         read_prompts(tmp_path / "missing.txt")
 
 
-@pytest.mark.xfail(strict=True, reason="lines are split where JSON has no line end: U+2028, U+2029, U+0085")
 @pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85"])
 def test_a_prompt_may_hold_any_character(tmp_path: Path, char: str) -> None:
     path = jsonl(tmp_path / "p.jsonl", {"prompt": f"a{char}b"})
     assert read_prompts(path).prompts == (Prompt("line-1", f"a{char}b"),)
 
 
-@pytest.mark.xfail(strict=True, reason="a byte order mark is taken for text")
 @pytest.mark.parametrize(("name", "line"), [("p.txt", "a"), ("p.jsonl", '{"prompt": "a"}')])
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, line: str) -> None:
     (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + line.encode())

@@ -96,6 +96,7 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
     names = [*HEADLINE, *TEXTS, *MORE]
     return environment.get_template("page.html.j2").render(
         run=findings.run,
+        num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
         tables=[
             ("What it is worth", _table(summary, HEADLINE, with_speed=True)),
@@ -177,6 +178,11 @@ def _text(setting: Setting, case: Case) -> tuple[str, str, list[Piece]]:
     return setting.name, case.generation.finish, [_piece(case, index, rounds) for index in range(case.num_tokens)]
 
 
+def _visible(text: str) -> str:
+    """Control characters as pictures of themselves; line breaks and tabs stay."""
+    return "".join(chr(0x2400 + ord(char)) if ord(char) < 32 and char not in "\n\t" else char for char in text)
+
+
 def _piece(case: Case, index: int, rounds: Sequence[int]) -> Piece:
     line, score = case.generation, case.score
     tells: list[str] = [line.origins[index]]
@@ -186,5 +192,5 @@ def _piece(case: Case, index: int, rounds: Sequence[int]) -> Piece:
     if score:
         disagrees = score.choices[index] != line.token_ids[index]
         tells.append(f"entropy {score.signals[index][0]:.2f} nats")
-        tells.append(f"target: {score.choice_pieces[index] or 'end'}" if disagrees else "target agrees")
-    return Piece(line.pieces[index], ORIGIN_MARKS[line.origins[index]], disagrees, " · ".join(tells))
+        tells.append(f"target: {_visible(score.choice_pieces[index])}" if disagrees else "target agrees")
+    return Piece(_visible(line.pieces[index]), ORIGIN_MARKS[line.origins[index]], disagrees, " · ".join(tells))
