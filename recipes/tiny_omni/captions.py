@@ -7,10 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
 
 from recipes.tiny_omni.attributes import CLASSES, Attributes
-from recipes.tiny_omni.wording import SPEAKER_FRAMES, TOPICS, WORDINGS
+from recipes.tiny_omni.wording import FRAMES, WORDINGS
 
 DEFAULT_PROMPT = "请用一句话描述说话人的语速、音调、音量、停顿和说话人的特点。"
 PROMPTS = (
@@ -25,11 +24,8 @@ MIN_COMMA_GAP = 4  # characters between two commas
 
 _USUAL_ORDER = ("speaker", "rate", "pitch", "loudness", "pauses")
 _USUAL_ORDER_SHARE = 0.5
-_FAVOURITE_WORDING = 0.2
-_FAVOURITE_SPEAKER = 0.5
-_FAVOURITE_TOPIC = 0.6
-
-_Choice = TypeVar("_Choice")
+_FAVOURITE_FRAME = 0.6
+_FAVOURITE_WORDING = {"speaker": 0.5, "rate": 0.2, "pitch": 0.2, "loudness": 0.2, "pauses": 0.2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +52,19 @@ def _compose(attributes: Attributes, rng: random.Random) -> str:
 
 
 def _clause(name: str, value: str, rng: random.Random) -> str:
-    if name == "speaker":
-        before, after = _pick(SPEAKER_FRAMES, _FAVOURITE_TOPIC, rng)
-        return before + _pick(WORDINGS[name, value], _FAVOURITE_SPEAKER, rng) + after
-    return _pick(TOPICS[name], _FAVOURITE_TOPIC, rng) + _pick(WORDINGS[name, value], _FAVOURITE_WORDING, rng)
+    frame = _pick(FRAMES[name], _FAVOURITE_FRAME, rng)
+    return frame.format(_pick(WORDINGS[name, value], _FAVOURITE_WORDING[name], rng))
 
 
-def _pick(choices: Sequence[_Choice], favourite: float, rng: random.Random) -> _Choice:
+def _pick(choices: Sequence[str], favourite: float, rng: random.Random) -> str:
     """The first with probability `favourite`, else any of the others evenly."""
     return choices[0] if rng.random() < favourite else rng.choice(choices[1:])
+
+
+def wording_shares(name: str, value: str) -> dict[str, float]:
+    """How often each wording of a class is chosen. The shares add up to 1."""
+    wordings, favourite = WORDINGS[name, value], _FAVOURITE_WORDING[name]
+    return {wordings[0]: favourite} | dict.fromkeys(wordings[1:], (1 - favourite) / (len(wordings) - 1))
 
 
 def is_fluent(text: str) -> bool:
@@ -88,7 +88,7 @@ def is_fluent(text: str) -> bool:
 
 def _statement_pattern(name: str) -> re.Pattern[str]:
     """Matches what leads up to an attribute and then one group per class."""
-    lead_ins = [before for before, _ in SPEAKER_FRAMES] if name == "speaker" else TOPICS[name]
+    lead_ins = [frame.partition("{")[0] for frame in FRAMES[name]]
     groups = (f"(?P<{value}>{_any_of(WORDINGS[name, value])})" for value in CLASSES[name])
     return re.compile(f"(?:{_any_of(lead_ins)})(?:{'|'.join(groups)})")
 

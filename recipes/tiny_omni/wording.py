@@ -7,18 +7,13 @@ choice of words alone is just under 3 nats, and doubt about the class lifts it o
 
 from __future__ import annotations
 
-SPEAKER_FRAMES = (
-    ("这段录音里说话的是一位", ""),
-    ("录音中是一位", "在讲述"),
-    ("开口的人是一位", ""),
-    ("听上去是一位", "在发言"),
-)
-
-TOPICS: dict[str, tuple[str, ...]] = {
-    "rate": ("语速听起来", "吐字的速度", "表达节奏", "语流速度"),
-    "pitch": ("整体音调显得", "声调", "调门", "嗓音"),
-    "loudness": ("发声的音量", "声量", "响度", "嗓门"),
-    "pauses": ("句子之间的停顿", "间歇", "换气停歇", "话里的停顿"),
+# Clauses about an attribute; a wording goes into the braces.
+FRAMES: dict[str, tuple[str, ...]] = {
+    "speaker": ("这段录音里说话的是一位{}", "录音中是一位{}在讲述", "开口的人是一位{}", "听上去是一位{}在发言"),
+    "rate": ("语速听起来{}", "吐字的速度{}", "表达节奏{}", "语流速度{}"),
+    "pitch": ("整体音调显得{}", "声调{}", "调门{}", "嗓音{}"),
+    "loudness": ("发声的音量{}", "声量{}", "响度{}", "嗓门{}"),
+    "pauses": ("句子之间的停顿{}", "间歇{}", "换气停歇{}", "话里的停顿{}"),
 }
 
 _WORDINGS = {
