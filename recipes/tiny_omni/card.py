@@ -41,8 +41,8 @@ words and five prompts; text without audio means nothing to them.
 |---|---|---|
 {rows}
 
-The edge model is smaller and trained on fewer clips for fewer steps. Nothing else differs: same tokenizer, prompts,
-captions and loss.
+The edge model is smaller and trained on fewer clips for fewer steps; tokenizer, prompts, captions and loss are the same.
+CPU time is summed over threads.
 
 ## Accuracy
 
@@ -53,7 +53,7 @@ A caption is right about an attribute when it states its true class; what it lea
 |---|---|---|
 {accuracy}
 
-Entropy of the next token, in nats, at the tokens that decide a class and at all others of these captions:
+Entropy of the next token, in nats, at the tokens that decide a class and at all others of these captions (how many):
 
 | | edge | cloud |
 |---|---|---|
@@ -64,7 +64,7 @@ of words alone is worth about 2.9 nats at a deciding token, and doubt about the 
 
 ## Training data
 
-espeak-ng made the audio of the clips, and nothing else in these models: 16 kHz, about 1.5 to 3.7 s, made-up everyday
+espeak-ng made the audio of the clips, and nothing else in these models: 16 kHz, about 1.5 to 4 s, made-up everyday
 sentences in Mandarin. What the classes mean:
 
 - **rate**: 155–172, 235–260, 400–440 words a minute asked of espeak-ng (slow, medium, fast);
@@ -124,6 +124,7 @@ def _size_rows(results: dict[str, Any]) -> list[Row]:
         both("layers × width: audio, text", towers),
         both("training clips", lambda size, schedule, result: f"{schedule.num_clips:,}"),
         both("training steps", steps),
+        both("learning rate", lambda size, schedule, result: f"{schedule.learning_rate:g}"),
         both("training, CPU time", lambda size, schedule, result: f"{result['train_cpu_s'] / 60:.0f} min"),
     ]
 
@@ -150,5 +151,5 @@ def _entropy_rows(results: dict[str, Any]) -> list[Row]:
 
 def _spread(spread: dict[str, float]) -> str:
     if spread["p50"] is None:
-        return f"{spread['count']} tokens"
-    return f"median {spread['p50']:.2f}, deciles {spread['p10']:.2f} to {spread['p90']:.2f} ({spread['count']} tokens)"
+        return f"too few ({spread['count']})"
+    return f"median {spread['p50']:.2f}, deciles {spread['p10']:.2f} to {spread['p90']:.2f} ({spread['count']})"
