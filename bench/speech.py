@@ -15,8 +15,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from recipes.tiny_omni.captions import ATTRIBUTES, read_attributes
-
+from recipes.tiny_omni.attributes import CLASSES as ATTRIBUTES
+from recipes.tiny_omni.captions import read_attributes
 from skydraft.cli.main import run
 from skydraft.evaluation.records import Records, read_records
 from skydraft.evaluation.summary import Findings, Setting, summarize

@@ -1,0 +1,89 @@
+"""Captions say what they are asked to say, in fluent Chinese, and can be read back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recipes.tiny_omni.attributes import CLASSES, Attributes, draw
+from recipes.tiny_omni.captions import caption, find_statements, is_fluent, read_attributes
+from recipes.tiny_omni.wording import WORDINGS
+
+SEEDS = range(400)
+
+
+def drawn(seed: int) -> Attributes:
+    return draw(np.random.default_rng(seed))
+
+
+def test_reading_a_caption_gives_its_attributes_back() -> None:
+    for seed in SEEDS:
+        assert read_attributes(caption(drawn(seed), seed)) == drawn(seed).as_dict()
+
+
+def test_captions_keep_the_rules() -> None:
+    for seed in SEEDS:
+        text = caption(drawn(seed), seed)
+        clauses = text.removesuffix("。").split("，")
+        content = "".join(clauses)
+        pairs = [content[at : at + 2] for at in range(len(content) - 1)]
+        assert 25 <= len(text) <= 60
+        assert text.count("。") == 1
+        assert min(map(len, clauses)) >= 4
+        assert len(set(pairs)) == len(pairs)
+        assert not any(left == right for left, right in pairs)
+
+
+def test_a_caption_depends_on_attributes_and_seed_alone() -> None:
+    assert caption(drawn(1), 5) == caption(drawn(1), 5)
+
+
+def test_wording_and_order_vary() -> None:
+    texts = {caption(drawn(1), seed) for seed in range(100)}
+    assert len(texts) > 90
+    assert len({text[:2] for text in texts}) > 8
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_first_character_decides_the_class(name: str) -> None:
+    first = [wording[0] for value in CLASSES[name] for wording in WORDINGS[name, value]]
+    assert len(set(first)) == len(first)
+
+
+def test_a_statement_starts_where_the_class_is_decided() -> None:
+    text = "语速听起来飞快，嗓音低沉。"
+    assert {name: text[found.start] for name, found in find_statements(text).items()} == {"rate": "飞", "pitch": "低"}
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", {}),
+        ("今天天气很好。", {}),
+        ("语速听起来飞快。", {"rate": "fast"}),
+        ("开口的人是一位姑娘，间歇很少。", {"speaker": "female", "pauses": "few"}),
+        ("飞快，低沉，语速听起来。", {}),
+    ],
+)
+def test_what_is_not_stated_is_none(text: str, read: dict[str, str]) -> None:
+    assert read_attributes(text) == dict.fromkeys(CLASSES) | read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "语速听起来飞快。",
+        "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量轻柔，间歇很少",
+        "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量轻柔，很少。",
+        "这段录音里说话的是一位男士，语速听起来飞快快，声调低沉，声量轻柔，间歇很少。",
+        "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量低沉，间歇很少。",
+    ],
+    ids=["short", "no full stop", "early comma", "doubled", "said twice"],
+)
+def test_broken_rules_are_seen(text: str) -> None:
+    assert not is_fluent(text)
+
+
+def test_unknown_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match="rate cannot be 'quick'"):
+        Attributes("male", "quick", "low", "soft", "few")

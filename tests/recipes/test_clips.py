@@ -1,0 +1,91 @@
+"""Clips come out the same every time, and the held-out set is what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipes.tiny_omni.attributes import CLASSES, Attributes
+from recipes.tiny_omni.captions import read_attributes
+from recipes.tiny_omni.clips import DEMO, SAMPLE_RATE, make_clip, make_clips, write_clips
+from recipes.tiny_omni.sentences import draw_sentence, is_held_out
+
+HELD_OUT = Path(__file__).parents[2] / "data" / "speech_zh_heldout"
+RECORDS = [json.loads(line) for line in (HELD_OUT / "truth.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.fixture
+def espeak() -> None:
+    if shutil.which("espeak-ng") is None:
+        pytest.skip("espeak-ng is not installed")
+    pytest.importorskip("soundfile")
+    pytest.importorskip("soxr")
+
+
+@pytest.mark.usefixtures("espeak")
+def test_a_clip_is_a_function_of_seed_and_index() -> None:
+    again = list(make_clips(3, 5))
+    for index, clip in enumerate(make_clips(3, 5)):
+        assert clip.attributes == again[index].attributes
+        assert np.array_equal(clip.samples, again[index].samples)
+    assert not np.array_equal(again[0].samples, make_clip(6, 0).samples[: len(again[0].samples)])
+
+
+@pytest.mark.usefixtures("espeak")
+def test_clips_are_of_the_stated_kind() -> None:
+    for clip in make_clips(8, 5):
+        assert clip.samples.dtype == np.float32
+        assert 1.2 < len(clip.samples) / SAMPLE_RATE < 4
+        assert 0 < np.abs(clip.samples).max() <= 1
+
+
+@pytest.mark.usefixtures("espeak")
+def test_loudness_is_the_level_of_the_signal() -> None:
+    levels = {}
+    for loudness in CLASSES["loudness"]:
+        samples = make_clip(3, 0, attributes=Attributes("male", "fast", "low", loudness, "few")).samples
+        levels[loudness] = 20 * np.log10(np.sqrt(np.mean(samples**2)))
+    assert levels["soft"] + 6 < levels["medium"] < levels["loud"] - 6
+
+
+@pytest.mark.usefixtures("espeak")
+def test_writing_gives_files_and_truth(tmp_path: Path) -> None:
+    import soundfile
+
+    assert write_clips(make_clips(2, 5), tmp_path) == 2
+    records = [json.loads(line) for line in (tmp_path / "truth.jsonl").read_text("utf-8").splitlines()]
+    samples, rate = soundfile.read(tmp_path / records[1]["audio"], dtype="float32")
+    assert rate == SAMPLE_RATE
+    assert np.abs(samples - make_clip(5, 1).samples).max() < 1e-4
+
+
+def test_sentences_keep_to_their_side_of_the_split() -> None:
+    rng = np.random.default_rng(0)
+    for held_out in (False, True):
+        assert all(is_held_out(draw_sentence(rng, 4, held_out=held_out)) == held_out for _ in range(50))
+
+
+def test_held_out_truth_is_complete() -> None:
+    assert len(RECORDS) == len({record["id"] for record in RECORDS}) == 60
+    assert set(DEMO) <= {record["id"] for record in RECORDS}
+    for record in RECORDS:
+        truth = Attributes(**{name: record[name] for name in CLASSES})
+        assert record["text"]
+        assert 2 <= len(record["references"]) <= 3
+        assert all(read_attributes(reference) == truth.as_dict() for reference in record["references"])
+
+
+def test_held_out_files_are_there_and_small() -> None:
+    files = [HELD_OUT / record["audio"] for record in RECORDS]
+    assert sorted(files) == sorted(HELD_OUT.glob("*.flac"))
+    assert sum(file.stat().st_size for file in files) <= 3e6
+
+
+def test_every_class_is_held_out_often_enough_to_measure() -> None:
+    for name, classes in CLASSES.items():
+        counts = [sum(record[name] == value for record in RECORDS) for value in classes]
+        assert min(counts) >= 10

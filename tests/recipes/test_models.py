@@ -1,0 +1,125 @@
+"""The embedded pair: it loads without missing weights, is small, and its tokenizer can write any text."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+from recipes.tiny_omni.batches import NO_DECISION, audio_inputs, caption_ids, num_audio_tokens, prompt_ids  # noqa: E402
+from recipes.tiny_omni.captions import DEFAULT_PROMPT  # noqa: E402
+from recipes.tiny_omni.tokenizer import AUDIO, SPECIAL, build_tokenizer  # noqa: E402
+from skydraft.decoding.chat import render_prompt  # noqa: E402
+from skydraft.engines.transformers_text import read_vocab  # noqa: E402
+from skydraft.engines.vocab import check_chinese  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "skydraft" / "models" / "tiny_omni"
+SIDES = ("edge", "cloud")
+CAPTION = "这段录音里说话的是一位男士，语速听起来飞快。"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(MODELS / "edge")
+
+
+@pytest.fixture(scope="module", params=SIDES)
+def model(request: pytest.FixtureRequest) -> Any:
+    loaded, info = transformers.Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(
+        MODELS / request.param, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    return loaded.eval()
+
+
+def test_weights_are_small() -> None:
+    assert sum(file.stat().st_size for file in MODELS.rglob("*.safetensors")) <= 20e6
+
+
+def test_both_models_share_the_tokenizer_of_the_recipe(tokenizer: Any) -> None:
+    first, second = ((MODELS / side / "tokenizer.json").read_bytes() for side in SIDES)
+    assert first == second
+    assert build_tokenizer().get_vocab() == tokenizer.get_vocab()
+
+
+def test_ids_in_the_configuration_are_those_of_the_tokenizer(model: Any, tokenizer: Any) -> None:
+    config = model.config
+    ids = [config.audio_token_id, config.audio_start_token_id, config.audio_end_token_id, config.vision_start_token_id]
+    ids += [config.vision_end_token_id, config.image_token_id, config.video_token_id]
+    assert tokenizer.convert_ids_to_tokens(ids) == list(SPECIAL[3:])
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in model.generation_config.eos_token_id
+
+
+def test_a_caption_comes_out_of_noise_too(model: Any, tokenizer: Any) -> None:
+    mel = torch.rand(128, 201, generator=torch.Generator().manual_seed(1)).numpy()
+    asked = torch.tensor([prompt_ids(tokenizer, DEFAULT_PROMPT, mel.shape[1])])
+    with torch.inference_mode():
+        logits = model(input_ids=asked, attention_mask=torch.ones_like(asked), **audio_inputs([mel])).logits
+    assert logits.shape == (1, asked.shape[1], len(tokenizer))
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("num_frames", [5, 100, 199, 200, 201, 350, 401, 3000])
+def test_one_audio_token_for_each_feature(num_frames: int, tokenizer: Any) -> None:
+    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
+
+    lengths = Qwen2_5OmniAudioEncoder._get_feat_extract_output_lengths(None, torch.tensor(num_frames))
+    assert num_audio_tokens(num_frames) == int(lengths[1])
+    asked = prompt_ids(tokenizer, DEFAULT_PROMPT, num_frames)
+    assert asked.count(tokenizer.convert_tokens_to_ids(AUDIO)) == num_audio_tokens(num_frames)
+
+
+def test_the_template_adds_no_system_message(tokenizer: Any) -> None:
+    parts = [{"type": "audio"}, {"type": "text", "text": "说"}]
+    text = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+    assert text == "<|im_start|>user\n<|audio_bos|><|AUDIO|><|audio_eos|>说<|im_end|>\n"
+
+
+def test_the_package_reads_tokenizer_and_template(model: Any, tokenizer: Any) -> None:
+    vocab = read_vocab(tokenizer, model.generation_config)
+    check_chinese(vocab)
+    asked = render_prompt(vocab, "说", system="听")
+    assert asked == ("<|im_start|>system\n听<|im_end|>\n<|im_start|>user\n说<|im_end|>\n<|im_start|>assistant\n")
+    assert vocab.encode(asked) == tuple(tokenizer.encode(asked))
+
+
+def test_the_class_is_decided_at_one_token(tokenizer: Any) -> None:
+    ids, decided = caption_ids(tokenizer, CAPTION)
+    deciding = [token_id for token_id, decision in zip(ids, decided, strict=True) if decision != NO_DECISION]
+    assert tokenizer.convert_ids_to_tokens(deciding) == tokenizer.tokenize("男飞")
+    assert ids[-1] == tokenizer.eos_token_id
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_any_text_survives(text: str) -> None:
+    tokenizer = _shared_tokenizer()
+    composed = unicodedata.normalize("NFC", text)
+    if not any(token in composed for token in SPECIAL):
+        assert tokenizer.decode(tokenizer.encode(text)) == composed
+
+
+def test_the_card_states_what_was_measured() -> None:
+    card = (ROOT / "recipes" / "tiny_omni" / "MODEL_CARD.md").read_text("utf-8")
+    for side in SIDES:
+        assert (MODELS / side / "README.md").read_text("utf-8") == card
+        measured = json.loads((MODELS / side / "results.json").read_text("utf-8"))
+        assert f"{measured['accuracy_all']:.3f}" in card
+
+
+_CACHE: list[Any] = []
+
+
+def _shared_tokenizer() -> Any:
+    if not _CACHE:
+        _CACHE.append(transformers.AutoTokenizer.from_pretrained(MODELS / "edge"))
+    return _CACHE[0]
