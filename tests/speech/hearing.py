@@ -1,0 +1,71 @@
+"""A toy that hears: its logits depend on the features of a recording, and it counts how often it encoded one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.engines.base import Sequence
+from skydraft.engines.toy import ToyEngine
+from skydraft.engines.vocab import TokenIds
+from skydraft.errors import PromptError
+from skydraft.types import Media
+
+from ..decoding import toys
+
+NUM_MELS = 4
+_FRAME = 160  # samples
+_NUM_TONES = 11
+AUDIO_ID = 2  # a character of the toy vocabulary stands for audio here
+
+
+class Heard(list[tuple[int, int]]):
+    """The KV cache of a toy, and what it heard."""
+
+    tone = 0
+
+
+class HearingToy(ToyEngine):
+    """The toy of a seed; `drift` makes it a poorer one. What it hears shifts every row by one of eleven tables."""
+
+    takes_audio = True
+
+    def __init__(self, seed: int, drift: float = 0.0) -> None:
+        plain = toys.toy(seed, drift)
+        super().__init__(plain.vocab, plain._by_last, by_previous=plain._by_previous, by_position=plain._by_position)
+        self._tones = np.random.default_rng(seed).normal(0, 3, (_NUM_TONES, self.vocab.size)).astype(np.float32)
+        self.num_encoded = 0
+
+    def media(self, samples: npt.NDArray[np.float32]) -> Media:
+        frames = samples[: len(samples) // _FRAME * _FRAME].reshape(-1, _FRAME)
+        return Media(np.abs(np.stack([frames[:, start::NUM_MELS].sum(1) for start in range(NUM_MELS)])))
+
+    def audio_tokens(self, media: Media) -> tuple[int, ...]:
+        return (AUDIO_ID,) * media.num_tokens
+
+    def check_media(self, prompt: Seq[int] | TokenIds, media: Media | None) -> None:
+        wanted = media.num_tokens if media else 0
+        if int((np.asarray(prompt) == AUDIO_ID).sum()) < wanted:
+            raise PromptError("too few audio tokens")
+
+    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
+        sequence = super().begin(prompt, media)
+        if media is not None:
+            self.num_encoded += 1
+            sequence.slot.tone = 1 + hash(media) % (_NUM_TONES - 1)
+        return sequence
+
+    def allocate(self) -> Heard:
+        return Heard()
+
+    def _row(self, cache: Any) -> npt.NDArray[np.float32]:
+        row: npt.NDArray[np.float32] = super()._row(cache) + self._tones[cache.tone]
+        return row
+
+
+def samples(seed: int, num_frames: int = 12) -> npt.NDArray[np.float32]:
+    """Some sound."""
+    return np.random.default_rng(seed).normal(0, 0.1, num_frames * _FRAME).astype(np.float32)

@@ -1,0 +1,157 @@
+"""Speech through the whole system on toys that hear: what is drafted, judged and shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, Engine, Generation, decoding_params, make_plan
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.audio import Audio
+from skydraft.errors import OptionError, PromptError
+
+from ..decoding import toys
+from ..decoding.toys import PROMPT, law
+from ..serving import serving
+from .hearing import HearingToy, samples
+
+SEED = 17
+PARAMS = (decoding_params(max_new_tokens=24), decoding_params(max_new_tokens=24, temperature=0.8, seed=5))
+PLANS = {"edge": make_plan("edge"), "cloud": make_plan("cloud"), "lossless": make_plan("lossless", k=3),
+         "gated": make_plan(gate="entropy:1.5", k=4)}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    with serving(HearingToy(SEED)) as server:
+        connection = skydraft.connect(server.address)
+        yield connection
+        connection.close()
+
+
+def recording(seed: int, num_frames: int = 12) -> Audio:
+    return Audio(samples(seed, num_frames), 16_000, 1)
+
+
+def run(
+    plan: str, edge: Engine, target: Engine | Cloud, heard: Audio, params: DecodingParams, **more: Any
+) -> Generation:
+    with skydraft.generate(
+        PROMPT, edge=edge, cloud=target, plan=PLANS[plan], params=params, raw=True, audio=heard, **more
+    ) as generation:
+        return generation.run()
+
+
+@law(60)
+@given(st.integers(0, 50), st.integers(4, 40), st.sampled_from([0.0, 0.3]), st.sampled_from(PARAMS))
+def test_lossless_is_the_target_that_hears_alone(seed: int, num_frames: int, drift: float, params: Any) -> None:
+    edge, target, heard = HearingToy(SEED, drift), HearingToy(SEED), recording(seed, num_frames)
+    alone = run("cloud", edge, target, heard, params)
+    assert run("lossless", edge, target, heard, params).token_ids == alone.token_ids
+
+
+@law(40)
+@given(
+    st.integers(0, 50), st.sampled_from(sorted(PLANS)), st.sampled_from(["features", "none"]), st.sampled_from(PARAMS)
+)
+def test_remote_is_local_with_speech(cloud: Cloud, seed: int, plan: str, share: Any, params: Any) -> None:
+    edge, heard = HearingToy(SEED, 0.3), recording(seed)
+    if share == "none" and plan == "cloud":
+        return
+    there = run(plan, edge, cloud, heard, params, share_audio=share)
+    here = run(plan, edge, HearingToy(SEED), heard, params, share_audio=share)
+    assert (there.token_ids, there.origins, there.finish_reason) == (here.token_ids, here.origins, here.finish_reason)
+    shared = there.question.shared_bytes
+    if share == "features" and plan != "edge" and there.stats.num_escalated:
+        assert shared == 2 * 4 * 12 and there.stats.bytes_up > shared
+    else:
+        assert there.stats.bytes_up < 400
+
+
+@law(60)
+@given(st.integers(0, 50), st.integers(4, 40), st.sampled_from(PARAMS), st.integers(1, 6))
+def test_a_target_that_shares_nothing_judges_as_one_that_was_asked_the_words(
+    seed: int, num_frames: int, params: Any, k: int
+) -> None:
+    """With the gate at always the text is the target's own, told the words alone, wherever its tokens stand."""
+    edge, target, heard = HearingToy(SEED, 0.3), HearingToy(SEED), recording(seed, num_frames)
+    plan = make_plan("lossless", k=k)
+    given_plan: dict[str, Any] = {"params": params, "raw": True}
+    with skydraft.generate(
+        PROMPT, edge=edge, cloud=target, plan=plan, audio=heard, share_audio="none", **given_plan
+    ) as judged:
+        judged.run()
+    with skydraft.generate(PROMPT, cloud=target, plan=make_plan("cloud"), **given_plan) as words:
+        words.run()
+    assert judged.token_ids == words.token_ids
+    assert target.num_encoded == 0 and edge.num_encoded == 1
+
+
+@pytest.mark.parametrize("plan", sorted(PLANS))
+def test_f16_each_side_encodes_a_recording_once_in_every_mode(plan: str) -> None:
+    edge, target = HearingToy(SEED, 0.4), HearingToy(SEED)
+    generation = run(plan, edge, target, recording(3), PARAMS[0])
+    drafts, verifies = PLANS[plan].drafts, generation.stats.num_escalated > 0
+    assert (edge.num_encoded, target.num_encoded) == (int(drafts), int(verifies))
+
+
+def test_f16_a_side_that_opened_for_every_round_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skydraft.decoding.drafting import Drafter
+
+    draft = Drafter.draft
+
+    def forgetful(self: Drafter, *args: Any) -> Any:
+        self._sequence = None
+        return draft(self, *args)
+
+    monkeypatch.setattr(Drafter, "draft", forgetful)
+    edge = HearingToy(SEED, 0.4)
+    run("lossless", edge, HearingToy(SEED), recording(3), PARAMS[0])
+    assert edge.num_encoded > 1
+
+
+def test_what_is_heard_matters_and_is_rounded_for_the_target_alone() -> None:
+    edge, target = HearingToy(SEED), HearingToy(SEED)
+    texts = {run("edge", edge, target, recording(seed), PARAMS[0]).token_ids for seed in range(12)}
+    assert len(texts) > 3
+    question = run("lossless", edge, target, recording(1), PARAMS[0]).question
+    assert question.edge.media is not None and question.target.media == question.edge.media.rounded()
+    assert question.target.media.rounded() == question.target.media
+
+
+def test_a_session_that_is_lost_hears_the_recording_again(cloud: Cloud) -> None:
+    with serving(HearingToy(SEED)) as server:
+        connection = skydraft.connect(server.address)
+        generation = skydraft.generate(
+            PROMPT, edge=HearingToy(SEED, 0.4), cloud=connection, plan=PLANS["lossless"], params=PARAMS[0], raw=True,
+            audio=recording(3),
+        )  # fmt: skip
+        for number, _ in enumerate(generation.rounds()):
+            if number == 2:
+                server.forget_sessions(keep_verdicts=False)
+        connection.close()
+    assert generation.token_ids == run("cloud", HearingToy(SEED), HearingToy(SEED), recording(3), PARAMS[0]).token_ids
+
+
+def test_who_cannot_hear_says_so() -> None:
+    deaf, hearing = toys.toy(SEED), HearingToy(SEED)
+    with pytest.raises(PromptError, match=r"takes no audio\. Use a Qwen2\.5-Omni"):
+        run("edge", deaf, hearing, recording(1), PARAMS[0])
+    with pytest.raises(PromptError, match="takes no audio"):
+        run("lossless", hearing, deaf, recording(1), PARAMS[0])
+    assert run("lossless", hearing, deaf, recording(1), PARAMS[0], share_audio="none").token_ids
+    with pytest.raises(OptionError, match="nobody would hear it"):
+        run("cloud", hearing, hearing, recording(1), PARAMS[0], share_audio="none")
+
+
+def test_a_server_that_cannot_hear_says_so() -> None:
+    with serving(toys.toy(SEED)) as server:
+        connection = skydraft.connect(server.address, timeout_s=3)
+        with pytest.raises(PromptError, match="takes no audio"):
+            run("lossless", HearingToy(SEED), connection, recording(1), PARAMS[0])
+        connection.close()

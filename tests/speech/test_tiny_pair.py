@@ -1,0 +1,147 @@
+"""The embedded pair on held-out clips: real architecture, trained weights, no download."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, decoding_params, make_plan
+from skydraft.config import CAPTION_PROMPT
+from skydraft.decoding.question import ask
+from skydraft.engines.audio import load_audio
+
+from ..serving import serving
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("soundfile")
+
+CLIPS = sorted((Path(__file__).parents[2] / "data" / "speech_zh_heldout").glob("*.flac"))
+GREEDY = DecodingParams(max_new_tokens=80)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKYDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
+        yield skydraft.load("tiny-omni-edge"), skydraft.load("tiny-omni-cloud")
+
+
+def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams = GREEDY, **more: Any) -> Any:
+    edge, cloud = pair
+    given = {"edge": edge, "cloud": cloud, "plan": make_plan(mode), "params": params, "audio": load_audio(clip)} | more
+    with skydraft.generate(**given) as generation:
+        return generation.run()
+
+
+@pytest.mark.parametrize("clip", CLIPS[:3], ids=lambda clip: clip.stem)
+def test_edge_is_generate_of_transformers_on_the_same_thinker(pair: tuple[Any, Any], clip: Path) -> None:
+    edge = pair[0]
+    question = ask(edge, load_audio(clip).samples, CAPTION_PROMPT)
+    media = question.edge.media
+    assert media is not None
+    from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
+
+    # A model of its own: the engine has dropped the parts of its model that it does not need.
+    thinker = Thinker.from_pretrained(edge.path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        output = thinker.generate(
+            input_ids=torch.tensor([question.edge.token_ids]),
+            attention_mask=torch.ones(1, len(question.edge.token_ids), dtype=torch.long),
+            input_features=torch.tensor(media.features)[None],
+            feature_attention_mask=torch.ones(1, media.num_frames, dtype=torch.long),
+            max_new_tokens=GREEDY.max_new_tokens,
+            do_sample=False,
+            eos_token_id=sorted(edge.vocab.end_ids),
+            pad_token_id=min(edge.vocab.end_ids),
+        )
+    expected = tuple(output[0, len(question.edge.token_ids) :].tolist())
+    assert caption(pair, clip, "edge").token_ids == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_lossless_is_cloud_in_process_and_over_the_link(pair: tuple[Any, Any], temperature: float) -> None:
+    params = decoding_params(temperature=temperature, seed=3, max_new_tokens=60)
+    with serving(pair[1]) as server:
+        connection = skydraft.connect(server.address)
+        for clip in CLIPS[3:5]:
+            alone = caption(pair, clip, "cloud", params)
+            assert caption(pair, clip, "lossless", params).token_ids == alone.token_ids
+            there = caption(pair, clip, "lossless", params, cloud=connection)
+            assert there.token_ids == alone.token_ids
+            assert there.stats.bytes_up > there.question.shared_bytes > 10_000
+        connection.close()
+
+
+def test_the_target_mends_what_the_draft_model_gets_wrong(pair: tuple[Any, Any]) -> None:
+    """Times of all stages are there, and neither side encodes or prefills twice."""
+    generation = caption(pair, CLIPS[0], "quality")
+    stats = generation.stats
+    assert stats.num_tokens > 20 and generation.finish_reason == "eos"
+    assert stats.draft_ms > stats.draft_prefill_ms > stats.draft_encode_ms > 0
+    rounds = generation.records
+    assert sum(record.draft_encode_ms > 0 for record in rounds) == 1
+    assert sum(record.cost.encode_ms > 0 for record in rounds) == min(stats.num_escalated, 1)
+
+
+def test_the_command_says_what_left_the_device(
+    pair: tuple[Any, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from skydraft.cli.main import run
+
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
+    models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud"]
+    assert run(["generate", "--audio", str(CLIPS[0]), *models, "--mode", "quality", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["text"].endswith("。") and said["finish_reason"] == "sentences"
+    assert said["audio"]["share"] == "features" and said["audio"]["bytes_shared"] == 0
+    with serving(pair[1]) as server:
+        remote = ["generate", "--audio", str(CLIPS[0]), *models[:2], "--cloud", server.address, "--mode", "lossless"]
+        assert run(remote) == 2
+        assert "--share-audio features, or --share-audio none" in capsys.readouterr().err
+        assert run([*remote, "--share-audio", "features", "--json"]) == 0
+        shared = json.loads(capsys.readouterr().out)
+        assert shared["audio"]["bytes_shared"] > 10_000 and shared["stats"]["bytes_up"] > 10_000
+        assert run([*remote, "--share-audio", "none"]) == 0
+        assert "judged from the words alone" in capsys.readouterr().err
+    out = tmp_path / "captions.csv"
+    assert run(["caption", str(CLIPS[0]), "missing.wav", *models, "--out", str(out)]) == 1
+    assert "no readable file missing.wav" in capsys.readouterr().err
+    rows = out.read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 3 and rows[0].startswith("file,text,error") and said["text"][:8] in rows[1]
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "a text model with audio": (["--audio", str(CLIPS[0]), "--edge-model", "toy", "--mode", "edge"], "takes no audio"),
+    "no such file": (["--audio", "nothing.wav", "--edge-model", "toy", "--mode", "edge"], "no readable file"),
+    "neither prompt nor audio": (["--edge-model", "toy", "--mode", "edge"], "Give a prompt, or --audio"),
+    "share without audio": (["你好", "--share-audio", "none", "--edge-model", "toy"], "--audio FILE names"),
+    "share without a target": (
+        ["--audio", str(CLIPS[0]), "--share-audio", "none", "--edge-model", "toy", "--mode", "edge"], "works alone"
+    ),
+    "too long": (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5", "--edge-model", "toy", "--mode", "edge"], "lasts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_use_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from skydraft.cli.main import run
+
+    args, says = WRONG[name]
+    assert run(["generate", *args]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def test_a_model_that_hears_and_is_given_nothing_to_hear_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from skydraft.cli.main import run
+
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
+    assert run(["generate", "你好", "--edge-model", "tiny-omni-edge", "--mode", "edge", "--max-new-tokens", "4"]) == 0
+    assert "takes speech; without --audio it answers the text alone" in capsys.readouterr().err
