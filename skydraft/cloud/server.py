@@ -28,6 +28,8 @@ from skydraft.protocol.values import SERVICE, Execution, ServerInfo
 
 log = logging.getLogger("skydraft.cloud")
 
+_BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
+
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
@@ -105,7 +107,9 @@ class CloudServer:
         """Bind and begin to answer; returns the port."""
         health, reflection = _services()
         self._engine.vocab.classes  # noqa: B018  computed now, not in the first session that wants them
-        limit = self._options.limits.max_message_bytes
+        limits = self._options.limits
+        speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._engine.takes_audio else 0
+        limit = limits.max_message_bytes + speech_bytes
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),

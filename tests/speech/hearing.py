@@ -33,9 +33,10 @@ class HearingToy(ToyEngine):
 
     takes_audio = True
 
-    def __init__(self, seed: int, drift: float = 0.0) -> None:
+    def __init__(self, seed: int, drift: float = 0.0, context_len: int = 4096) -> None:
         plain = toys.toy(seed, drift)
-        super().__init__(plain.vocab, plain._by_last, by_previous=plain._by_previous, by_position=plain._by_position)
+        tables = {"by_previous": plain._by_previous, "by_position": plain._by_position}
+        super().__init__(plain.vocab, plain._by_last, context_len=context_len, **tables)
         self._tones = np.random.default_rng(seed).normal(0, 3, (_NUM_TONES, self.vocab.size)).astype(np.float32)
         self.num_encoded = 0
 

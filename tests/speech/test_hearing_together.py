@@ -149,6 +149,17 @@ def test_who_cannot_hear_says_so() -> None:
         run("cloud", hearing, hearing, recording(1), PARAMS[0], share_audio="none")
 
 
+def test_a_long_recording_fits_into_a_message_where_the_target_hears() -> None:
+    """More than the 256 KiB that messages of ids may have."""
+    heard = recording(1, 40_000)  # frames of 4 mels: 320 kB
+    with serving(HearingToy(SEED, context_len=20_000), max_prompt=20_000) as server:
+        connection = skydraft.connect(server.address)
+        edge = HearingToy(SEED, 0.3, context_len=20_000)
+        generation = run("lossless", edge, connection, heard, decoding_params(max_new_tokens=8))
+        connection.close()
+    assert generation.question.shared_bytes == 320_000 and generation.stats.bytes_up > 320_000
+
+
 def test_a_server_that_cannot_hear_says_so() -> None:
     with serving(toys.toy(SEED)) as server:
         connection = skydraft.connect(server.address, timeout_s=3)
