@@ -41,8 +41,8 @@ words and five prompts; text without audio means nothing to them.
 |---|---|---|
 {rows}
 
-The edge model is smaller and trained on fewer clips for fewer steps; tokenizer, prompts, captions and loss are the same.
-CPU time is summed over threads.
+The edge model is smaller and trained on fewer clips for fewer steps; tokenizer, prompts, captions and loss are the
+same. CPU time is summed over threads.
 
 ## Accuracy
 
