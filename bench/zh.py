@@ -1,6 +1,6 @@
 """Chinese texts as a regression run: punctuation, repeats, ends; with and without zh-short, in the presets.
 
-    python -m bench.zh [--out DIR] [--limit N]
+    python -m bench.zh [--out DIR]
 
 Bars, for zh-short on the prompts of `describe` and `scene`: median punctuation density of a text 0.05 to 0.25, none
 over 0.40; no adjacent repeat; 2- and 3-gram repeat rates not above the target's; every text ends at a sentence end; no
@@ -15,21 +15,15 @@ from pathlib import Path
 
 from bench.workload import PROMPTS_FILE
 from skydraft.cli.main import run
-from skydraft.evaluation.records import Records, read_records
+from skydraft.evaluation.records import read_records
 from skydraft.evaluation.stats import percentile
 from skydraft.evaluation.summary import Findings, Setting
+from skydraft.evaluation.workloads import read_prompts
 
 PLAIN = ("edge", "cloud", "lossless", "fluency", "quality", "auto")
 MODES = (*PLAIN, *(f"{mode};style=zh-short" for mode in PLAIN))
 BARRED = ("describe", "scene")
-
-
-def only(records: Records, keep: bool) -> Records:
-    """The records of the prompts that the bars are about, or of the others."""
-    prompts = tuple(prompt for prompt in records.run.prompts if (prompt.category in BARRED) == keep)
-    ids = {prompt.id for prompt in prompts}
-    generations = tuple(line for line in records.generations if line.prompt in ids)
-    return Records(run=records.run.model_copy(update={"prompts": prompts}), generations=generations, scores=())
+OTHERS = ("edge", *(f"{mode};style=zh-short" for mode in ("edge", "cloud", "fluency", "quality")))
 
 
 def show(title: str, findings: Findings) -> None:
@@ -73,20 +67,22 @@ def _reasons(setting: Setting, target: Setting) -> list[str]:
     return [reason for reason, is_met in met.items() if not is_met]
 
 
+def compared(out: Path, categories: tuple[str, ...], modes: tuple[str, ...]) -> Findings:
+    """The texts of these prompts in these modes."""
+    options = ["--prompts", str(PROMPTS_FILE), "--modes", ",".join(modes), "--categories", ",".join(categories)]
+    if status := run(["compare", *options, "--out", str(out), "--no-scores"]):
+        sys.exit(status)
+    return Findings(read_records(out / "records.jsonl"))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/bench-zh"))
-    parser.add_argument("--limit", type=int, default=62)
     given = parser.parse_args()
-    options = ["--prompts", str(PROMPTS_FILE), "--modes", ",".join(MODES), "--out", str(given.out), "--no-scores"]
-    if status := run(["compare", *options, "--limit", str(given.limit)]):
-        return status
-    records = read_records(given.out / "records.jsonl")
-    barred = Findings(only(records, keep=True))
+    barred = compared(given.out / "barred", BARRED, MODES)
     show("describe and scene", barred)
-    others = Findings(only(records, keep=False))
-    if others.settings:
-        show("the other prompts", others)
+    categories = {prompt.category for prompt in read_prompts(PROMPTS_FILE).prompts}
+    show("the other prompts", compared(given.out / "others", tuple(sorted(categories - set(BARRED))), OTHERS))
     found = failures(barred)
     print("\n" + ("\n".join(f"NOT MET  {reason}" for reason in found) or "All bars of zh-short are met."))
     return bool(found)
