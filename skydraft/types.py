@@ -185,8 +185,11 @@ class StepRecord:
 
     @property
     def overhead_ms(self) -> float:
-        """Wall time less time inside engine forwards, in a queue and on the wire."""
-        return self.wall_ms - self.draft_ms - max(self.cost.rtt_ms, self.cost.queue_ms + self.cost.forward_ms)
+        """Wall time less time inside engine forwards, in a queue and on the wire.
+
+        Over a link that is the time in which the verdict was waited for: what a server computed ahead is not in it.
+        """
+        return self.wall_ms - self.draft_ms - (self.cost.rtt_ms or self.cost.queue_ms + self.cost.forward_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class Recount:
             return math.fsum(entry[field] for entry in of)
 
         overhead = [
-            entry["wall_ms"] - entry["draft_ms"] - max(entry["rtt_ms"], entry["queue_ms"] + entry["forward_ms"])
+            entry["wall_ms"] - entry["draft_ms"] - (entry["rtt_ms"] or entry["queue_ms"] + entry["forward_ms"])
             for entry in rounds
         ]
         return {

@@ -28,8 +28,15 @@ HEADLINE = (
     "ttft_ms",
     "itl_ms",
     "target_nll",
-    "overhead_ms_per_round",
+)
+LINKED = (
+    "cloud_calls_per_token",
+    "mean_acceptance_length",
     "bytes_per_token",
+    "tokens_per_s",
+    "ttft_ms",
+    "itl_ms",
+    "same_as_cloud",
 )
 TEXTS = (
     "punctuation_density",
@@ -41,7 +48,7 @@ TEXTS = (
     "same_as_cloud",
     "rouge_l",
 )
-MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE + TEXTS)
+MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE + TEXTS + LINKED)
 ORIGIN_MARKS = {
     "accepted": "a",
     "recovered": "r",
@@ -93,15 +100,18 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    names = [*HEADLINE, *TEXTS, *MORE]
+    names = dict.fromkeys((*HEADLINE, *LINKED, *TEXTS, *MORE))
+    here = [setting for setting in summary["settings"] if setting["link_ms"] is None]
+    linked = [setting for setting in summary["settings"] if setting["link_ms"] is not None]
     return environment.get_template("page.html.j2").render(
         run=findings.run,
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
         tables=[
-            ("What it is worth", _table(summary, HEADLINE, with_speed=True)),
-            ("What the texts look like", _table(summary, TEXTS)),
-            ("Where the time goes, and the rest", _table(summary, MORE)),
+            ("What it is worth", "worth", _table(here, HEADLINE, with_speed=True)),
+            ("Over the link", "link", _table(linked, LINKED, with_speed=True)),
+            ("What the texts look like", "texts", _table(here, TEXTS)),
+            ("Where the time goes, and the rest", "rest", _table(here, MORE)),
         ],
         densities=[
             (_name(s), s["punctuation_density_median"], s["punctuation_density_max"]) for s in summary["settings"]
@@ -121,18 +131,15 @@ def _name(setting: dict[str, Any]) -> str:
     return str(setting["mode"]) if link_ms is None else f"{setting['mode']} @ {link_ms:g} ms"
 
 
-def _table(summary: dict[str, Any], names: Sequence[str], *, with_speed: bool = False) -> dict[str, Any]:
+def _table(settings: Sequence[dict[str, Any]], names: Sequence[str], *, with_speed: bool = False) -> dict[str, Any]:
     """Rows of modes, columns of measures; a column that no mode has is left out."""
-    settings = summary["settings"]
     used = [BY_NAME[name] for name in names if any(name in setting["measures"] for setting in settings)]
     heads = [(measure.label, measure.unit) for measure in used]
     rows = [(_name(setting), [_cell(setting, measure) for measure in used]) for setting in settings]
-    if with_speed:
-        for other in ("cloud", "edge"):
-            if any(other in setting["speed_over"] for setting in settings):
-                heads.append((f"speed, {other} = 1", ""))
-                for (_, cells), setting in zip(rows, settings, strict=True):
-                    cells.append(_shown(setting["speed_over"].get(other), 2))
+    if with_speed and any("cloud" in setting["speed_over"] for setting in settings):
+        heads.append(("speed, cloud = 1", ""))
+        for (_, cells), setting in zip(rows, settings, strict=True):
+            cells.append(_shown(setting["speed_over"].get("cloud"), 2))
     return {"heads": heads, "rows": rows}
 
 
