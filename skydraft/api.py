@@ -20,7 +20,7 @@ from skydraft.engines.audio import Audio
 from skydraft.engines.base import Engine, EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.engines.vocab import check_same
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, PromptError
 from skydraft.evaluation.stats import Stats, summarize
 from skydraft.models import Progress, cache_dir, no_progress, resolve
 from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
@@ -129,6 +129,11 @@ class Generation:
         return self._context.finish
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of speech features that have left this device so far, those sent again included."""
+        return self._loop.shared_bytes
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt, chat template included."""
         return self._context.prompt_len
@@ -212,7 +217,10 @@ def generate(
     samples = audio.samples if audio else None
     if samples is not None and share_audio == "none" and not plan.drafts:
         raise OptionError("Where the target works alone and no audio is shared, nobody would hear it.")
-    question = ask(ears, samples, prompt or CAPTION_PROMPT, system=system, raw=raw, share=share_audio)
+    if prompt is None and audio is None:
+        raise PromptError("There is nothing to answer.", hint="Give a prompt, or audio.")
+    asked = CAPTION_PROMPT if prompt is None else prompt
+    question = ask(ears, samples, asked, system=system, raw=raw, share=share_audio)
     target = target_of(cloud, execution) if plan.verifies and cloud else None
     author = local if here or not plan.verifies else None
     sides = Sides(edge if plan.drafts else None, target, author, local.vocab)

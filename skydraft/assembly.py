@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skydraft.config import DEFAULT_K, DecodingParams
-from skydraft.decoding.adaptive import MAX_AUTO_K, AutoK, FixedK, KPolicy
+from skydraft.decoding.adaptive import AutoK, FixedK, KPolicy
 from skydraft.decoding.agreement import CalibratedGate
 from skydraft.decoding.calibration import Calibration, check_fits, find_calibration
 from skydraft.decoding.choose import Chooser
@@ -124,13 +124,14 @@ def _gate(plan: Plan, draft: Engine | None, target: Target | None, calibration: 
         check_fits(calibration, draft.fingerprint, weights, names)
     else:
         calibration = find_calibration([cache_dir() / "calibrations"], draft.fingerprint, weights, names)
-    return CalibratedGate(plan.gate, calibration, plan.k or MAX_AUTO_K)
+    assert plan.k is not None  # make_plan refuses an adaptive k here
+    return CalibratedGate(plan.gate, calibration, plan.k)
 
 
 def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPolicy:
     assert draft and target  # make_plan allows an adaptive k with two models only
     try:
-        costs = target.costs()
+        costs = target.costs(quick=target.falls_back(plan))
     except CloudError:
         if not target.falls_back(plan):
             raise

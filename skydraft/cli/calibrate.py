@@ -94,7 +94,7 @@ def _show(found: Calibration, texts: list[Told], out: Path) -> None:
     num_tokens = sum(len(text.disagrees) for text in alone)
     agreement = 1 - sum(sum(text.disagrees) for text in alone) / num_tokens
     click.echo(f"{found.draft.name} alone agrees with {found.target.name} on {agreement:.3f} of {num_tokens} tokens.")
-    click.echo(f"Disagreement is told with an AUROC of {found.fitted.auroc:.3f}.")
+    click.echo(f"Disagreement is told with an AUROC of {found.fitted.auroc:.3f} on these prompts.")
     click.echo(f"Expected with k = {MAX_BLOCK}, blocks ending where the gate is passed (replayed on these prompts):")
     curve = found.curve(MAX_BLOCK)
     for wanted in _SHOWN:

@@ -51,18 +51,23 @@ def caption(files: tuple[Path, ...], prompt: str, out: Path | None, form: str | 
         raise OptionError("--cloud-model runs in this process, --cloud on a server: choose one.")
     if given["cloud"] and not plan.verifies:
         raise OptionError("--cloud has no place where the draft model works alone.")
-    overrides = given_overrides(given, max_new_tokens=_MAX_NEW_TOKENS)
-    style = overrides.pop("style", STYLE)
-    params = decoding_params(None if style == "none" else style, **overrides)
+    overrides = given_overrides(given, max_new_tokens=_MAX_NEW_TOKENS, style=STYLE)
+    params = decoding_params(overrides.pop("style", None), **overrides)
     num_failed = 0
     with ExitStack() as stack:
         remote = take_cloud(given)
         if remote:
             stack.callback(remote.close)
         options, offline = build_engine_options(given), given.pop("offline")
+        file = stack.enter_context(_open(out))
         edge = load_engine(given["edge_model"], options, offline=offline) if plan.drafts or remote else None
+        if edge and not edge.takes_audio:
+            raise OptionError(
+                f"{edge.name} takes no audio.",
+                hint="Give --edge-model Qwen/Qwen2.5-Omni-3B or such, and --cloud-model; tiny-omni-edge is a toy.",
+            )
         cloud = remote or (load_engine(target_name(given), options, offline=offline) if plan.verifies else None)
-        write = _writer(stack.enter_context(_open(out)), form or ("csv" if out and out.suffix == ".csv" else "jsonl"))
+        write = _writer(file, form or ("csv" if out and out.suffix == ".csv" else "jsonl"))
         done = stack.enter_context(counted(len(files), "recordings"))
         for path in files:
             try:
@@ -71,9 +76,9 @@ def caption(files: tuple[Path, ...], prompt: str, out: Path | None, form: str | 
                     prompt, edge=edge, cloud=cloud, plan=plan, params=params, audio=recording.audio, share_audio=share
                 ) as generation:
                     generation.run()
-                speech = recording.used(generation, share, is_remote=remote is not None)
+                speech = recording.used(generation, share)
                 write(_row(path, generation, speech))
-            except CloudError:
+            except (CloudError, OptionError):
                 raise  # the next recording would fare no better
             except SkydraftError as error:
                 num_failed += 1

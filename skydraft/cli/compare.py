@@ -27,7 +27,7 @@ from skydraft.evaluation.modes import Mode, parse_modes
 from skydraft.evaluation.records import PromptEntry, ScoreLine, read_records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.scoring import Scorer
-from skydraft.evaluation.workloads import read_prompts
+from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.models import cache_dir
 
 if TYPE_CHECKING:
@@ -87,11 +87,12 @@ def compare(path: Path, modes: str, out: Path, **given: Any) -> None:
     bench = _Bench(overrides, given, calibration)
     with ExitStack() as stack:
         bench.open(stack, links)
-        bench.check(parsed)
+        bench.check(parsed, workload)
         run = describe_run(
             bench.edge, bench.cloud, workload, parsed,
             command="skydraft " + shlex.join(sys.argv[1:]), execution=bench.execution, overrides=overrides,
             repetitions=given["repetitions"], links=links, link_prompts=given["link_prompts"],
+            engine_options=bench.options, peer=bench.peer_format(parsed),
             link_kbps=given["emulate_kbps"] or 0.0, calibration=bench.calibration,
             share_audio=bench.share_audio if any(prompt.audio for prompt in workload.prompts) else None,
         )  # fmt: skip
@@ -126,24 +127,34 @@ class _Bench:
         self.execution = given.pop("execution")
         self._scorers: dict[str | None, Scorer] = {}
         self._peer: HuggingFacePair | None = None
-        self._heard: tuple[str, Audio] | None = None
+        self._recordings: dict[str, Audio] = {}
         self.share_audio: ShareAudio = given.pop("share_audio")
 
     def open(self, stack: ExitStack, links: tuple[float | None, ...]) -> None:
         """Load both models; with links, start a server that holds the target once more."""
-        options, offline = build_engine_options(self._given), self._given.pop("offline")
-        self._device, self._dtype = options.device, options.dtype
+        self.options, offline = build_engine_options(self._given), self._given.pop("offline")
+        options = self.options
         self.edge, self.cloud = load_pair(self._given, options, offline=offline)
         stack.callback(self._close_scorer)
         self._clouds: dict[float, Cloud] = {}
         if any(link is not None for link in links):
-            served = stack.enter_context(ServedTarget(target_name(self._given), options, self.execution))
+            served = stack.enter_context(
+                ServedTarget(target_name(self._given), options, self.execution, offline=offline)
+            )
             for rtt_ms in filter(lambda link: link is not None, links):
                 assert rtt_ms is not None
                 self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms, self._given["emulate_kbps"] or 0.0))
 
-    def check(self, modes: tuple[Mode, ...]) -> None:
-        """Refuse now what would be refused when its turn comes. Raises OptionError."""
+    def check(self, modes: tuple[Mode, ...], workload: Workload) -> None:
+        """Refuse now what would be refused when its turn comes; recordings are read now. Raises UsageError."""
+        self._recordings = {str(p.audio): load_audio(p.audio) for p in workload.prompts if p.audio}
+        if self.share_audio == "none":
+            if not self._recordings:
+                raise OptionError("--share-audio is about recordings, and no prompt has one.")
+            if any(mode.plan and not mode.plan.drafts for mode in modes):
+                raise OptionError("Where no audio is shared, mode cloud would hear nothing.", hint="Leave it out.")
+        if self._recordings and any(mode.peer for mode in modes):
+            raise OptionError("hf-target and hf-assisted are compared on text alone.")
         for mode in modes:
             if mode.peer:
                 self._peer_paths()
@@ -178,12 +189,8 @@ class _Bench:
         )
 
     def _audio(self, prompt: PromptEntry) -> Audio | None:
-        """The recording of a prompt; the last one is kept, since every mode asks for it."""
-        if prompt.audio is None:
-            return None
-        if self._heard is None or self._heard[0] != prompt.audio:
-            self._heard = (prompt.audio, load_audio(prompt.audio))
-        return self._heard[1]
+        """The recording of a prompt, read before the clock ran."""
+        return self._recordings[prompt.audio] if prompt.audio else None
 
     def ask(self, job: Job) -> PeerText:
         """Have transformers answer with the same pair. Raises OptionError where it could not be compared."""
@@ -208,7 +215,14 @@ class _Bench:
         from skydraft.engines.hf_peer import HuggingFacePair
 
         click.echo("Loading the pair once more, for transformers.", err=True)
-        return HuggingFacePair(*self._peer_paths(), device=self._device, dtype=self._dtype)
+        return HuggingFacePair(*self._peer_paths(), device=self.options.device, dtype=self.options.dtype)
+
+    def peer_format(self, modes: tuple[Mode, ...]) -> str | None:
+        """What the weights of a peer are, if there is one: not what our own engine computes with."""
+        if not any(mode.peer for mode in modes):
+            return None
+        packed = any(path.suffix == ".gguf" for path in self._peer_paths())
+        return f"{self.options.dtype}{', dequantised from the packed GGUF weights' if packed else ''}"
 
     def _peer_paths(self) -> tuple[Path, Path]:
         """Where the files of both models are. Raises OptionError where a peer could not be compared."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,26 +18,45 @@ from skydraft.evaluation.link import EmulatedLink, LinkShape
 class ServedTarget:
     """`skydraft serve` on a free port of loopback, for as long as the `with` block lasts."""
 
-    def __init__(self, model: str, options: EngineOptions, execution: str) -> None:
+    def __init__(self, model: str, options: EngineOptions, execution: str, *, offline: bool) -> None:
         self._command = [
             *(sys.executable, "-m", "skydraft.cli.main", "serve", "--port", "0", "--max-sessions", "2"),
             *("--model", model, "--execution", execution, "--log-level", "error"),
             *("--context", str(options.context_len), "--threads", str(options.num_threads)),
             *("--gpu-layers", str(options.gpu_layers), "--device", options.device, "--dtype", options.dtype),
+            *(("--offline",) if offline else ()),
         ]
 
     def __enter__(self) -> ServedTarget:
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
-        assert self._process.stderr is not None
-        line = self._process.stderr.readline()
-        if "sessions of" not in line:
-            raise CloudFailure(f"The server for the emulated link did not start: {line.strip() or 'it said nothing'}.")
-        self._port = int(line.split(" (")[0].rpartition(":")[2])
+        try:
+            self._port = self._await_port()
+        except BaseException:
+            self.__exit__()
+            raise
+        # Read on, so that a full pipe never holds the server up.
+        threading.Thread(target=self._drain, daemon=True).start()
         return self
+
+    def _await_port(self) -> int:
+        assert self._process.stderr is not None
+        said = []
+        for line in self._process.stderr:
+            if "sessions of" in line:
+                return int(line.split(" (")[0].rpartition(":")[2])
+            said.append(line.strip())
+        raise CloudFailure(
+            f"The server for the emulated link did not start: {said[-1] if said else 'it said nothing'}."
+        )
+
+    def _drain(self) -> None:
+        assert self._process.stderr is not None
+        for _ in self._process.stderr:
+            pass
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.communicate()
+        self._process.wait()
 
     @contextmanager
     def behind(self, rtt_ms: float, kbps: float) -> Iterator[Cloud]:

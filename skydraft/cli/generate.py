@@ -71,7 +71,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     request = _parse(text, given, audio)
     _check_cloud(request["plan"], given)
-    recording, is_remote = _listen(request, given, audio), given["cloud"] is not None
+    recording = _listen(request, given, audio)
     with ExitStack() as stack:
         trace_file = stack.enter_context(_open_trace(trace)) if trace else None
         remote = take_cloud(given)
@@ -87,7 +87,7 @@ def generate(
                 print(trace_line(done, tokens), file=trace_file, flush=True)
             if interrupted and (held := generation.interrupt()) and console:
                 sys.stdout.write(held)
-        speech = recording.used(generation, request["share_audio"], is_remote=is_remote) if recording else None
+        speech = recording.used(generation, request["share_audio"]) if recording else None
         _finish(generation, speech, console is None, color, quiet)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 

@@ -21,6 +21,7 @@ from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine
 from skydraft.evaluation.workloads import Workload
 
+_RUN_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype", "quantization")
 _PACKAGES = ("skydraft", "llama-cpp-python", "torch", "transformers", "numpy", "grpcio")
 
 
@@ -32,11 +33,17 @@ def load_pair(given: dict[str, Any], options: EngineOptions, *, offline: bool) -
     return edge, cloud
 
 
-def given_overrides(given: dict[str, Any], *, max_new_tokens: int) -> dict[str, Any]:
-    """Take the decoding options that were given out of `given`, the style among them. Raises OptionError."""
+def given_overrides(given: dict[str, Any], *, max_new_tokens: int, style: str | None = None) -> dict[str, Any]:
+    """Take the decoding options that were given out of `given`, the style among them; `style` is the default one.
+
+    The style none is no style. Raises OptionError.
+    """
     names = [field.name for field in fields(DecodingParams)]
     chosen = {name: given.pop(name) for name in ("style", *names)}
     chosen["stop"] = list(chosen["stop"]) or None
+    chosen["style"] = chosen["style"] or style
+    if chosen["style"] == "none":
+        chosen["style"] = None
     if chosen["max_new_tokens"] is None:
         chosen["max_new_tokens"] = max_new_tokens
     overrides = {name: value for name, value in chosen.items() if value is not None}
@@ -59,6 +66,8 @@ def describe_run(
     share_audio: str | None,
     link_kbps: float,
     calibration: Calibration | None,
+    engine_options: EngineOptions,
+    peer: str | None,
 ) -> RunLine:
     """The first line of the records."""
     return RunLine(
@@ -90,6 +99,8 @@ def describe_run(
         link_prompts=link_prompts,
         share_audio=share_audio,
         link_kbps=link_kbps,
+        engine_options={name: getattr(engine_options, name) for name in _RUN_OPTIONS},
+        peer=peer,
         calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
     )
 

@@ -26,7 +26,12 @@ _SPEECH = [
         "--cloud it has to be said, since it is what leaves this device; in one process the default is features.",
     ),
     click.option(
-        "--max-audio-s", type=float, default=MAX_DURATION_S, show_default=True, metavar="S", help="Longest recording."
+        "--max-audio-s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=MAX_DURATION_S,
+        show_default=True,
+        metavar="S",
+        help="Longest recording.",
     ),
 ]
 
@@ -52,18 +57,17 @@ class Recording:
     audio: Audio
     load_ms: float
 
-    def used(self, generation: Generation, share: ShareAudio, *, is_remote: bool) -> Speech:
+    def used(self, generation: Generation, share: ShareAudio) -> Speech:
         """What became of it in a generation."""
         question = generation.question
         heard = question.edge.media or question.target.media
         assert heard is not None  # a generation with audio has media on one side
-        shared = question.shared_bytes if is_remote and generation.stats.bytes_up else 0
         return Speech(
             str(self.path),
             round(self.audio.duration_s, 3),
             heard.num_tokens,
             share,
-            shared,
+            generation.shared_bytes,
             round(self.load_ms + question.features_ms, 3),
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -27,6 +27,12 @@ def features(signals: Signals) -> tuple[float, ...]:
     """What the risk of a token is computed from, in the order of FEATURES."""
     top = min(max(signals.top_prob, 1e-9), 1 - 1e-6)
     return (signals.entropy, math.log(signals.entropy + 1e-3), signals.margin, math.log(top / (1 - top)))
+
+
+def risk(weights: Sequence[float], bias: float, signals: Signals) -> float:
+    """1 / (1 + exp(−(bias + weights · features)))."""
+    score = bias + sum(w * x for w, x in zip(weights, features(signals), strict=True))
+    return 1 / (1 + math.exp(-min(max(score, -50.0), 50.0)))
 
 
 class _Value(BaseModel):
@@ -116,8 +122,7 @@ class Calibration(_Value):
 
     def risk(self, signals: Signals) -> float:
         """The chance that the target disagrees with one token."""
-        score = self.bias + sum(w * x for w, x in zip(self.weights, features(signals), strict=True))
-        return 1 / (1 + math.exp(-min(max(score, -50.0), 50.0)))
+        return risk(self.weights, self.bias, signals)
 
     def limit(self, agreement: float, k: int) -> float:
         """The limit on the risk of a block of up to `k` tokens that kept this agreement.

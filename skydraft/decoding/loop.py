@@ -121,6 +121,11 @@ class SpeculativeLoop:
         self._gate.observe(done)
         return done
 
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of speech features that have left this device so far."""
+        return self._verifier.shared_bytes if self._verifier else 0
+
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""
         for side in (self._drafter, self._verifier):

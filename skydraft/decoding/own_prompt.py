@@ -54,6 +54,11 @@ class ShiftedVerifier:
         verdict = self._verifier.verify(replace(block, base=block.base + self._shift), catch_up)
         return replace(verdict, base=verdict.base - self._shift)
 
+    @property
+    def shared_bytes(self) -> int:
+        """As of the verifier behind it."""
+        return self._verifier.shared_bytes
+
     def close(self) -> None:
         """Free what the verifier behind it holds."""
         self._verifier.close()

@@ -50,6 +50,11 @@ def make_plan(
         )
     if top and parsed_gate.kind == "never":
         raise OptionError("--accept says how to verify; the gate never does not verify.")
+    if k == "auto" and parsed_gate.kind == "calibrated":
+        raise OptionError(
+            "--k auto weighs time; a calibrated gate keeps an agreement, and its limit is for a length of blocks.",
+            hint="Use --mode auto, whose blocks end where the gate is passed, or a number.",
+        )
     if k == "auto" and parsed_gate.kind == "never":
         raise OptionError("--k auto weighs drafting against verifying; the gate never does not verify.")
     return Plan(

@@ -33,11 +33,6 @@ class Question:
     target: Prompt
     features_ms: float = field(default=0.0, compare=False)  # making features of the speech
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of speech that leave the device, where the target is elsewhere: features in half precision."""
-        return 2 * self.target.media.features.size if self.target.media else 0
-
 
 def plain(token_ids: tuple[int, ...]) -> Question:
     """The question of a bare prompt, the same for both sides."""

@@ -50,8 +50,8 @@ class Target(Protocol):
     def falls_back(self, plan: Plan) -> bool:
         """Whether a generation goes on without its verifier when that is lost."""
 
-    def costs(self) -> TargetCosts:
-        """What an adaptive k starts from."""
+    def costs(self, *, quick: bool) -> TargetCosts:
+        """What an adaptive k starts from; where `quick`, a silence is not waited out."""
 
     def weights(self, *, quick: bool) -> tuple[str, str]:
         """(name, fingerprint of the weights) of the target model; where `quick`, a silence is not waited out."""
@@ -79,7 +79,7 @@ class InProcess:
     def falls_back(self, plan: Plan) -> bool:
         return False
 
-    def costs(self) -> TargetCosts:
+    def costs(self, *, quick: bool) -> TargetCosts:
         return TargetCosts(self._engine.profile, self._max_rows)
 
     def weights(self, *, quick: bool) -> tuple[str, str]:

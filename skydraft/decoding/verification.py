@@ -27,6 +27,10 @@ class Verifier(Protocol):
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """Judge `block`, which extends what was judged before by `catch_up`. Commits the verdict on its side."""
 
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of speech features that have left this device so far."""
+
     def close(self) -> None:
         """Free what the verifier holds."""
 
@@ -215,6 +219,11 @@ class TargetVerifier:
         verdict = job.verdict(VerifyCost(num_passes, num_rows, forward_s * 1e3, prefill_s * 1e3, encode_ms=encode_ms))
         self._session.commit(job, verdict)
         return verdict
+
+    @property
+    def shared_bytes(self) -> int:
+        """None: the target is here."""
+        return 0
 
     def close(self) -> None:
         """Free the sequence; the engine stays open."""

@@ -78,9 +78,9 @@ class Cloud:
         """Whether a generation by this plan goes on alone when the cloud is gone."""
         return plan.drafts and plan.gate.kind != "always" and not self._require
 
-    def costs(self) -> TargetCosts:
+    def costs(self, *, quick: bool) -> TargetCosts:
         """What an adaptive k starts from: the server's forward times, and the round trip of a few pings."""
-        info = self.info()
+        info = self._info(quick=quick)
         wire_ms = statistics.median(self._patiently(self.link.ping) for _ in range(_NUM_PINGS))
         profile = RowProfile(info.invariant_rows, info.forward_ms)
         return TargetCosts(profile, info.max_rows, wire_ms=wire_ms, max_block=info.max_block)
@@ -90,8 +90,11 @@ class Cloud:
 
         Raises CloudError.
         """
-        info = self.link.info(min(_QUICK_S, self._timeout_s)) if quick else self.info()
+        info = self._info(quick=quick)
         return info.model, info.weights
+
+    def _info(self, *, quick: bool) -> ServerInfo:
+        return self.link.info(min(_QUICK_S, self._timeout_s)) if quick else self.info()
 
     def verifier(self, context: Committed, rules: Rules) -> RemoteVerifier:
         """The verifier of one generation."""

@@ -91,6 +91,7 @@ class RemoteVerifier:
         self._streams = streams
         self._notify = notify
         self._outage = Outage(link, notify)
+        self._shared_bytes = 0
         self._number = _new_number()
         self._epoch = 0
         self._is_open = False
@@ -128,7 +129,7 @@ class RemoteVerifier:
 
     def open_ahead(self) -> None:
         """Open the session now, so that the prompt is in the target's cache at the first verification."""
-        call = SessionCall(self._number, self._epoch, self._current_opening())
+        call = SessionCall(self._number, self._epoch, self._opening_to_send())
         self._ahead = self._link.start("Open", codec.encode_session_call(call), self._patience.timeout_s)
 
     def _await_open(self) -> Opened | None:
@@ -140,15 +141,21 @@ class RemoteVerifier:
             return opened
         return None
 
-    def _current_opening(self) -> Opening:
-        """The opening with all that the target has seen so far."""
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of speech features in the openings that were sent, answered or not."""
+        return self._shared_bytes
+
+    def _opening_to_send(self) -> Opening:
+        """The opening with all that the target has seen so far, about to be sent."""
         context = self._context
+        self._shared_bytes += codec.media_bytes(self._opening)
         seen = context.token_ids[context.prompt_len : context.seen_len]
         return replace(self._opening, committed_ids=tuple(seen.tolist()))
 
     def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], *, quick: bool) -> Verdict:
         opened = self._await_open()
-        opening = None if self._is_open else self._current_opening()
+        opening = None if self._is_open else self._opening_to_send()
         checksum = codec.digest(self._context.token_ids)
         call = VerifyCall(self._number, self._epoch, block.base, catch_up, block.token_ids, checksum, opening)
         request = codec.encode_verify_call(call)
@@ -176,7 +183,7 @@ class RemoteVerifier:
     def _next_streamed(self, block: DraftBlock) -> Verdict:
         if self._stream is None:
             self._begin_epoch()
-            call = SessionCall(self._number, self._epoch, self._current_opening())
+            call = SessionCall(self._number, self._epoch, self._opening_to_send())
             self._stream = self._link.stream(codec.encode_session_call(call), _STREAM_S)
             self._emissions = self._one_by_one(self._stream)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
     (told from its header, before it is decoded), silent, or holds samples that are no numbers.
     """
     path = Path(path)
+    if not 0 < max_duration_s < math.inf:
+        raise PromptError(f"The longest recording is a number of seconds above 0, not {max_duration_s:g}.")
     _check_file(path)
     soundfile, soxr = load_library()
     try:
@@ -60,7 +63,7 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
             rate, channels = file.samplerate, file.channels
             # [num_samples, channels]; a header may lie, so no more is decoded than was allowed
             samples = file.read(int(max_duration_s * rate) + 1, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError) as error:
+    except (soundfile.LibsndfileError, OSError, TypeError, ValueError) as error:
         raise PromptError(f"{path} cannot be read as audio: {_reason(error)}.", hint=_RECORD) from error
     _check_duration(path, len(samples) / rate, max_duration_s)
     if not np.isfinite(samples).all():

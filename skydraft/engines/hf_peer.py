@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skydraft.engines.checkpoint import load_library
+from skydraft.engines.checkpoint import first_line, load_library
 from skydraft.errors import BrokenModel
 from skydraft.types import FinishReason
 
@@ -30,7 +30,7 @@ class HuggingFacePair:
                 folder, dtype=getattr(self._torch, dtype), local_files_only=True, **more
             )
         except Exception as error:
-            raise BrokenModel(f"transformers cannot load {path} as a peer: {error}") from error
+            raise BrokenModel(f"transformers cannot load {path} as a peer: {first_line(error)}") from error
         return model.eval().to(self._device)
 
     def generate(

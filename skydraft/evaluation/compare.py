@@ -31,7 +31,7 @@ from skydraft.types import FinishReason, Origin, Round, Token
 RECORDS = "records.jsonl"
 # What a run must have in common with the one that it goes on with, besides the models.
 _SAME = ("modes", "repetitions", "max_new_tokens", "overrides", "workload_sha256", "prompts", "links", "link_prompts",
-         "link_kbps", "execution", "share_audio", "calibration")  # fmt: skip
+         "link_kbps", "execution", "share_audio", "calibration", "engine_options", "peer", "machine")  # fmt: skip
 
 
 class Runs(Protocol):

@@ -70,6 +70,8 @@ class RunLine(_Line):
     share_audio: str | None = None
     link_kbps: float = 0.0
     calibration: str | None = None
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    peer: str | None = None
 
 
 class RoundEntry(_Line):

@@ -6,17 +6,17 @@ is told; along the target's texts (`cloud`) for what gates would cost there, rep
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.decoding.calibration import MAX_BLOCK, features
+from skydraft.decoding.calibration import MAX_BLOCK, risk
 from skydraft.errors import PromptError
 from skydraft.evaluation.fitting import Floats, Told, auroc, fit_weights, told, walk
 from skydraft.evaluation.summary import Findings, Setting
+from skydraft.evaluation.theory import oracle_calls
 from skydraft.types import Signals
 
 _NUM_FOLDS = 5
@@ -106,15 +106,10 @@ def _cross_fitted(
         except PromptError:
             return None  # too little to fit
         for index in fold:
-            along_drafts[index] = np.array([_risk(weights, bias, token) for token in drafts[index].signals])
-            along_targets[index] = [_risk(weights, bias, token) for token in targets[index].signals]
+            along_drafts[index] = np.array([risk(weights, bias, token) for token in drafts[index].signals])
+            along_targets[index] = [risk(weights, bias, token) for token in targets[index].signals]
     order = range(num_prompts)
     return [along_drafts[index] for index in order], [along_targets[index] for index in order]
-
-
-def _risk(weights: Sequence[float], bias: float, signals: Signals) -> float:
-    score = bias + sum(w * x for w, x in zip(weights, features(signals), strict=True))
-    return 1 / (1 + math.exp(-min(max(score, -50.0), 50.0)))
 
 
 def _curve(texts: Sequence[Told], risks: Sequence[Sequence[float]], *, adds: bool) -> list[tuple[float, float]]:
@@ -138,6 +133,6 @@ def _curve(texts: Sequence[Told], risks: Sequence[Sequence[float]], *, adds: boo
 def oracle_ratio(setting: Setting, alone: float) -> float | None:
     """Escalations per token over the oracle bound A − α, for a mode that was run; None where the bound is next to 0."""
     agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
-    if agreement is None or calls is None or agreement - alone < 0.01:
+    if agreement is None or calls is None or (bound := oracle_calls(agreement, alone)) < 0.01:
         return None
-    return calls / (agreement - alone)
+    return calls / bound

@@ -119,8 +119,9 @@ def summarize(findings: Findings) -> dict[str, Any]:
     by_link: dict[float | None, Resamples] = {}
     shown = []
     for setting in findings.settings:
-        resamples = by_link.setdefault(setting.link_ms, Resamples(len(setting.cases)))
-        shown.append(_setting(findings, setting, resamples))
+        if setting.link_ms not in by_link:
+            by_link[setting.link_ms] = Resamples(len(setting.cases))
+        shown.append(_setting(findings, setting, by_link[setting.link_ms]))
     run = findings.run
     return {
         "schema": SCHEMA,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from skydraft.characters import is_cjk, is_punctuation, punctuation_density
+from skydraft.characters import is_cjk, punctuation_density
 from skydraft.decoding.loops import num_loops
 from skydraft.decoding.stopping import ends_sentence
 from skydraft.engines.vocab import TokenIds
@@ -69,8 +69,3 @@ def lexical_doubles() -> frozenset[str]:
     """Words that are one character said twice."""
     listed = resources.files("skydraft.evaluation").joinpath("lexical_doubles.txt").read_text(encoding="utf-8")
     return frozenset(word for line in listed.splitlines() if not line.startswith("#") for word in line.split())
-
-
-def punctuation(text: str) -> int:
-    """How many punctuation characters `text` has."""
-    return sum(map(is_punctuation, text))

@@ -116,6 +116,11 @@ def _media_message(media: Media) -> pb.Media:
     return pb.Media(num_mels=len(media.features), features=media.features.astype("<f2").tobytes())
 
 
+def media_bytes(opening: Opening) -> int:
+    """Bytes of speech features in an opening."""
+    return 2 * opening.media.features.size if opening.media else 0
+
+
 def _read_media(message: pb.Media) -> Media:
     values = np.frombuffer(message.features, "<f2").astype(np.float32)
     if not message.num_mels or len(values) % message.num_mels:

@@ -66,7 +66,7 @@ def test_remote_is_local_with_speech(cloud: Cloud, seed: int, plan: str, share: 
     there = run(plan, edge, cloud, heard, params, share_audio=share)
     here = run(plan, edge, HearingToy(SEED), heard, params, share_audio=share)
     assert (there.token_ids, there.origins, there.finish_reason) == (here.token_ids, here.origins, here.finish_reason)
-    shared = there.question.shared_bytes
+    shared = there.shared_bytes
     if share == "features" and plan != "edge" and there.stats.num_escalated:
         assert shared == 2 * 4 * 12 and there.stats.bytes_up > shared
     else:
@@ -157,7 +157,7 @@ def test_a_long_recording_fits_into_a_message_where_the_target_hears() -> None:
         edge = HearingToy(SEED, 0.3, context_len=20_000)
         generation = run("lossless", edge, connection, heard, decoding_params(max_new_tokens=8))
         connection.close()
-    assert generation.question.shared_bytes == 320_000 and generation.stats.bytes_up > 320_000
+    assert generation.shared_bytes == 320_000 and generation.stats.bytes_up > 320_000
 
 
 def test_a_server_that_cannot_hear_says_so() -> None:

@@ -73,7 +73,7 @@ def test_lossless_is_cloud_in_process_and_over_the_link(pair: tuple[Any, Any], t
             assert caption(pair, clip, "lossless", params).token_ids == alone.token_ids
             there = caption(pair, clip, "lossless", params, cloud=connection)
             assert there.token_ids == alone.token_ids
-            assert there.stats.bytes_up > there.question.shared_bytes > 10_000
+            assert there.stats.bytes_up > there.shared_bytes > 10_000
         connection.close()
 
 

@@ -69,7 +69,9 @@ def calls_against_agreement(findings: Findings) -> str | None:
                 label=f"{_LABELS[name]} (replayed)",
             )
         alone = found["alone_on_target_path"]
-        axes.plot([alone, 1], [0, 1 - alone], color="#888888", linewidth=1, label="oracle bound A − α")
+        axes.plot(
+            [alone, 1], [0, 1 - alone], color="#888888", linewidth=1, label="oracle: A − α, along the target's texts"
+        )
         axes.plot([alone, 1], [0, 1.4 * (1 - alone)], ":", color="#888888", linewidth=1, label="1.4 × (A − α)")
         for number, setting in enumerate(_with_agreement(findings)):
             agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
