@@ -22,7 +22,7 @@ from skydraft.evaluation.records import Records, read_records
 from skydraft.evaluation.summary import Findings, Setting, summarize
 
 HELDOUT = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
-MODES = "edge,cloud,lossless,fluency,quality,auto"
+MODES = "edge,cloud,lossless,fluency,quality,gate=calibrated:0.9995;k=12;eager"
 MODELS = ("--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud")
 
 
@@ -53,14 +53,14 @@ def show(records: Records) -> None:
     """A row each mode."""
     truth, findings = truths(), Findings(records)
     texts = {(entry["mode"], entry["link_ms"]): entry for entry in summarize(findings)["settings"]}
-    print(f"{'mode':<12}" + "".join(f"{name:>10}" for name in (*ATTRIBUTES, "all", "caption"))
+    print(f"{'mode':<34}" + "".join(f"{name:>10}" for name in (*ATTRIBUTES, "all", "caption"))
           + f"{'calls':>8}{'agree':>7}{'BLEU':>7}{'chrF':>7}{'tok/s':>7}")  # fmt: skip
     for setting in findings.settings:
         shares = accuracy(setting, truth)
         references = texts[setting.mode.name, setting.link_ms]["references"]
         row = "".join(f"{shares[name]:>10.3f}" for name in (*ATTRIBUTES, "all"))
         agreement = setting.value("target_agreement")
-        print(f"{setting.name:<12}{row}{exact_captions(setting, truth):>10.3f}"
+        print(f"{setting.name:<34}{row}{exact_captions(setting, truth):>10.3f}"
               f"{setting.value('cloud_calls_per_token'):>8.3f}{agreement if agreement is not None else 0:>7.3f}"
               f"{references['bleu']:>7.1f}{references['chrf']:>7.1f}{setting.value('tokens_per_s'):>7.1f}")  # fmt: skip
 

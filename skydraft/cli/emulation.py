@@ -26,6 +26,7 @@ class ServedTarget:
             *("--gpu-layers", str(options.gpu_layers), "--device", options.device, "--dtype", options.dtype),
             *(("--offline",) if offline else ()),
         ]
+        self._reader: threading.Thread | None = None
 
     def __enter__(self) -> ServedTarget:
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
@@ -35,7 +36,8 @@ class ServedTarget:
             self.__exit__()
             raise
         # Read on, so that a full pipe never holds the server up.
-        threading.Thread(target=self._drain, daemon=True).start()
+        self._reader = threading.Thread(target=self._drain, daemon=True)
+        self._reader.start()
         return self
 
     def _await_port(self) -> int:
@@ -57,6 +59,10 @@ class ServedTarget:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
+        if self._reader:
+            self._reader.join()
+        if self._process.stderr:
+            self._process.stderr.close()
 
     @contextmanager
     def behind(self, rtt_ms: float, kbps: float) -> Iterator[Cloud]:

@@ -69,8 +69,13 @@ class Curve(_Value):
         return self
 
     def limit(self, agreement: float) -> float | None:
-        """The loosest limit that keeps this agreement; None where none does, or where no call is needed for it."""
-        if not self.points[-1].agreement < agreement <= self.points[0].agreement:  # also refuses NaN
+        """The loosest limit that keeps this agreement; None where none does.
+
+        For one that the draft model reaches alone it is the limit at which no call was made.
+        """
+        if agreement <= self.points[-1].agreement:
+            return self.points[-1].limit
+        if not agreement <= self.points[0].agreement:  # also refuses NaN
             return None
         index = max(index for index, point in enumerate(self.points) if point.agreement >= agreement)
         here, beyond = self.points[index], self.points[index + 1]
@@ -127,14 +132,13 @@ class Calibration(_Value):
     def limit(self, agreement: float, k: int) -> float:
         """The limit on the risk of a block of up to `k` tokens that kept this agreement.
 
-        Raises OptionError for one that the draft model reaches alone, or that no skipping keeps.
+        Raises OptionError for one that no skipping keeps.
         """
         curve = self.curve(k)
         if (limit := curve.limit(agreement)) is None:
-            low, high = curve.points[-1].agreement, curve.points[0].agreement
             raise OptionError(
-                f"The calibration for {self.draft.name} and {self.target.name} knows agreements above {low:.2f}, "
-                f"which the draft model reaches alone, up to {high:.2f}, not {agreement:g}.",
+                f"The calibration for {self.draft.name} and {self.target.name} knows agreements up to "
+                f"{curve.points[0].agreement:.2f}, not {agreement:g}.",
                 hint="For the target's own text use --mode lossless.",
             )
         return limit

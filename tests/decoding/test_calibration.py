@@ -106,9 +106,14 @@ def test_who_wants_more_agreement_gets_a_lower_limit(one: float, other: float) -
     assert made().limit(high, 5) <= made().limit(low, 5)
 
 
-@pytest.mark.parametrize("agreement", [0.6, 0.59, 0.0, 1.01, float("nan")])
+@pytest.mark.parametrize("agreement", [0.6, 0.59, 0.0])
+def test_an_agreement_that_the_draft_model_reaches_alone_needs_no_call(agreement: float) -> None:
+    assert made().limit(agreement, 5) == 4.0
+
+
+@pytest.mark.parametrize("agreement", [1.01, float("nan")])
 def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) -> None:
-    with pytest.raises(OptionError, match=r"above 0\.60.*up to 1\.00.*--mode lossless"):
+    with pytest.raises(OptionError, match=r"up to 1\.00.*--mode lossless"):
         made().limit(agreement, 5)
 
 
@@ -219,12 +224,14 @@ def test_a_shipped_calibration_parses_and_is_found_by_its_pair(shipped: Any) -> 
         assert limits == sorted(set(limits))
         assert agreements == sorted(agreements, reverse=True) and agreements[0] == 1.0
         assert calls[0] == max(calls) and calls[-1] == 0
-        assert calibration.limit(0.9, curve.k) > calibration.limit(0.95, curve.k) > calibration.limit(0.98, curve.k)
+        alone = agreements[-1]
+        asked = [calibration.limit(alone + part * (1 - alone), curve.k) for part in (0.3, 0.6, 0.9)]
+        assert asked == sorted(asked, reverse=True) and asked[0] > asked[-1]
     assert 0.5 < calibration.fitted.auroc <= 1
     assert find_calibration([], calibration.draft.fingerprint, calibration.target.fingerprint, "") == calibration
     # More entropy and a smaller lead: a larger risk.
-    assert calibration.risk(Signals(0.01, 0.99, 0.995)) < 0.1 < calibration.risk(Signals(3.0, 0.02, 0.2))
+    assert 3 * calibration.risk(Signals(0.01, 0.99, 0.995)) < calibration.risk(Signals(3.0, 0.02, 0.2))
 
 
 def test_the_demo_pair_has_a_calibration() -> None:
-    assert [path.name for path in SHIPPED] == ["qwen2.5-coder-0.5b--1.5b.json"]
+    assert "qwen2.5-coder-0.5b--1.5b.json" in [path.name for path in SHIPPED]

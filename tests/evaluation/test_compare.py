@@ -154,7 +154,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, most: int, tail: str) ->
     path = tmp_path / "records.jsonl"
     before = path.read_text(encoding="utf-8")
     path.write_text(before + tail, encoding="utf-8")
-    comparison = Comparison(tmp_path, a_run(started="later", command="again", machine="other"), MODES)
+    comparison = Comparison(tmp_path, a_run(started="later", command="again"), MODES)
     num_left = 40 - min(most, 40)
     assert (comparison.num_done, len(comparison.todo)) == (40 - num_left, num_left)
     warm = len({job.mode.name for job in comparison.todo if not job.mode.peer})

@@ -119,18 +119,23 @@ def speed_against_rtt(findings: Findings) -> str | None:
         for number, (name, points) in enumerate(_speeds(findings).items()):
             axes.plot([rtt for rtt, _ in points], [speed for _, speed in points], _MARKS[number % len(_MARKS)],
                       color="black", fillstyle="none", linestyle="none", label=f"{name} (measured)")  # fmt: skip
-        axes.set(xlabel="round trip, ms (0: in one process)", ylabel="tokens/s", ylim=(0, None))
+        axes.set(
+            xlabel="round trip, ms (0: in one process)",
+            ylabel="tokens/s after the first round",
+            ylim=(0, 1.45 * streamed),
+        )
         axes.legend(fontsize=7.5, ncols=2)
 
     return _drawn(draw, 7.4, 4.6)
 
 
 def _speeds(findings: Findings) -> dict[str, list[tuple[float, float]]]:
+    """(round trip, tokens per second after the first round) by mode: the formulae know no prefill either."""
     found: dict[str, list[tuple[float, float]]] = {}
     for setting in findings.settings:
-        speed = setting.value("tokens_per_s")
-        if speed is not None and setting.mode.uses_link and setting.mode.style is None:
-            found.setdefault(setting.mode.name, []).append((setting.link_ms or 0.0, speed))
+        gap_ms = setting.value("itl_ms")
+        if gap_ms and setting.mode.uses_link and setting.mode.style is None:
+            found.setdefault(setting.mode.name, []).append((setting.link_ms or 0.0, 1e3 / gap_ms))
     return found
 
 
@@ -222,8 +227,8 @@ def all_plots(findings: Findings) -> Sequence[tuple[str, str, str]]:
          "line is an oracle that calls once for each disagreement.", calls_against_agreement(findings)),
         ("Speed against round trip",
          "Lines are the formulae with the costs and the acceptance measured in this run; dotted verticals are "
-         "break-even round trips, where there are any. Marks were measured; where the round trip is not 0, over an "
-         "emulated link.",
+         "break-even round trips, where there are any; neither knows of prefill. Marks were measured; where the round "
+         "trip is not 0, over an emulated link.",
          speed_against_rtt(findings)),
         ("Acceptance by position",
          "Escalated blocks of full length. Dotted: acceptance taken as the same everywhere.", acceptance(findings)),

@@ -1,0 +1,62 @@
+"""The report under docs/ says what the records beside it say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.evaluation.records import Records, read_records
+from skydraft.evaluation.report.page import render
+from skydraft.evaluation.study import study
+from skydraft.evaluation.summary import Findings, summarize
+
+FOLDER = Path(__file__).parents[2] / "docs" / "report-zh-dev"
+
+
+@pytest.fixture(scope="module")
+def records() -> Records:
+    return read_records(FOLDER / "records.jsonl")
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_summary_is_made_from_the_records(records: Records, published: dict[str, Any]) -> None:
+    made = json.loads(json.dumps(summarize(Findings(records))))
+    assert made["run"] == published["run"] and made["run"]["num_prompts"] == 62
+    for mine, theirs in zip(made["settings"], published["settings"], strict=True):
+        assert mine.keys() == theirs.keys() and mine["measures"].keys() == theirs["measures"].keys()
+        for name, figure in mine["measures"].items():
+            assert figure == pytest.approx(theirs["measures"][name], abs=2e-5), (mine["mode"], name)
+
+
+def test_the_study_is_made_from_the_records(records: Records, published: dict[str, Any]) -> None:
+    made = study(Findings(records))
+    assert made is not None
+    assert made["alone"] == published["study"]["alone"]
+    assert made["auroc"] == pytest.approx(published["study"]["auroc"], abs=2e-3)  # another machine's fit
+
+
+def test_the_page_shows_every_figure_of_the_summary(records: Records, published: dict[str, Any]) -> None:
+    page = (FOLDER / "report.html").read_text(encoding="utf-8")
+    findings = Findings(records)
+    again = render(findings, summarize(findings) | {"study": study(findings)})
+    # Plots may differ in the last digit of a coordinate, and with another version of matplotlib.
+    without_plots = [text[: text.index("<svg")] + text[text.rindex("</svg>") :] for text in (page, again)]
+    assert without_plots[0] == without_plots[1]
+
+
+def test_the_bars_that_the_notes_state_are_met(published: dict[str, Any]) -> None:
+    settings = {s["mode"]: s["measures"] for s in published["settings"] if s["link_ms"] is None}
+    alone = published["study"]["alone"]
+    for mode, asked in (("auto", 0.95), ("gate=calibrated:0.9;k=12;eager", 0.90)):
+        agreement = settings[mode]["target_agreement"]["value"]
+        assert agreement == pytest.approx(asked, abs=0.02)
+        assert settings[mode]["cloud_calls_per_token"]["value"] <= 1.4 * (agreement - alone)
+    assert settings["lossless"]["target_agreement"]["value"] == 1.0 == settings["lossless"]["same_as_cloud"]["value"]
