@@ -24,6 +24,7 @@ class ServedTarget:
             *("--model", model, "--execution", execution, "--log-level", "error"),
             *("--context", str(options.context_len), "--threads", str(options.num_threads)),
             *("--gpu-layers", str(options.gpu_layers), "--device", options.device, "--dtype", options.dtype),
+            *("--quantization", options.quantization),
             *(("--offline",) if offline else ()),
         ]
         self._reader: threading.Thread | None = None

@@ -6,7 +6,7 @@ import click
 from rich.table import Table
 
 from skydraft.cli.render import console_for
-from skydraft.models import cache_dir, fetch, installed, progress_on, verify
+from skydraft.models import EMBEDDED, cache_dir, fetch, installed, progress_on, verify
 
 
 @click.group(invoke_without_command=True)
@@ -27,6 +27,8 @@ def list_models() -> None:
     for row in installed(cache):
         state = str(row.path) if row.present else f"not here; get it with: skydraft models fetch {row.name}"
         table.add_row(row.name, f"{row.bytes / 1e6:.0f} MB", row.license, state)
+    for name in EMBEDDED:
+        table.add_row(name, "", "Apache-2.0", "comes along: a toy that hears, trained on synthetic speech")
     console_for("auto").print(table)
 
 

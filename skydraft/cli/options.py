@@ -29,6 +29,7 @@ _RUN = [
     click.option("--gpu-layers", default=0, metavar="N", help="GGUF: layers on the GPU; -1 takes all."),
     click.option("--device", default="cpu", show_default=True, help="transformers: cpu or cuda."),
     click.option("--dtype", default="float32", show_default=True, help="transformers: float32, bfloat16 or float16."),
+    click.option("--quantization", default="none", show_default=True, help="transformers on CUDA: none, 8bit or 4bit."),
     click.option("--offline", is_flag=True, help="Use what is on this disk, ask no network."),
 ]
 
@@ -95,6 +96,7 @@ def build_engine_options(given: dict[str, Any], *, max_sequences: int = 1, share
         gpu_layers=given.pop("gpu_layers"),
         device=given.pop("device"),
         dtype=given.pop("dtype"),
+        quantization=given.pop("quantization"),
     )
 
 

@@ -5,10 +5,11 @@ from skydraft.models.fetch import fetch
 from skydraft.models.listing import Installed, installed, verify
 from skydraft.models.manifest import KnownModel, Pair, Part, default_pair, known_models, known_pairs
 from skydraft.models.progress import Progress, no_progress, progress_on
-from skydraft.models.resolve import ModelKind, ResolvedModel, resolve
+from skydraft.models.resolve import EMBEDDED, ModelKind, ResolvedModel, resolve
 from skydraft.models.sources import PUBLIC_SOURCES, Sources
 
 __all__ = [
+    "EMBEDDED",
     "PUBLIC_SOURCES",
     "Installed",
     "KnownModel",

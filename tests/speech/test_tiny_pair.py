@@ -144,4 +144,4 @@ def test_a_model_that_hears_and_is_given_nothing_to_hear_says_so(
 
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     assert run(["generate", "你好", "--edge-model", "tiny-omni-edge", "--mode", "edge", "--max-new-tokens", "4"]) == 0
-    assert "takes speech; without --audio it answers the text alone" in capsys.readouterr().err
+    assert "takes speech, but no --audio was given" in capsys.readouterr().err
