@@ -114,7 +114,8 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
             ("Where the time goes, and the rest", "rest", _table(here, MORE)),
         ],
         densities=[
-            (_name(s), s["punctuation_density_median"], s["punctuation_density_max"]) for s in summary["settings"]
+            (_name(setting), setting["punctuation_density_median"], setting["punctuation_density_max"])
+            for setting in here
         ],
         oracle=_oracle(findings, summary["study"]),
         plots=all_plots(findings),
