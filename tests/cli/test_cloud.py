@@ -7,30 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from skydraft.cli.main import run
 from skydraft.engines.toy import open_toy
 
 from ..serving import Serving, serving
+from .conftest import Invoke
 
 EDGE = ["--edge-model", "toy:drift=0.2"]
-Invoke = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def invoke(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
-
-    def call(*args: str) -> tuple[int, str, str]:
-        status = run(args)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

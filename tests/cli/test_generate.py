@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from skydraft.cli.main import run
+from .conftest import Invoke
 
 TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
 STATS = [
@@ -43,20 +42,6 @@ STATS = [
     "target_prefill_ms",
     "target_encode_ms",
 ]
-
-Invoke = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def invoke(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
-
-    def call(*args: str) -> tuple[int, str, str]:
-        status = run(args)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
