@@ -54,7 +54,7 @@ def load_checkpoint(
     quantized = _quantized(torch, transformers, device, options)
     given = {"local_files_only": True, "trust_remote_code": False}
     try:
-        with _quiet(transformers):
+        with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, **given)
             model, loaded = getattr(transformers, model_class).from_pretrained(
                 path, dtype=getattr(torch, options.dtype), output_loading_info=True, **given, **quantized
@@ -111,7 +111,8 @@ def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOption
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
+    """Keep transformers from warning and drawing bars while it loads."""
     logging = transformers.utils.logging
     verbosity, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skydraft.engines.checkpoint import first_line, load_library
+from skydraft.engines.checkpoint import first_line, load_library, quiet
 from skydraft.errors import BrokenModel
 from skydraft.types import FinishReason
 
@@ -26,9 +26,10 @@ class HuggingFacePair:
     def _load(self, path: Path, dtype: str) -> Any:
         folder, more = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
         try:
-            model = self._transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(self._torch, dtype), local_files_only=True, **more
-            )
+            with quiet(self._transformers):
+                model = self._transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=getattr(self._torch, dtype), local_files_only=True, **more
+                )
         except Exception as error:
             raise BrokenModel(f"transformers cannot load {path} as a peer: {first_line(error)}") from error
         return model.eval().to(self._device)
@@ -42,7 +43,7 @@ class HuggingFacePair:
         config = self._draft.generation_config
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
         config.assistant_confidence_threshold = 0.0
-        with self._torch.inference_mode():
+        with self._torch.inference_mode(), quiet(self._transformers):
             output = self._target.generate(
                 inputs,
                 attention_mask=self._torch.ones_like(inputs),
