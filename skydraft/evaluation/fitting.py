@@ -94,30 +94,38 @@ def fit_weights(texts: Sequence[Told]) -> tuple[tuple[float, ...], float]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a policy gives along a text: tokens, disagreements left in it, escalations."""
+    """What a policy gives along a text: tokens, disagreements left in it, escalations, drafted tokens."""
 
     num_tokens: int
     num_wrong: int
     num_calls: int
+    num_drafted: int = 0
 
 
 def walk(
-    risks: Sequence[float], disagrees: Sequence[bool], limit: float, max_block: int = MAX_BLOCK, *, adds: bool = True
+    risks: Sequence[float],
+    disagrees: Sequence[bool],
+    limit: float,
+    max_block: int = MAX_BLOCK,
+    *,
+    adds: bool = True,
+    ends: bool = True,
 ) -> Outcome:
     """Replay a gate along a text, a block ending where its risk passes the limit.
 
     The risk of a block is the sum over its tokens, as the calibrated gate has it; or, unless `adds`, the highest of
-    them, which is a threshold on single tokens.
+    them, which is a threshold on single tokens. Unless `ends`, blocks are drafted to their full length.
 
     Simulated: the text goes on as it was told, while in a real run it goes another way after a disagreement
     that was skipped. So the curve it gives is checked by real runs (`bench.gates`).
     """
-    base = num_wrong = num_calls = 0
+    base = num_wrong = num_calls = num_drafted = 0
     while base < len(risks):
         total, length = (0.0 if adds else -math.inf), 0
-        while length < max_block and base + length < len(risks) and total <= limit:
+        while length < max_block and base + length < len(risks) and (total <= limit or not ends):
             total = total + risks[base + length] if adds else max(total, risks[base + length])
             length += 1
+        num_drafted += length
         wrong = [index for index in range(base, base + length) if disagrees[index]]
         if total > limit:
             num_calls += 1
@@ -126,7 +134,7 @@ def walk(
         else:
             num_wrong += len(wrong)
             base += length
-    return Outcome(len(risks), num_wrong, num_calls)
+    return Outcome(len(risks), num_wrong, num_calls, num_drafted)
 
 
 def curve(texts: Sequence[Told], risk_of: Sequence[Sequence[float]], k: int) -> Curve:
