@@ -1,4 +1,4 @@
-# make demo | demo-speech | test | lint | bench | bench-identity | bench-cloud | bench-zh | bench-speech | report.
+# make demo | demo-speech | test | lint | docs | bench | bench-identity | bench-cloud | bench-zh | bench-speech | report.
 # Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -9,7 +9,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: setup models demo test lint protocol bench bench-identity bench-cloud bench-zh bench-speech demo-speech report
+.PHONY: setup models demo test lint protocol docs bench bench-identity bench-cloud bench-zh bench-speech demo-speech report
 
 setup: $(READY)
 
@@ -38,10 +38,15 @@ lint: $(READY)
 	$(PROTOC) --python_out=$(FRESH) --pyi_out=$(FRESH) $(PROTO)
 	diff $(FRESH)/skydraft/protocol/verifier_pb2.py skydraft/protocol/verifier_pb2.py
 	diff $(FRESH)/skydraft/protocol/verifier_pb2.pyi skydraft/protocol/verifier_pb2.pyi
+	$(BIN)/python -m skydraft.cli.reference | diff docs/cli.md -
 
 # Writes the code that verifier.proto stands for; lint fails when that was forgotten.
 protocol: $(READY)
 	$(PROTOC) --python_out=. --pyi_out=. $(PROTO)
+
+# Writes docs/cli.md, the help of every command; lint fails when that was forgotten.
+docs: $(READY)
+	$(BIN)/python -m skydraft.cli.reference > docs/cli.md
 
 bench: models
 	$(BIN)/python -m bench.speed

@@ -48,7 +48,8 @@ class BareLoop:
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
         if len(prompt) > 1:
             self._decode(prompt[:-1], 0, want_logits=False)
-        token_ids, last = [], prompt[-1]
+        token_ids: list[int] = []
+        last = prompt[-1]
         while len(token_ids) < num_tokens:
             self._decode([last], len(prompt) - 1 + len(token_ids), want_logits=True)
             pointer = lib.llama_get_logits(self._context)

@@ -16,11 +16,12 @@ import skydraft
 from bench.bare_loop import BareLoop
 from bench.workload import load_pair, machine, prompts
 from skydraft import Engine, decoding_params
-from skydraft.decoding.question import prompt_ids
-from skydraft.evaluation.compare import Job, measure
 from skydraft.evaluation.modes import parse_mode
 from skydraft.evaluation.records import PromptEntry
+from skydraft.evaluation.runner import Trial, measure
 from skydraft.models import cache_dir, default_pair, resolve
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import prompt_ids
 
 _PAIRS = 3  # of runs, for each prompt
 
@@ -30,18 +31,18 @@ def against_bare(edge: Engine, cloud: Engine, mode: str, model: str, dev: list[s
     path = resolve(model, cache_dir()).path
     assert path is not None  # a GGUF file
     bare = BareLoop(path, os.cpu_count() or 1)
-    parsed, params = parse_mode(mode), decoding_params(max_new_tokens=num_tokens)
+    parsed = parse_mode(mode, lambda style: decoding_params(style, max_new_tokens=num_tokens))
     ratios, num_equal = [], 0
     for prompt in dev:
-        job = Job(PromptEntry(id="p", prompt=prompt), parsed, 0, None)
-        ids = prompt_ids(cloud.vocab, prompt)
+        trial = Trial(PromptEntry(id="p", prompt=prompt), parsed, 0, None)
+        ids = prompt_ids(cloud.vocab, asked(prompt))
         pairs = []
         for _ in range(_PAIRS):
             token_ids, bare_s = bare.generate(ids, num_tokens)
             line = measure(
-                job,
-                lambda job: skydraft.generate(
-                    job.prompt.prompt, edge=edge, cloud=cloud, plan=parsed.plan, params=params
+                trial,
+                lambda trial: skydraft.generate(
+                    trial.prompt.prompt, edge=edge, cloud=cloud, plan=parsed.plan, params=parsed.params
                 ),
             )
             pairs.append(bare_s * 1e3 / line.wall_ms)

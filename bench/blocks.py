@@ -8,41 +8,43 @@ A - alpha at two agreements, and drafted tokens per token. Replayed, not run.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from skydraft.decoding.calibration import find_calibration
-from skydraft.evaluation.fitting import Told, told, walk
+from skydraft.evaluation.fitting import LabelledText, labelled, walk
+from skydraft.evaluation.gate_study import oracle_calls
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.theory import oracle_calls
+from skydraft.gating.calibration import find_calibration
 
 _FOLDER = Path(__file__).parent.parent / "docs" / "report-zh-dev"
 _LIMITS = np.geomspace(0.01, 12.0, 120)
 
 
 def cheapest(
-    texts: Sequence[Told], risks: Sequence[Sequence[float]], k: int, asked: float, *, ends: bool
+    texts: Sequence[LabelledText], risks: Sequence[Sequence[float]], k: int, asked: float, *, ends: bool
 ) -> tuple[float, float]:
     """(calls, drafted tokens), both per token, of the loosest limit that keeps the agreement."""
     kept = []
     for limit in _LIMITS:
         found = [walk(r, t.disagrees, float(limit), k, ends=ends) for t, r in zip(texts, risks, strict=True)]
-        num_tokens = sum(outcome.num_tokens for outcome in found)
-        if 1 - sum(outcome.num_wrong for outcome in found) / num_tokens >= asked:
-            calls, drafted = (sum(getattr(outcome, name) for outcome in found) for name in ("num_calls", "num_drafted"))
+        num_tokens = sum(replay.num_tokens for replay in found)
+        if 1 - sum(replay.num_wrong for replay in found) / num_tokens >= asked:
+            calls, drafted = (sum(getattr(replay, name) for replay in found) for name in ("num_calls", "num_drafted"))
             kept.append((calls / num_tokens, drafted / num_tokens))
     return min(kept)
 
 
 def main() -> None:
-    records = read_records((Path(sys.argv[1]) if len(sys.argv) > 1 else _FOLDER) / "records.jsonl")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=_FOLDER, help="with the records.jsonl of a comparison")
+    records = read_records(parser.parse_args().folder / "records.jsonl")
     run = records.run
     calibration = find_calibration([], run.draft.fingerprint, run.target.fingerprint, "these models")
     alone = {(line.prompt, line.token_ids) for line in records.generations if line.mode == "cloud"}
-    texts = [told(line, "target") for line in records.scores if (line.prompt, line.token_ids) in alone]
+    texts = [labelled(line, "target") for line in records.scores if (line.prompt, line.token_ids) in alone]
     risks = [[calibration.risk(signals) for signals in text.signals] for text in texts]
     num_tokens = sum(len(text.disagrees) for text in texts)
     alpha = 1 - sum(sum(text.disagrees) for text in texts) / num_tokens

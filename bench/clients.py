@@ -26,15 +26,15 @@ from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import EngineOptions, decoding_params, make_plan
 from skydraft.decoding.context import Context
+from skydraft.decoding.stats import percentile
 from skydraft.edge.link import Link, LinkOptions
 from skydraft.edge.verifier import Patience, RemoteVerifier
 from skydraft.errors import CloudError
-from skydraft.evaluation.link import EmulatedLink
-from skydraft.evaluation.stats import percentile
+from skydraft.evaluation.emulated_link import EmulatedLink
 from skydraft.models import default_pair
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import Opening
-from skydraft.types import DraftBlock
+from skydraft.types import DraftBlock, Prompt
 
 NUM_CLIENTS = (1, 2, 4, 8, 16)
 K = 5
@@ -45,7 +45,7 @@ PARAMS = decoding_params(max_new_tokens=48)
 class Recording:
     """One generation: its prompt and the drafted blocks in order."""
 
-    prompt_ids: tuple[int, ...]
+    prompt: Prompt
     blocks: tuple[DraftBlock, ...]
 
 
@@ -92,9 +92,8 @@ def record(server: ServerProcess) -> tuple[list[Recording], str, float]:
     for prompt in prompts(16):
         with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(k=K), params=PARAMS) as generation:
             blocks = [done.block for done, _ in generation.rounds()]
-            draft_ms += [record.draft_ms for record in generation.records[1:]]
-            prompt_len = generation.num_prompt_tokens
-            recordings.append(Recording(tuple(generation._context.token_ids[:prompt_len].tolist()), tuple(blocks)))
+            draft_ms += [record.draft.forward_ms for record in generation.records[1:]]
+            recordings.append(Recording(generation.prompts.target, tuple(blocks)))
     fingerprint = short_fingerprint(edge.vocab.fingerprint)
     cloud.close()
     edge.close()
@@ -110,11 +109,11 @@ def replay(
     while time.perf_counter() < until:
         recording = recordings[number % len(recordings)]
         number += 1
-        context = Context(recording.prompt_ids)
-        opening = Opening(fingerprint, recording.prompt_ids, params=PARAMS)
+        context = Context(recording.prompt)
+        opening = Opening(fingerprint, recording.prompt, params=PARAMS)
         verifier = RemoteVerifier(link, context, opening, Patience(120.0))
         for block in recording.blocks:
-            if block.base != len(context) or context.finish or time.perf_counter() >= until:
+            if block.base != context.base or context.finish or time.perf_counter() >= until:
                 break
             time.sleep(think_ms / 1e3)
             began = time.perf_counter()

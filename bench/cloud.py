@@ -21,10 +21,10 @@ import skydraft
 from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import Engine, Generation, StepRecord, decoding_params, make_plan
-from skydraft.edge.cloud import Cloud
+from skydraft.decoding.stats import percentile
+from skydraft.edge.connection import Cloud
 from skydraft.engines.toy import open_toy
-from skydraft.evaluation.link import EmulatedLink, LinkShape
-from skydraft.evaluation.stats import percentile
+from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.models import default_pair
 
 QUALITY = make_plan("quality")
@@ -41,7 +41,7 @@ def run(
 
 def beyond_models(record: StepRecord) -> float:
     """Milliseconds of a round that neither model's forwards took."""
-    return record.wall_ms - record.draft_ms - record.cost.forward_ms
+    return record.wall_ms - record.draft.forward_ms - record.target.forward_ms
 
 
 def overhead(num_rounds: int = 2000) -> None:
@@ -65,8 +65,8 @@ def overhead(num_rounds: int = 2000) -> None:
                 )
                 records += generation.run().records[1:]  # the first one opens the session
             ours = [beyond_models(record) for record in records]
-            wire = [record.cost.rtt_ms - record.cost.queue_ms - record.cost.forward_ms for record in records]
-            queue = [record.cost.queue_ms for record in records]
+            wire = [record.link.rtt_ms - record.target.queue_ms - record.target.forward_ms for record in records]
+            queue = [record.target.queue_ms for record in records]
             print(
                 f"{name + f', T={temperature}':<24}{percentile(ours, 50):>8.3f}{percentile(ours, 99):>8.3f}"
                 f"{max(percentile(wire, 50) or 0, 0):>10.3f}{percentile(queue, 50):>11.3f}"
@@ -137,14 +137,7 @@ def certificates(folder: Path) -> tuple[bytes, list[str]]:
     cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     key.write_bytes(issued.private_key_pem.bytes())
     tokens.write_text("bench a-token-of-24-characters\n")
-    return authority.cert_pem.bytes(), [
-        "--tls-cert",
-        str(cert),
-        "--tls-key",
-        str(key),
-        "--token-file",
-        str(tokens),
-    ]
+    return authority.cert_pem.bytes(), ["--tls-cert", str(cert), "--tls-key", str(key), "--token-file", str(tokens)]
 
 
 def faults(edge: Engine, num_tokens: int = 60) -> None:
@@ -201,7 +194,8 @@ def fallback(edge: Engine, server: ServerProcess, prompt: str, num_tokens: int) 
             for number, _ in enumerate(generation.rounds()):
                 if number == 2:
                     break_(link)
-            waits = [record.wall_ms - record.draft_ms for record in generation.records if record.outcome == "fallback"]
+            lost = [record for record in generation.records if record.outcome == "fallback"]
+            waits = [record.wall_ms - record.draft.forward_ms for record in lost]
             print(
                 f"  {name:<34} fallback after {max(waits):.0f} ms (<= 1000), then {statistics.median(waits):.1f} ms a "
                 f"round; {generation.stats.num_fallback_tokens} of {len(generation.token_ids)} tokens edge-fallback"

@@ -14,9 +14,11 @@ import skydraft
 from bench.speech import HELDOUT
 from skydraft import Engine, Generation, decoding_params, make_plan
 from skydraft.config import CAPTION_PROMPT
-from skydraft.decoding.question import Question, ask
-from skydraft.engines.audio import Audio, load_audio
 from skydraft.evaluation.workloads import read_prompts
+from skydraft.models import cache_dir, resolve
+from skydraft.prompts.audio import Audio, load_audio
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import PromptPair, read_prompt
 
 _NUM_TOKENS = 80
 
@@ -28,9 +30,9 @@ def run(edge: Engine, cloud: Engine, mode: str, audio: Audio, temperature: float
         return generation.run()
 
 
-def generated(thinker: torch.nn.Module, question: Question, end_ids: frozenset[int]) -> tuple[int, ...]:
+def generated(thinker: torch.nn.Module, prompts: PromptPair, end_ids: frozenset[int]) -> tuple[int, ...]:
     """What transformers' own greedy generate() says to the same prompt and features."""
-    media, prompt = question.edge.media, torch.tensor([question.edge.token_ids])
+    media, prompt = prompts.edge.media, torch.tensor([prompts.edge.token_ids])
     assert media is not None
     with torch.inference_mode():
         output = thinker.generate(
@@ -51,17 +53,18 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     given = parser.parse_args()
     edge, cloud = skydraft.load("tiny-omni-edge"), skydraft.load("tiny-omni-cloud")
-    thinker = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(edge.path, dtype=torch.float32).eval()
+    folder = resolve("tiny-omni-edge", cache_dir()).path
+    thinker = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     same = dict.fromkeys(("edge == generate()", "lossless == cloud, T=0", "lossless == cloud, T=0.8"), 0)
     total = dict.fromkeys(same, 0)
     clips = read_prompts(HELDOUT, limit=given.limit).prompts
     for clip in clips:
         assert clip.audio is not None
         audio = load_audio(clip.audio)
-        question = ask(edge, audio.samples, CAPTION_PROMPT)
+        prompts = read_prompt(edge, asked(CAPTION_PROMPT), audio)
         pairs = {
             "edge == generate()": (
-                run(edge, cloud, "edge", audio, 0.0).token_ids, generated(thinker, question, edge.vocab.end_ids)
+                run(edge, cloud, "edge", audio, 0.0).token_ids, generated(thinker, prompts, edge.vocab.end_ids)
             ),
             **{
                 f"lossless == cloud, T={temperature:g}": tuple(

@@ -18,7 +18,7 @@ import skydraft
 from bench.baselines import both
 from bench.workload import load_pair, machine, prompts
 from skydraft import Engine, Generation, decoding_params, make_plan
-from skydraft.decoding.adaptive import expected_tokens
+from skydraft.decoding.cost_model import expected_tokens, measured_alpha
 from skydraft.engines.probe import probe
 
 KS = (2, 5, 8)
@@ -52,12 +52,11 @@ def lossless(edge: Engine, cloud: Engine, dev: list[str], num_tokens: int) -> No
         records = [record for generation in runs for record in generation.records]
         overhead = statistics.median(record.overhead_ms for record in records)
         wall = sum(record.wall_ms for record in records)
-        forward = sum(record.draft_ms + record.cost.forward_ms for record in records)
+        forward = sum(record.draft.forward_ms + record.target.forward_ms for record in records)
         # Blocks cut short by an end or the length limit have no place in the formula.
         whole = [record for record in records if record.num_draft == k and record.num_committed > record.num_accepted]
         by_position = acceptance_by_position([record.num_accepted for record in whole], k)
-        judged = sum(min(record.num_accepted + 1, k) for record in whole)
-        alpha = sum(record.num_accepted for record in whole) / judged
+        alpha = measured_alpha((record.num_accepted, k) for record in whole) or 0.0
         per_token = len(whole) / sum(record.num_committed for record in whole)
         theory = 1 / expected_tokens(alpha, k)
         print(f"{k:<3}{overhead:>19.3f}{1 - forward / wall:>15.2%}{forward / wall:>17.3f}{alpha:>8.3f}"

@@ -4,8 +4,8 @@
 
 Bars, for zh-short on the prompts of `describe` and `scene`: median punctuation density of a text 0.05 to 0.25, none
 over 0.40; no adjacent repeat; 2- and 3-gram repeat rates not above those of the target (mode cloud, without the
-style; with it the target repeats itself less still, see the table); every text ends at a sentence end; no loop. What is
-without the style, and all other prompts, is shown beside it whatever it is.
+style; with it the target repeats itself less still, see the table); every text ends at a sentence end; no repeated
+cycle. What is without the style, and all other prompts, is shown beside it whatever it is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from bench.workload import PROMPTS_FILE
 from skydraft.cli.main import run
+from skydraft.decoding.stats import percentile
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.stats import percentile
 from skydraft.evaluation.summary import Findings, Setting
 from skydraft.evaluation.workloads import read_prompts
 
@@ -30,7 +30,7 @@ OTHERS = ("edge", *(f"{mode};style=zh-short" for mode in ("edge", "cloud", "flue
 def show(title: str, findings: Findings) -> None:
     """A row each mode."""
     print(f"\n{title}, {len(findings.settings[0].cases)} prompts")
-    print(f"{'mode':<26}{'density p50':>12}{'max':>7}{'adjacent':>10}{'2-gram':>8}{'3-gram':>8}{'ends':>6}{'loops':>7}"
+    print(f"{'mode':<26}{'density p50':>12}{'max':>7}{'adjacent':>10}{'2-gram':>8}{'3-gram':>8}{'ends':>6}{'cycles':>8}"
           f"{'tokens':>8}")  # fmt: skip
     for setting in findings.settings:
         densities = [case.indicators.punctuation_density for case in setting.all_cases]
@@ -38,7 +38,7 @@ def show(title: str, findings: Findings) -> None:
         num_tokens = sum(case.num_tokens for case in setting.all_cases) / len(setting.all_cases)
         print(f"{setting.name:<26}{percentile(densities, 50):>12.3f}{max(densities):>7.3f}{num_adjacent:>10}"
               f"{setting.value('repeat_rate_2') or 0:>8.4f}{setting.value('repeat_rate_3') or 0:>8.4f}"
-              f"{setting.value('ends_sentence'):>6.2f}{setting.value('loops'):>7.2f}{num_tokens:>8.1f}")  # fmt: skip
+              f"{setting.value('ends_sentence'):>6.2f}{setting.value('cycles'):>8.2f}{num_tokens:>8.1f}")  # fmt: skip
 
 
 def failures(findings: Findings) -> list[str]:
@@ -60,7 +60,7 @@ def _reasons(setting: Setting, target: Setting) -> list[str]:
         f"a text of density {max(densities):.3f}": max(densities) <= 0.40,
         "adjacent repeats": not any(case.indicators.num_adjacent for case in setting.all_cases),
         "a text that does not end at a sentence end": all(case.indicators.ends_sentence for case in setting.all_cases),
-        "a loop": not any(case.indicators.num_loops for case in setting.all_cases),
+        "a repeated cycle": not any(case.indicators.num_cycles for case in setting.all_cases),
     }
     for n in (2, 3):
         ours, theirs = (side.value(f"repeat_rate_{n}") or 0.0 for side in (setting, target))

@@ -1,11 +1,14 @@
 """skydraft: edge-cloud speculative decoding. A small model drafts, a gate decides, a large model checks."""
 
-from skydraft.api import Generation, connect, generate, load
+from skydraft.api import connect, generate, load, start
 from skydraft.config import DecodingParams, decoding_params
+from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
-from skydraft.engines.base import Engine, EngineOptions
+from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.stats import Stats
+from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
-from skydraft.evaluation.stats import Stats
 from skydraft.types import StepRecord, Token
 
 __version__ = "0.1.0"
@@ -14,6 +17,7 @@ __all__ = [
     "DecodingParams",
     "Engine",
     "EngineOptions",
+    "GenerateRequest",
     "Generation",
     "Plan",
     "SkydraftError",
@@ -25,4 +29,5 @@ __all__ = [
     "generate",
     "load",
     "make_plan",
+    "start",
 ]

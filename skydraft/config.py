@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from skydraft.errors import OptionError
 
 MAX_K = 32
+Execution = Literal["exact", "throughput"]
 # What is asked about a recording where the user asks nothing; the embedded speech models were trained with it.
 CAPTION_PROMPT = "请用一句话描述说话人的语速、音调、音量、停顿和说话人的特点。"
 DEFAULT_K = 5
 _INT32_MAX = 2**31 - 1
 _LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow
 
-# name: (lowest, highest) that makes sense; both ends allowed
-_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0, 100),
-    "top_k": (0, _INT32_MAX),
-    "top_p": (1e-9, 1),
-    "min_p": (0, 1),
-    "seed": (0, 2**64 - 1),
-    "repetition_penalty": (1e-6, 1e6),
-    "no_repeat_ngram_size": (0, 1024),
-    "content_penalty": (1e-6, 1e6),
-    "content_ngram_size": (0, 1024),
-    "comma_gap": (0, 1024),
-    "full_stop_gap": (0, 1024),
-    "full_stop_shift": (-1e6, 0),
-    "sentences": (0, _INT32_MAX),
-    "min_new_tokens": (0, _INT32_MAX),
-    "max_new_tokens": (1, _INT32_MAX),
-}
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of a field of DecodingParams: the range that makes sense (both ends allowed), and its help."""
+
+    low: float
+    high: float
+    metavar: str
+    help: str
+
+
+def _option(default: Any, low: float, high: float, metavar: str, text: str) -> Any:
+    return field(default=default, metadata={"option": Option(low, high, metavar, text)})
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingParams:
     """All that decides which token comes next and when to stop. Both sides use the same.
 
+    A field is an option of the command line and a field of the protocol; CONTRIBUTING.md says how to add one.
     Sampling: `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `seed` seeds the noise.
     Constraints with the semantics of transformers, prompt included: `repetition_penalty` (1 is off),
     `no_repeat_ngram_size` (0 is off), `min_new_tokens` (no end token before; with `sentences`, unless they are said).
@@ -49,34 +46,44 @@ class DecodingParams:
     Stopping: `sentences` (0 is off), `stop` strings, `max_new_tokens`.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    content_penalty: float = 1.0
-    content_ngram_size: int = 0
-    no_adjacent_repeat: bool = False
-    comma_gap: int = 0
-    full_stop_gap: int = 0
-    full_stop_shift: float = -8.0
-    sentences: int = 0
-    min_new_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    max_new_tokens: int = 128
+    max_new_tokens: int = _option(128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; when comparing, 64).")
+    min_new_tokens: int = _option(0, 0, _INT32_MAX, "N", "Do not stop before N tokens, unless --sentences are written.")
+    sentences: int = _option(0, 0, _INT32_MAX, "N", "Stop after N sentences; 0 is no limit.")
+    stop: tuple[str, ...] = _option((), 0, 0, "TEXT", "Stop before TEXT; can be repeated.")
+    temperature: float = _option(0.0, 0, 100, "T", "How random choices are; 0 always takes the likeliest token.")
+    top_k: int = _option(0, 0, _INT32_MAX, "K", "Choose among the K likeliest tokens; 0 is all.")
+    top_p: float = _option(
+        1.0, 1e-9, 1, "P", "Choose among the likeliest tokens that together have probability P; 1 is all."
+    )
+    min_p: float = _option(0.0, 0, 1, "P", "Choose among tokens at least P times as likely as the likeliest; 0 is all.")
+    seed: int = _option(0, 0, 2**64 - 1, "N", "Seed of the random choices.")
+    repetition_penalty: float = _option(1.0, 1e-6, 1e6, "X", "As in transformers; 1 is off.")
+    no_repeat_ngram_size: int = _option(0, 0, 1024, "N", "As in transformers; 0 is off.")
+    content_penalty: float = _option(
+        1.0, 1e-6, 1e6, "X", "Make Chinese words less likely once they are written; 1 is off."
+    )
+    content_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N Chinese words in a row again; 0 is off.")
+    no_adjacent_repeat: bool = _option(
+        False, 0, 1, "", "Never write the same Chinese character twice in a row (default: allowed)."
+    )
+    comma_gap: int = _option(0, 0, 1024, "N", "No comma for N Chinese characters after punctuation; 0 is off.")
+    full_stop_gap: int = _option(
+        0, 0, 1024, "N", "Make a full stop unlikely for N Chinese characters after punctuation; 0 is off."
+    )
+    full_stop_shift: float = _option(-8.0, -1e6, 0, "X", "How unlikely: what is added to its logit.")
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:  # also refuses NaN
-                option = "--" + name.replace("_", "-")
-                raise OptionError(f"{option} must lie between {low:g} and {high:g}, not {value}.")
+        for known in fields(self):
+            value, option = getattr(self, known.name), known.metadata["option"]
+            if known.name != "stop" and not option.low <= value <= option.high:  # also refuses NaN
+                name = "--" + known.name.replace("_", "-")
+                raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {value}.")
         if 0 < self.temperature < _LOWEST_TEMPERATURE:
-            raise OptionError(f"--temperature must be 0, which is greedy, or at least {_LOWEST_TEMPERATURE:g}.")
-        if isinstance(self.stop, str) or not all(self.stop):
-            raise OptionError("Stop strings come as a tuple of texts, none of them empty.")
+            raise OptionError(f"--temperature must be 0 (not random) or at least {_LOWEST_TEMPERATURE:g}.")
+        if isinstance(self.stop, str):
+            raise OptionError("Stop strings must be a tuple of texts, not a single text.")
+        if not all(self.stop):
+            raise OptionError("--stop must not be empty.", hint="Give at least one character.")
 
     @property
     def shapes_chinese(self) -> bool:
@@ -162,5 +169,11 @@ def parse_accept(text: str) -> int:
         return 0
     name, _, rank = text.partition(":")
     if name != "top" or not rank.isdecimal() or int(rank) < 1:
-        raise OptionError(f"'{text}' is no accept rule.", hint="Use exact (the default), or top:R such as top:5.")
+        raise OptionError(f"There is no accept rule '{text}'.", hint="Use exact, or top:R, for example top:5.")
     return int(rank)
+
+
+def check_execution(execution: str) -> None:
+    """Raise OptionError unless it is one of `Execution`."""
+    if execution not in get_args(Execution):
+        raise OptionError(f"--execution must be one of {', '.join(get_args(Execution))}, not '{execution}'.")

@@ -5,28 +5,28 @@
     │   ├── UnknownModel        no such name, file, folder or hub id
     │   ├── VocabularyMismatch  draft and target do not share a tokenizer
     │   ├── PromptError         empty, or longer than the context
-    │   ├── OptionError         an option is out of range or cannot apply here
-    │   ├── RecordsError        a file of records or a calibration that is broken, newer, or another pair's
+    │   ├── OptionError         an option is out of range or does not apply here
+    │   ├── RecordsError        records or a calibration that are broken, of a newer version, or of another pair
     │   ├── ProtocolError       a message that the other side cannot read
     │   └── LimitExceeded       a message, prompt or block beyond the server's limits
-    ├── ModelFilesError         the files of a model could not be had
+    ├── ModelFilesError         the files of a model are not available
     │   ├── HashMismatch        a file or piece is not the published one
     │   ├── BrokenModel         a file is there but no engine can read it
     │   ├── NotEnoughDisk       the download would not fit
     │   └── NetworkUnavailable  neither cache nor network has it
     ├── MissingDependency       an optional package is not installed
     ├── EngineError             a forward or a rollback was refused by the engine
-    ├── BaseMismatch            a block or verdict extends another length than the committed one
-    └── CloudError              the cloud did not do what it was asked
-        ├── CloudLost           no answer: no link, no server, or one that is going down
+    ├── BaseMismatch            a block or verdict does not begin where the committed text ends
+    └── CloudError              the cloud did not answer as it should
+        ├── CloudLost           no answer: no connection, no server, or one that is shutting down
         │   └── CloudTimeout    no answer within the time allowed
-        ├── CloudBusy           all seats or places in the queue are taken
-        ├── RateLimited         this token has used up its share for now
-        ├── NotAuthorized       no token, or one that is not known
-        ├── SessionNotFound     the session ended, was evicted, or the server is another one
-        ├── SessionTaken        another generation has a session of this number
-        ├── Diverged            the two sides hold different tokens under one length
-        └── CloudFailure        the server failed in a way that it does not explain
+        ├── CloudBusy           the server has no room for another request
+        ├── RateLimited         the token has used up its share for now
+        ├── NotAuthorized       no token, or one that the server does not know
+        ├── SessionNotFound     the session ended, was evicted, or the server was restarted
+        ├── SessionTaken        another generation uses this session number
+        ├── Diverged            the two sides have different texts of the same length
+        └── CloudFailure        the server failed; its log says why
 
 Every message is one line; `hint` is the next thing to do.
 """
@@ -80,11 +80,11 @@ class PromptError(UsageError):
 
 
 class OptionError(UsageError):
-    """An option is out of range, or cannot apply to this request."""
+    """An option is out of range, or does not apply to this request."""
 
 
 class RecordsError(UsageError):
-    """A file of records or a calibration is broken, of a newer version, or belongs to another pair."""
+    """Records or a calibration are broken, of a newer version, or belong to another pair."""
 
 
 class ProtocolError(UsageError):
@@ -98,7 +98,7 @@ class LimitExceeded(UsageError):
 
 
 class ModelFilesError(SkydraftError):
-    """The files of a model could not be had."""
+    """The files of a model are not available."""
 
     grpc_status = "FAILED_PRECONDITION"
 
@@ -137,22 +137,22 @@ class EngineError(SkydraftError):
 
 
 class BaseMismatch(SkydraftError):
-    """A block or verdict extends another length than the committed one. Nothing was changed."""
+    """A block or verdict does not begin where the committed text ends. Nothing was changed."""
 
     grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, base: int, length: int) -> None:
-        super().__init__(f"This extends {base} committed tokens, but there are {length}.")
+        super().__init__(f"This follows {base} generated tokens, but the text has {length}.")
         self.base = base
         self.length = length
 
 
 class CloudError(SkydraftError):
-    """The cloud did not do what it was asked."""
+    """The cloud did not answer as it should."""
 
 
 class CloudLost(CloudError):
-    """No answer: no link, no server, or one that is going down."""
+    """No answer: no connection, no server, or one that is shutting down."""
 
     grpc_status = "UNAVAILABLE"
     retryable = True
@@ -165,14 +165,14 @@ class CloudTimeout(CloudLost):
 
 
 class CloudBusy(CloudError):
-    """All seats or places in the queue are taken."""
+    """The server has no room for another request."""
 
     grpc_status = "UNAVAILABLE"
     retryable = True
 
 
 class RateLimited(CloudError):
-    """This token has used up its share for now; `retry_after_s` says when it has some again."""
+    """The token has used up its share for now; `retry_after_s` says when to ask again."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
     retryable = True
@@ -183,28 +183,28 @@ class RateLimited(CloudError):
 
 
 class NotAuthorized(CloudError):
-    """No token was given, or one that is not known."""
+    """No token was given, or one that the server does not know."""
 
     grpc_status = "UNAUTHENTICATED"
 
 
 class SessionNotFound(CloudError):
-    """The session ended, was evicted, or the server is another one. Opening again with all tokens loses nothing."""
+    """The session ended, was evicted, or the server was restarted. Opening again with all tokens loses nothing."""
 
     grpc_status = "NOT_FOUND"
 
 
 class SessionTaken(CloudError):
-    """Another generation has a session of this number."""
+    """Another generation uses this session number."""
 
     grpc_status = "ALREADY_EXISTS"
 
 
 class Diverged(CloudError):
-    """The two sides hold different tokens under one length. Nothing was changed."""
+    """The two sides have different texts of the same length. Nothing was changed."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class CloudFailure(CloudError):
-    """The server failed in a way that it does not explain; its log does."""
+    """The server failed; its log says why."""

@@ -9,16 +9,17 @@ accepted         drafted and equal to the target's choice.
 recovered        the target's choice at the first difference.
 bonus            the target's choice after a fully accepted block.
 committed        the prompt and all that is final.
-base             the committed length that a block extends.
+base             how many generated tokens are committed where a block begins: 0 right after the prompt, so that it is
+                 the same number on both sides, whatever prompt each of them reads.
 catch-up         tokens committed by skips that the target has not seen.
 audit            whether the target would have emitted each catch-up token.
-fallback         commit a block unverified that should have been, because the cloud is gone.
+fallback         commit a block unverified that should have been verified, because the cloud is gone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,9 @@ Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "
 FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted"]
 EndedBy = Literal["k", "gate", "stop"]
 Outcome = Literal["verified", "skipped", "fallback"]
+SAMPLE_RATE = 16_000  # Hz, of all speech behind the file it came from
+
+T = TypeVar("T", bound="Cost | LinkCost")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +78,14 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens that one side reads, chat template included, and what their audio tokens stand for."""
+
+    token_ids: tuple[int, ...]
+    media: Media | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Signals:
     """How sure the draft model was of one token; from its raw logits at temperature 1."""
 
@@ -82,47 +94,65 @@ class Signals:
     top_prob: float  # probability
 
 
-@dataclass(frozen=True, slots=True)
-class DraftBlock:
-    """The drafted tokens of one round, extending `base` committed tokens.
-
-    `signals` has one entry per token, or none at all where nobody asked for them.
-    `draft_ms` is the time spent inside forwards of the draft model; `prefill_ms` the part of it for the prompt,
-    `encode_ms` the part of that for its audio.
-    """
-
-    base: int
-    token_ids: tuple[int, ...]
-    signals: tuple[Signals, ...] = ()
-    ended_by: EndedBy = "k"
-    draft_ms: float = field(default=0.0, compare=False)
-    prefill_ms: float = field(default=0.0, compare=False)
-    encode_ms: float = field(default=0.0, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.base < 1:
-            raise ValueError(f"a block extends at least one committed token, not {self.base}")
-        if self.signals and len(self.signals) != len(self.token_ids):
-            raise ValueError(f"{len(self.signals)} signals for {len(self.token_ids)} tokens")
+def _sum(a: T, b: T) -> T:
+    return type(a)(*(getattr(a, field.name) + getattr(b, field.name) for field in fields(a)))
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyCost:
-    """What one verification took. Rows and passes are the target's; bytes are 0 in one process.
+class Cost:
+    """What one model spent: forwards (`num_passes`), rows in them, and milliseconds.
 
-    `prefill_ms` is the part of `forward_ms` that opening the sequence took, `encode_ms` the part of that for its audio;
-    rows of the prompt are not counted.
+    `forward_ms` is the time inside forwards; `prefill_ms` the part of it for the prompt, whose rows and passes are not
+    counted, and `encode_ms` the part of that for the prompt's audio. `queue_ms` is time on a server besides.
     """
 
     num_passes: int = 0
     num_rows: int = 0
     forward_ms: float = 0.0
     prefill_ms: float = 0.0
+    encode_ms: float = 0.0
     queue_ms: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return _sum(self, other)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """What a round spent on a link: the time its verdict was waited for, and bytes of messages; all 0 in one process.
+
+    `shared_bytes` is the part of `bytes_up` that is features of speech.
+    """
+
     rtt_ms: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
-    encode_ms: float = 0.0
+    shared_bytes: int = 0
+
+    def __add__(self, other: LinkCost) -> LinkCost:
+        return _sum(self, other)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """The drafted tokens of one round, extending `base` generated tokens.
+
+    `signals` has one entry per token, or none at all where nobody asked for them. `finish` is why its last token ends
+    the generation, should the block be committed as it is. `cost` is the draft model's and no part of equality.
+    """
+
+    base: int
+    token_ids: tuple[int, ...]
+    signals: tuple[Signals, ...] = ()
+    ended_by: EndedBy = "k"
+    finish: FinishReason | None = None
+    cost: Cost = field(default=Cost(), compare=False)
+
+    def __post_init__(self) -> None:
+        if self.base < 0:
+            raise ValueError(f"a block cannot begin at {self.base}")
+        if self.signals and len(self.signals) != len(self.token_ids):
+            raise ValueError(f"{len(self.signals)} signals for {len(self.token_ids)} tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +162,8 @@ class Verdict:
     `token_id` is the recovered token, or the bonus token when the whole block was accepted. It is None
     only when `finish` says that the generation ended inside the accepted tokens. `audit` has one entry
     per catch-up token: whether the target would have emitted it; `audit_ranks` has one per token where it would not:
-    how many tokens its constrained logits put before that one. `cost` is no part of equality.
+    how many tokens its constrained logits put before that one. `cost` is the target's and no part of
+    equality.
     """
 
     base: int
@@ -141,10 +172,10 @@ class Verdict:
     finish: FinishReason | None = None
     audit: tuple[bool, ...] = ()
     audit_ranks: tuple[int, ...] = ()
-    cost: VerifyCost = field(default=VerifyCost(), compare=False)
+    cost: Cost = field(default=Cost(), compare=False)
 
     def __post_init__(self) -> None:
-        if self.num_accepted < 0 or self.base < 1:
+        if self.num_accepted < 0 or self.base < 0:
             raise ValueError(f"no such verdict: base {self.base}, {self.num_accepted} accepted")
         if self.token_id is None and (self.finish is None or self.num_accepted == 0):
             raise ValueError("a verdict without a token must end inside its accepted tokens")
@@ -156,6 +187,10 @@ class Verdict:
         """How many tokens this verdict commits."""
         return self.num_accepted + (self.token_id is not None)
 
+    def commits(self, block: DraftBlock) -> tuple[int, ...]:
+        """What becomes final of `block`: its accepted tokens, then the target's own."""
+        return block.token_ids[: self.num_accepted] + (() if self.token_id is None else (self.token_id,))
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
@@ -163,8 +198,8 @@ class StepRecord:
 
     `num_committed` counts what the round added to the text; `reason` says why it was escalated, or should have been
     ("" if it was not to be); `num_audited` counts the catch-up tokens it took along, `num_agreed` those that the target
-    would have written too; `draft_prefill_ms` and `draft_encode_ms` are those of the block; `wall_ms` runs from the
-    start of the draft to the commit, `ended_ms` from the start of the generation to it.
+    would have written too; `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the
+    generation to it. `draft` and `target` are what the models spent.
     """
 
     round: int
@@ -174,14 +209,13 @@ class StepRecord:
     num_committed: int
     outcome: Outcome
     reason: str
-    draft_ms: float
     wall_ms: float
     ended_ms: float
-    cost: VerifyCost = field(default=VerifyCost())
+    draft: Cost = field(default=Cost())
+    target: Cost = field(default=Cost())
+    link: LinkCost = field(default=LinkCost())
     num_audited: int = 0
     num_agreed: int = 0
-    draft_prefill_ms: float = 0.0
-    draft_encode_ms: float = 0.0
 
     @property
     def overhead_ms(self) -> float:
@@ -189,7 +223,9 @@ class StepRecord:
 
         Over a link that is the time in which the verdict was waited for: what a server computed ahead is not in it.
         """
-        return self.wall_ms - self.draft_ms - (self.cost.rtt_ms or self.cost.queue_ms + self.cost.forward_ms)
+        return (
+            self.wall_ms - self.draft.forward_ms - (self.link.rtt_ms or self.target.queue_ms + self.target.forward_ms)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
+
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.edge.link import Link, LinkOptions
+from skydraft.edge.verifier import Patience
 from skydraft.engines.base import Engine
+from skydraft.protocol import codec
+from skydraft.protocol.values import MAX_SESSION, Opening, SessionCall
+from skydraft.types import Prompt
+
+PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
+
+
+class Unhurried(Patience):
+    """Takes no machine that is busy for a moment for a cloud that is gone: how soon that is, is for `test_patience`."""
+
+    __slots__ = ()
+
+    @property
+    def silent_s(self) -> float:
+        return 3 * super().silent_s
+
+    @property
+    def ping_s(self) -> float:
+        return 3 * super().ping_s
+
+    @property
+    def quick_s(self) -> float:
+        return 3 * super().quick_s
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Serving:
@@ -19,6 +56,7 @@ class Serving:
 
     def __init__(self, engine: Engine, options: ServeOptions) -> None:
         self.server = CloudServer(engine, options)
+        self._options = options
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -31,7 +69,7 @@ class Serving:
         self.address = f"127.0.0.1:{self.port}"
 
     def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
 
     def stop(self, grace_s: float = 0.0) -> None:
         if not self._stopped:
@@ -44,34 +82,36 @@ class Serving:
         self._thread.join(10)
         self._loop.close()
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that hold KV memory."""
+        return self.server.info().num_sessions
+
+    def metric(self, name: str) -> float:
+        """A metric as it is scraped; its labels belong to the name. Wants a `metrics_port`."""
+        url = f"http://127.0.0.1:{self._options.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+            lines = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
+        return float(dict(line.rsplit(" ", 1) for line in lines)[f"skydraft_{name}"])
+
     @staticmethod
-    def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
         """Return when the condition holds; fail if it does not in time."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "this did not come true"
             time.sleep(0.01)
 
-    def forget_sessions(self, *, keep_verdicts: bool) -> None:
-        """Close all sessions, as evictions or a restart would. Finished ones, kept for replays, stay if wanted."""
-        done = threading.Event()
-
-        def forget() -> None:
-            for number, session in list(self.sessions._table.items()):
-                if session.target.sequence is not None or not keep_verdicts:
-                    self.sessions.close(number)
-            done.set()
-
-        self.worker._inbox.put(forget)
-        assert done.wait(5)
-
-    @property
-    def worker(self) -> Any:
-        return self.server._worker
-
-    @property
-    def sessions(self) -> Any:
-        return self.worker._sessions
+    def forget_sessions(self) -> None:
+        """Let strangers take every seat, and leave: whoever had one finds its session gone."""
+        link, info = Link(LinkOptions(self.address)), self.server.info()
+        numbers = range(MAX_SESSION + 1, MAX_SESSION + 1 + info.max_sessions)  # no edge chooses these
+        for number in numbers:
+            call = SessionCall(number, 0, Opening(info.fingerprint, Prompt((1,))))
+            link.call("Open", codec.encode_session_call(call), PATIENCE_S)
+        for number in numbers:
+            link.call("Close", codec.encode_close(number), PATIENCE_S)
+        link.close()
 
 
 @contextmanager
@@ -84,3 +124,61 @@ def serving(engine: Engine, *, port: int = 0, **options: Any) -> Iterator[Servin
         yield running
     finally:
         running.stop()
+
+
+class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types for it
+    """A server between edge and cloud that passes all calls on and remembers each message.
+
+    `requests` and `replies` are (method, bytes) in the order in which they came. While `is_down` nothing is passed on.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.requests: list[tuple[str, bytes]] = []
+        self.replies: list[tuple[str, bytes]] = []
+        self.is_down = False
+        self._channel = grpc.insecure_channel(address)
+        self._server = grpc.server(ThreadPoolExecutor(16), [self], options=[("grpc.so_reuseport", 0)])
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def service(self, details: Any) -> Any:
+        name = details.method.rpartition("/")[2]
+
+        def unary(request: bytes, context: Any) -> Any:
+            with self._passing_on(name, request, context):
+                reply = self._channel.unary_unary(details.method)(request, timeout=context.time_remaining())
+                self.replies.append((name, reply))
+                return reply
+
+        def stream(request: bytes, context: Any) -> Any:
+            with self._passing_on(name, request, context):
+                call = self._channel.unary_stream(details.method)(request, timeout=context.time_remaining())
+                context.add_callback(call.cancel)
+                for message in call:
+                    self.replies.append((name, message))
+                    yield message
+
+        if name == "Generate":
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    @contextmanager
+    def _passing_on(self, name: str, request: bytes, context: Any) -> Iterator[None]:
+        self.requests.append((name, request))
+        if self.is_down:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
+        try:
+            yield
+        except grpc.RpcError as error:
+            context.set_trailing_metadata(error.trailing_metadata())
+            context.abort(error.code(), error.details())
+
+    def close(self) -> None:
+        self._server.stop(0).wait()
+        self._channel.close()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

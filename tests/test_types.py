@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, astuple, fields, replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from skydraft.types import Media
+from skydraft.types import Cost, DraftBlock, LinkCost, Media, StepRecord, Verdict
+
+from .toys import law
 
 
 def features(num_frames: int, fill: float = 0.5) -> np.ndarray:
@@ -46,3 +52,77 @@ def test_media_cannot_be_changed_from_outside() -> None:
 def test_media_is_valid_or_not_there(wrong: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Media(wrong)
+
+
+# --- what rounds cost
+
+whole = st.integers(0, 10**6)
+costs = st.builds(Cost, whole, whole, *[whole.map(float)] * 4)
+link_costs = st.builds(LinkCost, whole.map(float), *[whole] * 3)
+
+
+@law(100)
+@given(st.lists(costs, max_size=6) | st.lists(link_costs, min_size=1, max_size=6))
+def test_costs_add_up_field_by_field(spent: list[Cost] | list[LinkCost]) -> None:
+    kind = type(spent[0]) if spent else Cost
+    total = sum(spent, kind())
+    assert type(total) is kind
+    for field in fields(kind):
+        added = getattr(total, field.name)
+        assert added == sum(getattr(one, field.name) for one in spent)
+        assert type(added) is type(field.default)
+
+
+@law(60)
+@given(costs, costs, costs)
+def test_nothing_costs_nothing_and_the_order_of_costs_is_no_matter(one: Cost, other: Cost, third: Cost) -> None:
+    assert one + Cost() == Cost() + one == one
+    assert one + other == other + one and (one + other) + third == one + (other + third)
+
+
+def test_a_sum_changes_none_of_its_parts() -> None:
+    one, other = Cost(1, 2, 3.0), Cost(4, 5, 6.0, 1.0, 0.5, 2.0)
+    assert one + other == Cost(5, 7, 9.0, 1.0, 0.5, 2.0)
+    assert (one, other) == (Cost(1, 2, 3.0), Cost(4, 5, 6.0, 1.0, 0.5, 2.0))
+    with pytest.raises(FrozenInstanceError):
+        one.num_rows = 9  # type: ignore[misc]
+
+
+def test_a_round_that_says_nothing_of_its_cost_spent_nothing() -> None:
+    record = StepRecord(0, 0, 5, 3, 4, "verified", "always", 7.0, 7.0)
+    assert set(astuple(record.draft) + astuple(record.target) + astuple(record.link)) == {0}
+    assert record.overhead_ms == 7.0
+
+
+@pytest.mark.parametrize(
+    ("target", "link", "overhead_ms"),
+    [
+        (Cost(1, 6, forward_ms=40.0), LinkCost(), 50.0),
+        (Cost(1, 6, forward_ms=40.0, queue_ms=20.0), LinkCost(), 30.0),
+        (Cost(1, 6, forward_ms=40.0, prefill_ms=30.0, encode_ms=10.0), LinkCost(), 50.0),  # parts of the forwards
+        (Cost(1, 6, forward_ms=40.0, queue_ms=20.0), LinkCost(rtt_ms=65.0), 25.0),  # the wait holds what it was for
+        (Cost(1, 6, forward_ms=400.0), LinkCost(rtt_ms=65.0), 25.0),  # computed ahead, while nobody waited
+    ],
+)
+def test_overhead_is_what_no_model_no_queue_and_no_wire_took(target: Cost, link: LinkCost, overhead_ms: float) -> None:
+    draft = Cost(5, 5, forward_ms=10.0, prefill_ms=4.0)
+    record = StepRecord(1, 0, 5, 3, 4, "verified", "always", 100.0, 300.0, draft, target, link)
+    assert record.overhead_ms == overhead_ms
+
+
+def test_what_was_spent_is_no_part_of_what_was_said() -> None:
+    block, verdict = DraftBlock(0, (1, 2)), Verdict(0, 2, 3)
+    assert replace(block, cost=Cost(9)) == block and replace(verdict, cost=Cost(9)) == verdict
+    assert replace(block, finish="eos") != block and replace(verdict, finish="eos") != verdict
+
+
+@pytest.mark.parametrize(
+    ("num_accepted", "token_id", "committed"),
+    [(0, 9, (9,)), (2, 9, (1, 2, 9)), (3, 9, (1, 2, 3, 9)), (2, None, (1, 2))],
+)
+def test_a_verdict_commits_what_was_accepted_and_its_own_token(
+    num_accepted: int, token_id: int | None, committed: tuple[int, ...]
+) -> None:
+    verdict = Verdict(0, num_accepted, token_id, "eos" if token_id is None else None)
+    assert verdict.commits(DraftBlock(0, (1, 2, 3))) == committed
+    assert verdict.num_tokens == len(committed)

@@ -6,98 +6,154 @@ import csv
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
 from skydraft import api
-from skydraft.cli.connection import cloud_options, take_cloud
-from skydraft.cli.options import build_engine_options, decoding_options, engine_options, load_engine, target_name
+from skydraft.cli.cloud_options import CloudChoice, cloud_section
+from skydraft.cli.options import (
+    DecodingChoice,
+    GateChoice,
+    ModelChoice,
+    decoding_section,
+    gate_section,
+    models_section,
+    open_for_writing,
+)
 from skydraft.cli.progress import counted
-from skydraft.cli.running import given_overrides
-from skydraft.cli.speech import STYLE, Speech, read_recording, speech_options, take_share
-from skydraft.config import CAPTION_PROMPT, decoding_params
-from skydraft.decoding.plan import make_plan
-from skydraft.engines.audio import load_library
+from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
+from skydraft.config import CAPTION_PROMPT
+from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, OptionError, SkydraftError
+from skydraft.prompts.audio import load_library
+from skydraft.prompts.messages import Message, asked
 
-_MAX_NEW_TOKENS = 128
+if TYPE_CHECKING:
+    from skydraft.edge.connection import Cloud
 
-
-@click.command()
-@click.argument("files", nargs=-1, required=True, type=Path)
-@click.option("--prompt", default=CAPTION_PROMPT, show_default=True, help="What is asked about each recording.")
-@click.option("--mode", default="quality", show_default=True, metavar="M", help="As in skydraft generate.")
-@click.option("--gate", metavar="G", help="Likewise.")
-@click.option("--k", metavar="N", help="Likewise.")
-@click.option("--out", type=Path, metavar="FILE", help="Where to write; the default is stdout.")
-@click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), help="Default: as --out ends, else jsonl.")
-@speech_options
-@cloud_options
-@engine_options
-@decoding_options
-def caption(files: tuple[Path, ...], prompt: str, out: Path | None, form: str | None, **given: Any) -> int:
-    """Describe the speaker of each of FILES in one sentence.
-
-    A file that cannot be used is named on stderr and in the output, the others are done; the exit status is 1 then.
-    """
-    load_library()  # refuse now, not after the models are loaded
-    plan = make_plan(given.pop("mode"), given.pop("gate"), given.pop("k"))
-    share = take_share(given, plan, is_remote=given["cloud"] is not None)
-    if given["cloud"] and given["cloud_model"]:
-        raise OptionError("--cloud-model runs in this process, --cloud on a server: choose one.")
-    if given["cloud"] and not plan.verifies:
-        raise OptionError("--cloud has no place where the draft model works alone.")
-    overrides = given_overrides(given, max_new_tokens=_MAX_NEW_TOKENS, style=STYLE)
-    params = decoding_params(overrides.pop("style", None), **overrides)
-    num_failed = 0
-    with ExitStack() as stack:
-        remote = take_cloud(given)
-        if remote:
-            stack.callback(remote.close)
-        options, offline = build_engine_options(given), given.pop("offline")
-        file = stack.enter_context(_open(out))
-        edge = load_engine(given["edge_model"], options, offline=offline) if plan.drafts or remote else None
-        if edge and not edge.takes_audio:
-            raise OptionError(
-                f"{edge.name} takes no audio.",
-                hint="Give --edge-model Qwen/Qwen2.5-Omni-3B or such, and --cloud-model; tiny-omni-edge is a toy.",
-            )
-        cloud = remote or (load_engine(target_name(given), options, offline=offline) if plan.verifies else None)
-        write = _writer(file, form or ("csv" if out and out.suffix == ".csv" else "jsonl"))
-        done = stack.enter_context(counted(len(files), "recordings"))
-        for path in files:
-            try:
-                recording = read_recording(path, given["max_audio_s"])
-                with api.generate(
-                    prompt, edge=edge, cloud=cloud, plan=plan, params=params, audio=recording.audio, share_audio=share
-                ) as generation:
-                    generation.run()
-                speech = recording.used(generation, share)
-                write(_row(path, generation, speech))
-            except (CloudError, OptionError):
-                raise  # the next recording would fare no better
-            except SkydraftError as error:
-                num_failed += 1
-                click.echo(f"skydraft: {error}", err=True)
-                write({"file": str(path), "error": str(error)})
-            done()
-    return 1 if num_failed else 0
-
-
+Format = Literal["jsonl", "csv"]
+Write = Callable[[dict[str, Any]], None]
 _COLUMNS = ("file", "text", "error", "duration_s", "finish_reason", "num_tokens", "num_escalated", "share",
             "bytes_shared", "preprocess_ms", "tokens_per_s", "ttft_ms")  # fmt: skip
 
 
-def _row(path: Path, generation: api.Generation, speech: Speech) -> dict[str, Any]:
-    stats = generation.stats
-    said = dataclasses.asdict(speech)
-    del said["path"]
+@dataclass(frozen=True, slots=True)
+class TableChoice:
+    """Where rows are written, and how; by default to stdout, as the name ends, else as JSON lines."""
+
+    out: Path | None
+    format: Format | None
+
+    @contextmanager
+    def open(self) -> Iterator[Write]:
+        """Yields a function that writes a row at once, so that an interrupted run keeps what it has."""
+        is_csv = self.format == "csv" or (self.format is None and self.out is not None and self.out.suffix == ".csv")
+        with open_for_writing(self.out) if self.out else nullcontext(sys.stdout) as file:
+            table = csv.DictWriter(file, _COLUMNS, extrasaction="ignore") if is_csv else None
+            if table:
+                table.writeheader()
+
+            def write(row: dict[str, Any]) -> None:
+                if table:
+                    table.writerow(row)
+                else:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+
+            yield write
+
+
+_question_section = Section(
+    "messages",
+    "What to write",
+    asked,
+    [option("--prompt", "TEXT", "What is asked about each recording.", default=CAPTION_PROMPT)],
+)
+_table_section = Section(
+    "table",
+    "Output",
+    TableChoice,
+    [
+        option("--out", "FILE", "Write to FILE (default: stdout).", type=Path),
+        option(
+            "--format", None, "How to write it (default: csv if FILE ends in .csv, else jsonl).",
+            type=click.Choice(get_args(Format)),
+        ),
+    ],
+)  # fmt: skip
+
+
+@click.command(cls=Command)
+@click.argument("files", nargs=-1, required=True, type=Path)
+@_question_section
+@speech_section
+@decoding_section
+@gate_section("quality")
+@cloud_section
+@models_section
+@_table_section
+def caption(
+    files: tuple[Path, ...], messages: tuple[Message, ...], speech: SpeechChoice, decoding: DecodingChoice,
+    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice,
+) -> int:  # fmt: skip
+    """Describe the speaker of each recording in FILES in one sentence.
+
+    A recording that cannot be used is named on stderr and in the output; the others are still described, and the exit
+    status is 1.
+    """
+    load_library()  # fail now, not after the models are loaded
+    cloud.check(models, gate)
+    request = GenerateRequest(
+        messages,
+        plan=gate.plan,
+        params=decoding.params(default_style=STYLE),
+        share_audio=speech.share(gate, cloud),
+        execution=gate.execution,
+        calibration=gate.calibration,
+    )
+    num_failed = 0
+    with table.open() as write, cloud.sides(models, gate) as (edge, target):
+        _check_ears(edge or target)
+        with counted(len(files), "recordings") as done:
+            for path in files:
+                try:
+                    write(_describe(path, speech, request, edge, target))
+                except (CloudError, OptionError):
+                    raise  # the next recording would fare no better
+                except SkydraftError as error:
+                    num_failed += 1
+                    click.echo(f"skydraft: {error}", err=True)
+                    write({"file": str(path), "error": str(error)})
+                done()
+    return 1 if num_failed else 0
+
+
+def _check_ears(side: object) -> None:
+    """Raise OptionError where the model that is to hear recordings takes none."""
+    if isinstance(side, Engine) and not side.takes_audio:
+        raise OptionError(
+            f"{side.name} takes no audio.",
+            hint="Name a pair that does: --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud, for example.",
+        )
+
+
+def _describe(
+    path: Path, speech: SpeechChoice, request: GenerateRequest, edge: Engine | None, target: Engine | Cloud | None
+) -> dict[str, Any]:
+    recording = speech.read(path)
+    request = dataclasses.replace(request, audio=recording.audio)
+    with api.start(request, edge=edge, cloud=target) as generation:
+        generation.run()
+    stats, said = generation.stats, dataclasses.asdict(recording.used(generation, request.share_audio))
     return {
-        "file": str(path),
+        "file": said.pop("path"),
         "text": generation.text,
         "finish_reason": generation.finish_reason,
         **said,
@@ -107,38 +163,3 @@ def _row(path: Path, generation: api.Generation, speech: Speech) -> dict[str, An
         "tokens_per_s": stats.tokens_per_s,
         "ttft_ms": stats.ttft_ms,
     }
-
-
-def _open(out: Path | None) -> Any:
-    if out is None:
-        return _Standard()
-    try:
-        return out.open("w", encoding="utf-8", newline="")
-    except OSError as error:
-        raise OptionError(f"{out} cannot be written: {error.strerror}.") from error
-
-
-class _Standard:
-    """stdout as a file that is not closed."""
-
-    def __enter__(self) -> TextIO:
-        return sys.stdout
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout.flush()
-
-
-def _writer(file: TextIO, form: str) -> Callable[[dict[str, Any]], None]:
-    """Writes a row as soon as it is there, so that an interrupted run keeps what it has."""
-    table = csv.DictWriter(file, _COLUMNS, extrasaction="ignore") if form == "csv" else None
-    if table:
-        table.writeheader()
-
-    def write(row: dict[str, Any]) -> None:
-        if table:
-            table.writerow(row)
-        else:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        file.flush()
-
-    return write

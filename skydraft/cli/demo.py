@@ -9,9 +9,9 @@ from skydraft.cli.options import load_engine
 from skydraft.cli.render import console_for, legend, show_tokens, stats_table
 from skydraft.config import decoding_params
 from skydraft.decoding.plan import make_plan
-from skydraft.engines.base import EngineOptions
+from skydraft.decoding.stats import Stats
+from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
-from skydraft.evaluation.stats import Stats
 from skydraft.models import default_pair
 
 MODES = ("edge", "cloud", "lossless", "fluency", "quality")

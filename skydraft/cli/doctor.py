@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 import click
-import numpy as np
 from rich.console import Console
 
 from skydraft import api
-from skydraft.cli.connection import cloud_options, take_cloud
+from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.doctor_cloud import examine
-from skydraft.cli.options import build_engine_options, engine_options, target_name
+from skydraft.cli.options import ModelChoice, models_section
 from skydraft.cli.render import console_for
-from skydraft.decoding.adaptive import MAX_AUTO_K, AutoK
-from skydraft.engines.base import Engine, RowProfile
-from skydraft.engines.probe import probe
+from skydraft.cli.sections import Command, Section, option
+from skydraft.engines.base import Engine
+from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
+from skydraft.evaluation.diagnosis import signals_ms, suggested_k
 from skydraft.models import cache_dir, installed, verify
 
 _OPTIONAL = {
@@ -34,27 +34,49 @@ _OPTIONAL = {
 }
 
 
-@click.command()
-@cloud_options
-@engine_options
-@click.option("--no-measure", is_flag=True, help="Do not load and time the models.")
-def doctor(no_measure: bool, **given: Any) -> int:
-    """Tell what is installed and found, measure both models, and say what to do where something is missing.
+@dataclass(frozen=True, slots=True)
+class CheckChoice:
+    """What is measured. Raises OptionError for both at once."""
 
-    With --cloud: can that server be used from here, what does the link cost, and is speculation worth it.
+    no_measure: bool
+    probe_again: bool
+
+    def __post_init__(self) -> None:
+        if self.no_measure and self.probe_again:
+            raise OptionError("--probe-again measures, and --no-measure does not: choose one.")
+
+
+_check_section = Section(
+    "checks",
+    "What to check",
+    CheckChoice,
+    [
+        option("--no-measure", None, "Do not load and time the models.", is_flag=True),
+        option("--probe-again", None, "Measure forwards anew, instead of using what is remembered.", is_flag=True),
+    ],
+)
+
+
+@click.command(cls=Command)
+@_check_section
+@server_section
+@models_section
+def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
+    """Check what is installed, measure both models, and say what to do about what is missing.
+
+    With --cloud: check that the server can be used from here, and measure what the link to it is worth.
     """
     console = console_for("auto")
-    cloud = take_cloud(given)
-    if cloud and (no_measure or given["cloud_model"]):
-        option = "--no-measure" if no_measure else "--cloud-model"
-        raise OptionError(f"{option} has no place with --cloud, which measures the model on a server.")
-    if cloud:
-        with contextlib.closing(cloud):
-            problems = list(examine(console, cloud, given))
+    if checks.no_measure and cloud.address:
+        raise OptionError("--cloud measures the link, and --no-measure does not: choose one.")
+    cloud.check(models)
+    models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
+    if remote := cloud.connect():
+        with closing(remote):
+            problems = list(examine(console, remote, models))
     else:
         problems = [*_system(console), *_packages(console), *_models(console)]
-    if not (no_measure or cloud):
-        problems += _measure(console, given)
+        problems += [] if checks.no_measure else _measure(console, models)
     for problem in problems:
         console.print(f"To do: {problem}", style="yellow")
     if not problems:
@@ -96,28 +118,28 @@ def _models(console: Console) -> Iterator[str]:
             yield str(error)
 
 
-def _measure(console: Console, given: dict[str, Any]) -> list[str]:
+def _measure(console: Console, models: ModelChoice) -> list[str]:
     """Load both models, show their row costs and what block length these suggest; returns what went wrong."""
-    names = {"draft": given["edge_model"], "target": target_name(given)}
-    given.pop("offline")
-    options = build_engine_options(given)
     engines: dict[str, Engine] = {}
-    for side, name in names.items():
+    for side, name in {"draft": models.edge_model, "target": models.target_name}.items():
         try:
-            engines[side] = api.load(name, options, offline=True)
+            engines[side] = api.load(name, models.options, offline=True)
         except SkydraftError as error:
             return [f"the {side} model does not load: {error}"]
-    profiles = {side: probe(engine) for side, engine in engines.items()}
-    for side, profile in profiles.items():
-        console.print(f"\n{side}: {engines[side].name}, context {engines[side].context_len}")
-        _show_profile(console, profile)
+    draft, target = engines["draft"], engines["target"]
+    for side, engine in engines.items():
+        console.print(f"\n{side}: {engine.name}, context {engine.context_len}")
+        _show_profile(console, engine.profile)
     try:
-        check_same(engines["draft"].vocab, engines["target"].vocab)
+        check_same(draft.vocab, target.vocab)
         console.print("\nvocabulary   the same on both sides")
     except SkydraftError as error:
         return [str(error)]
-    console.print(f"signals      {_signals_ms(engines['draft'].vocab.size):.2f} ms a token for a gate on uncertainty")
-    _suggest(console, profiles["draft"], profiles["target"])
+    console.print(f"signals      {signals_ms(draft.vocab.size):.2f} ms a token for a gate on uncertainty")
+    console.print("\nfastest k in one process, lossless, by acceptance per token (0: the target alone is faster)")
+    for alpha in (0.5, 0.7, 0.9):
+        best, gain = suggested_k(draft.profile, target.profile, alpha)
+        console.print(f"  {alpha:.1f}: k = {best}, {gain:.2f} times the speed of the target alone")
     return []
 
 
@@ -128,26 +150,5 @@ def _show_profile(console: Console, profile: RowProfile) -> None:
     )
     rows = "  ".join(f"{n}: {ms / single:.2f}" for n, ms in enumerate(profile.forward_ms, 1))
     console.print(f"  forward of n rows, in units of one: {rows}")
-
-
-def _signals_ms(vocab_size: int) -> float:
-    import time
-
-    from skydraft.decoding.signals import measure
-
-    row = np.random.default_rng(0).normal(size=vocab_size).astype(np.float32)
-    measure(row)
-    began = time.perf_counter()
-    for _ in range(10):
-        measure(row)
-    return (time.perf_counter() - began) * 100
-
-
-def _suggest(console: Console, draft: RowProfile, target: RowProfile) -> None:
-    """The best block length by the speed formula for several acceptance rates; 0 means drafting does not pay here."""
-    console.print("\nfastest k in one process, lossless, by acceptance per token (0: the target alone is faster)")
-    for alpha in (0.5, 0.7, 0.9):
-        policy = AutoK(draft, target, target.invariant_rows, alpha=alpha)
-        best = max(range(MAX_AUTO_K + 1), key=policy.tokens_per_ms)
-        gain = policy.tokens_per_ms(best) / policy.tokens_per_ms(0)
-        console.print(f"  {alpha:.1f}: k = {best}, {gain:.2f} times the speed of the target alone")
+    if profile.date:
+        console.print(f"  measured {profile.date}, up to {profile.probed_len} tokens; again with: --probe-again")

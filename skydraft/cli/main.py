@@ -23,7 +23,7 @@ INTERRUPTED = 130  # what shells use for a process ended by Ctrl-C
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="skydraft")
+@click.version_option(__version__, "-V", "--version", prog_name="skydraft")
 def cli() -> None:
     """Edge-cloud speculative decoding: a small model drafts, a gate decides, a large model checks.
 
@@ -35,14 +35,8 @@ def cli() -> None:
     """
 
 
-cli.add_command(generate)
-cli.add_command(serve)
-cli.add_command(models)
-cli.add_command(doctor)
-cli.add_command(caption)
-cli.add_command(compare)
-cli.add_command(report)
-cli.add_command(calibrate)
+for command in (generate, serve, models, doctor, caption, compare, report, calibrate):
+    cli.add_command(command)
 
 
 def main(args: Seq[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`skydraft models`: which models are known and here, and how to get them."""
+"""`skydraft models`: which models are known and on this machine; get them, remove them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,68 @@ import click
 from rich.table import Table
 
 from skydraft.cli.render import console_for
-from skydraft.models import EMBEDDED, cache_dir, fetch, installed, progress_on, verify
+from skydraft.cli.sections import Command, Section, option
+from skydraft.errors import UnknownModel
+from skydraft.models import EMBEDDED, cache_dir, fetch, installed, known_models, progress_on, remove, verify
+from skydraft.models.manifest import known_model
+
+
+def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, checked before anything is done for the first of them."""
+    for name in names:
+        if name in EMBEDDED:
+            raise UnknownModel(f"{name} comes with skydraft: it is always here and cannot be removed.")
+        known_model(name, known_models())
+    return names
+
+
+_names = click.argument("names", nargs=-1, required=True, metavar="NAME...", callback=_known)
+_fetch_section = Section(
+    "offline",
+    "Models",
+    lambda offline: offline,
+    [option("--offline", None, "Look only on this machine, also in the Hugging Face cache.", is_flag=True)],
+)
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def models(context: click.Context) -> None:
-    """Known models: list them, fetch them."""
+    """List, fetch and remove the models that skydraft knows by name."""
     if context.invoked_subcommand is None:
         context.invoke(list_models)
 
 
-@models.command("list")
+@models.command("list", cls=Command)
 def list_models() -> None:
-    """Show the known models and whether they are in the cache."""
-    cache = cache_dir()
+    """Show the known models and which of them are on this machine."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "size", "license", "state"):
         table.add_column(column, justify="right" if column == "size" else "left", overflow="fold")
-    for row in installed(cache):
+    for row in installed(cache_dir()):
         state = str(row.path) if row.present else f"not here; get it with: skydraft models fetch {row.name}"
         table.add_row(row.name, f"{row.bytes / 1e6:.0f} MB", row.license, state)
     for name in EMBEDDED:
-        table.add_row(name, "", "Apache-2.0", "comes along: a toy that hears, trained on synthetic speech")
+        table.add_row(name, "", "Apache-2.0", "always here: a toy for speech, trained on synthetic voices")
     console_for("auto").print(table)
 
 
-@models.command("fetch")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--offline", is_flag=True, help="Look in the caches only.")
+@models.command("fetch", cls=Command)
+@_names
+@_fetch_section
 def fetch_models(names: tuple[str, ...], offline: bool) -> None:
-    """Fetch known models into the cache, checked by hash. What is there already costs nothing."""
+    """Download known models and check them against their published hashes. A model that is here is only checked."""
     with progress_on() as progress:
         paths = [fetch(name, cache_dir(), progress=progress, offline=offline) for name in names]
     for path in paths:
         verify(path)
         click.echo(path)
+
+
+@models.command("remove", cls=Command)
+@_names
+def remove_models(names: tuple[str, ...]) -> None:
+    """Delete known models from this machine, with what unfinished downloads of them left."""
+    for name in names:
+        for path in remove(name, cache_dir()):
+            click.echo(f"Removed {path}")

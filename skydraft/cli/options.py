@@ -1,106 +1,281 @@
-"""Options that more than one command takes, and how they become the objects of the Python interface."""
+"""The sections that several commands share: what to write, decoding, gate, models and output.
+
+A section becomes one frozen value, which the command is called with. What is out of range is refused when it is built.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import Field, dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TextIO, get_args
 
 import click
 
-from skydraft.api import load
-from skydraft.config import STYLES
-from skydraft.engines.base import Engine, EngineOptions
+from skydraft import api
+from skydraft.cli.sections import Section, option, with_default
+from skydraft.config import CAPTION_PROMPT, STYLES, DecodingParams, Execution, decoding_params
+from skydraft.decoding.plan import Plan, make_plan
+from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.vocab import check_same
+from skydraft.errors import OptionError
+from skydraft.gating.calibration import Calibration, read_calibration
+from skydraft.gating.gates import SIGNALS
 from skydraft.models import default_pair, progress_on
+from skydraft.prompts.messages import Message, asked
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
+Color = Literal["auto", "always", "never"]
 _PAIR = default_pair()
 
-_MODELS = [
-    click.option(
-        "--edge-model", default=_PAIR.draft, show_default=True, help="Draft model: name, .gguf, folder, hub id."
-    ),
-    click.option("--cloud-model", help=f"Target model in this process, likewise (default {_PAIR.target})."),
-]
+
+def as_text(context: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The text, or texts, that were given, checked to be UTF-8; for an argument, - stands for all of stdin."""
+    try:
+        text = sys.stdin.read() if isinstance(param, click.Argument) and value == "-" else value
+        "".join(text or "").encode()  # bytes that are not UTF-8 arrive as lone surrogates
+    except UnicodeError as error:
+        raise click.BadParameter("it is not valid UTF-8; convert it first, for example with iconv.") from error
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChoice:
+    """How the prompt reaches the model: with a system prompt, or `raw`, without the chat template."""
+
+    system: str | None
+    raw: bool
+
+    def messages(self, prompt: str | None, *, has_audio: bool = False) -> tuple[Message, ...]:
+        """The conversation that is answered. A recording without a prompt gets the question about its speaker."""
+        question = CAPTION_PROMPT if prompt is None and has_audio else prompt
+        return () if question is None else asked(question, self.system)
+
+
+prompt_section = Section(
+    "writing",
+    "What to write",
+    PromptChoice,
+    [
+        option("-s --system", "TEXT", "System prompt.", callback=as_text),
+        option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True),
+    ],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingChoice:
+    """A style, or "none", and the fields of DecodingParams that were given. Raises OptionError for what is wrong."""
+
+    style: str | None
+    values: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.params()
+
+    def params(self, *, style: str | None = None, default_style: str | None = None, **defaults: Any) -> DecodingParams:
+        """All parameters. `style` goes before the style that was given, `default_style` and `defaults` come after."""
+        chosen = style or self.style or default_style
+        return decoding_params(None if chosen == "none" else chosen, **{**defaults, **self.values})
+
+
+def _decoding(style: str | None, stop: tuple[str, ...], **values: Any) -> DecodingChoice:
+    given = {name: value for name, value in values.items() if value is not None}
+    return DecodingChoice(style, MappingProxyType(given | ({"stop": stop} if stop else {})))
+
+
+def _decoding_option(known: Field[Any]) -> click.Option:
+    """The option of a field of DecodingParams. What is not given is None, so that a style shows through."""
+    about, flag = known.metadata["option"], f"--{known.name.replace('_', '-')}"
+    if known.name == "stop":
+        return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
+    if isinstance(known.default, bool):
+        return option(f"{flag}/--{flag.removeprefix('--no-')}", None, about.help, default=None)
+    short = {"max_new_tokens": "-n"}.get(known.name, "")
+    return option(f"{short} {flag}", about.metavar, with_default(about.help, known.default), type=type(known.default))
+
+
+decoding_section = Section(
+    "decoding",
+    "Decoding",
+    _decoding,
+    [
+        option("--style", "S", f"Ready-made settings for fluent Chinese: {', '.join(STYLES)} (default: none)."),
+        *map(_decoding_option, fields(DecodingParams)),
+    ],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GateChoice:
+    """Which blocks the target checks, and how."""
+
+    plan: Plan
+    execution: Execution | None
+    calibration: Calibration | None
+
+
+def _gate(execution: Execution | None, calibration: Path | None, **plan: Any) -> GateChoice:
+    return GateChoice(make_plan(**plan), execution, read_calibration(calibration) if calibration else None)
+
+
+def gate_section(mode: str | None = None) -> Section[GateChoice]:
+    """The section for a command whose default mode is `mode`; None is lossless, or just the gate if one is given."""
+    return Section(
+        "gate",
+        "Gate",
+        _gate,
+        [
+            option(
+                "-m --mode", "M",
+                "edge, cloud: one model alone. lossless: the target's text, sooner. fluency, quality, auto: fewer "
+                f"calls to the target (default: {mode or 'lossless'}).",
+                default=mode,
+            ),
+            option(
+                "--gate", "G",
+                "Which blocks the target checks: always, never, or by a threshold, for example "
+                f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +digits or +dates "
+                "to check numbers or dates, too.",
+            ),
+            option("--k", "N", "Draft N tokens at a time; auto follows measured times, so gated texts may vary."),
+            option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),
+            option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
+            option(
+                "--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
+                type=click.Choice(get_args(Execution)),
+            ),
+            option("--calibration", "FILE", "Calibration of a calibrated gate (default: the pair's own).", type=Path),
+        ],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The pair of models, and how to run them in this process. `cloud_model` None is the default one."""
+
+    edge_model: str
+    cloud_model: str | None
+    options: EngineOptions
+    offline: bool
+
+    @property
+    def target_name(self) -> str:
+        """The target model of this process."""
+        return self.cloud_model or _PAIR.target
+
+    def load_edge(self) -> Engine:
+        """Open the draft model."""
+        return load_engine(self.edge_model, self.options, offline=self.offline)
+
+    def load_target(self) -> Engine:
+        """Open the target model."""
+        return load_engine(self.target_name, self.options, offline=self.offline)
+
+    def load_pair(self) -> tuple[Engine, Engine]:
+        """Open both. Raises VocabularyMismatch, or what loading raises."""
+        edge, target = self.load_edge(), self.load_target()
+        check_same(edge.vocab, target.vocab)
+        return edge, target
+
+
+def load_engine(model: str, options: EngineOptions, *, offline: bool = False) -> Engine:
+    """Open a model; if it has to be downloaded, progress is shown on stderr."""
+    with progress_on() as progress:
+        return api.load(model, options, offline=offline, progress=progress)
+
+
+def _models(edge_model: str, cloud_model: str | None, offline: bool, **run: Any) -> ModelChoice:
+    return ModelChoice(edge_model, cloud_model, EngineOptions(**run), offline)
+
 
 _RUN = [
-    click.option("--context", default=4096, show_default=True, metavar="N", help="Context length in tokens."),
-    click.option("--threads", default=0, metavar="N", help="Threads; 0 takes all cores."),
-    click.option("--gpu-layers", default=0, metavar="N", help="GGUF: layers on the GPU; -1 takes all."),
-    click.option("--device", default="cpu", show_default=True, help="transformers: cpu or cuda."),
-    click.option("--dtype", default="float32", show_default=True, help="transformers: float32, bfloat16 or float16."),
-    click.option("--quantization", default="none", show_default=True, help="transformers on CUDA: none, 8bit or 4bit."),
-    click.option("--offline", is_flag=True, help="Use what is on this disk, ask no network."),
+    option("--context context_len", "N", "Most tokens of prompt and answer.", default=4096),
+    option("--threads num_threads", "N", "CPU threads (default: 0, all cores).", default=0),
+    option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
+    option("--device", "D", "transformers: cpu or cuda.", default="cpu"),
+    option("--dtype", "T", "transformers: float32, bfloat16 or float16.", default="float32"),
+    option("--quantization", "Q", "transformers on a GPU: none, 8bit or 4bit.", default="none"),
+    option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
 ]
-
-_DECODING = [
-    click.option("--style", metavar="S", help=f"A set of constraints: {', '.join(STYLES)}; or none."),
-    click.option("--temperature", type=float, help="0 is greedy (default)."),
-    click.option("--top-k", type=int, help="Keep the K best tokens; 0 is off."),
-    click.option("--top-p", type=float, help="Keep the smallest set of this mass; 1 is off."),
-    click.option("--min-p", type=float, help="Keep tokens with this share of the best probability; 0 is off."),
-    click.option("--seed", type=int, help="Seed of the noise (default 0)."),
-    click.option("--max-new-tokens", type=int, help="Stop after so many tokens (128; 64 in a comparison)."),
-    click.option(
-        "--min-new-tokens", type=int, help="No sentence stop before, nor an end token unless --sentences are said."
-    ),
-    click.option("--sentences", type=int, help="Stop after so many sentences; 0 is off."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated."),
-    click.option("--repetition-penalty", type=float, help="As in transformers; 1 is off."),
-    click.option("--no-repeat-ngram-size", type=int, help="As in transformers; 0 is off."),
-    click.option("--content-penalty", type=float, help="Penalty on repeated CJK content tokens; 1 is off."),
-    click.option("--content-ngram-size", type=int, help="Ban repeated n-grams of CJK content; 0 is off."),
-    click.option(
-        "--no-adjacent-repeat/--adjacent-repeat", default=None, help="Ban the same CJK character twice in a row."
-    ),
-    click.option("--comma-gap", type=int, help="CJK characters between punctuation and the next comma; 0 is off."),
-    click.option("--full-stop-gap", type=int, help="Likewise before a full stop, which is made unlikely, not banned."),
-    click.option("--full-stop-shift", type=float, help="By how much (default -8)."),
-]
+models_section = Section(
+    "models",
+    "Models",
+    _models,
+    [
+        option(
+            "--edge-model", "MODEL", "Draft model: a known name, a .gguf file, a folder or a hub id.",
+            default=_PAIR.draft,
+        ),
+        option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target})."),
+        *_RUN,
+    ],
+)  # fmt: skip
 
 
-def engine_options(command: Command) -> Command:
-    """Add the options that say which models to run and how."""
-    return add_options(_MODELS + _RUN, command)
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The target model of a server."""
+
+    name: str
+    options: EngineOptions
+    offline: bool
 
 
-def run_options(command: Command) -> Command:
-    """Add the options that say how to run a model."""
-    return add_options(_RUN, command)
+served_model_section = Section(
+    "model",
+    "Models",
+    lambda model, offline, **run: ServedModel(model, EngineOptions(**run), offline),
+    [
+        option(
+            "--model", "MODEL", "Target model: a known name, a .gguf file, a folder or a hub id.",
+            default=_PAIR.target,
+        ),
+        *_RUN,
+    ],
+)  # fmt: skip
 
 
-def decoding_options(command: Command) -> Command:
-    """Add the options of DecodingParams. A value not given is None, so that a style shows through."""
-    return add_options(_DECODING, command)
+@dataclass(frozen=True, slots=True)
+class OutputChoice:
+    """What is printed besides the text, and how."""
+
+    json: bool
+    trace: Path | None
+    color: Color
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        if self.json and self.color == "always":
+            raise OptionError("--color always does not apply to --json, which is never coloured.", hint="Remove one.")
+
+    def open_trace(self) -> AbstractContextManager[TextIO | None]:
+        """The trace file, if one was asked for. Raises OptionError where it cannot be written."""
+        return open_for_writing(self.trace) if self.trace else nullcontext()
 
 
-def add_options(options: list[Callable[[Any], Any]], command: Command) -> Command:
-    """Decorate a command with several options, shown in this order."""
-    for option in reversed(options):
-        command = option(command)
-    return command
+output_section = Section(
+    "output",
+    "Output",
+    OutputChoice,
+    [
+        option("--json", None, "Print one JSON object at the end instead of text.", is_flag=True),
+        option("--trace", "FILE", "Write one line of JSON to FILE for each round.", type=Path),
+        option(
+            "--color", None, "Colour each token by where it came from.",
+            type=click.Choice(get_args(Color)), default="auto",
+        ),
+        option("-q --quiet", None, "Do not print the line of figures on stderr.", is_flag=True),
+    ],
+)  # fmt: skip
 
 
-def target_name(given: dict[str, Any]) -> str:
-    """The target model of this process."""
-    return given["cloud_model"] or _PAIR.target
-
-
-def build_engine_options(given: dict[str, Any], *, max_sequences: int = 1, shared_cache: bool = False) -> EngineOptions:
-    """Take the engine's options out of what was given. Raises OptionError."""
-    return EngineOptions(
-        max_sequences=max_sequences,
-        shared_cache=shared_cache,
-        context_len=given.pop("context"),
-        num_threads=given.pop("threads"),
-        gpu_layers=given.pop("gpu_layers"),
-        device=given.pop("device"),
-        dtype=given.pop("dtype"),
-        quantization=given.pop("quantization"),
-    )
-
-
-def load_engine(model: str, options: EngineOptions, *, offline: bool) -> Engine:
-    """Open a model, with a progress bar on stderr should it have to be fetched."""
-    with progress_on() as progress:
-        return load(model, options, offline=offline, progress=progress)
+def open_for_writing(path: Path) -> TextIO:
+    """Open a text file that is written anew. Raises OptionError where that is not possible."""
+    try:
+        return path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def counted(total: int, what: str, *, done: int = 0) -> Iterator[Callable[[], None]]:
+def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
     """Yields a function to be called after each of `total` pieces of work; `done` were there before."""
     columns = (
         TextColumn(what),

@@ -14,13 +14,13 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from skydraft.api import Generation
-from skydraft.cli.speech import Speech
-from skydraft.evaluation.stats import Stats
+from skydraft.cli.speech_options import Speech
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.stats import Stats
 from skydraft.types import Origin, Round, Token
 
 # Told apart by brightness and underline as well as by hue, for eyes and terminals that see few colours.
-STYLES: dict[Origin, str] = {
+ORIGIN_STYLES: dict[Origin, str] = {
     "accepted": "green",
     "recovered": "bold underline yellow",
     "bonus": "bold cyan",
@@ -50,15 +50,15 @@ def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
     """Write the text of tokens at once and as it is, tabs and all; coloured on a terminal."""
     colored = console.is_terminal and not console.no_color
     for token in tokens:
-        style = Style.parse(STYLES[token.origin])
+        style = Style.parse(ORIGIN_STYLES[token.origin])
         sys.stdout.write(style.render(token.text, color_system=ColorSystem.STANDARD) if colored else token.text)
     sys.stdout.flush()
 
 
 def legend(origins: Sequence[Origin]) -> Text:
     """The colours that were used, by name."""
-    names = [origin for origin in STYLES if origin in origins]
-    return Text("  ").join(Text(name, style=STYLES[name]) for name in names)
+    names = [origin for origin in ORIGIN_STYLES if origin in origins]
+    return Text("  ").join(Text(name, style=ORIGIN_STYLES[name]) for name in names)
 
 
 def summary_line(generation: Generation) -> str:
@@ -87,11 +87,9 @@ def as_json(generation: Generation, speech: Speech | None = None) -> dict[str, A
 def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     """One round as a line of JSON: its record, the draft with its signals, and what was committed."""
     line = dataclasses.asdict(done.record)
-    line |= line.pop("cost")
     line |= {"overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by}
     line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
-    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit}
-    line |= {"audit_ranks": done.audit_ranks}
+    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit, "audit_ranks": done.audit_ranks}
     line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
     return json.dumps(_rounded(line), ensure_ascii=False)
 

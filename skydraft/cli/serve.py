@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from skydraft.cli.options import build_engine_options, load_engine, run_options
+from skydraft.cli.options import ServedModel, load_engine, served_model_section
+from skydraft.cli.sections import Command, Section, option
 from skydraft.cloud.limits import Limits
-from skydraft.models import default_pair
+from skydraft.config import Execution
+from skydraft.engines.base import Engine
 from skydraft.protocol.address import DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -19,72 +21,88 @@ if TYPE_CHECKING:
 _DEFAULT = Limits()
 
 
-@click.command()
-@click.option("--model", default=default_pair().target, show_default=True, help="Target: name, .gguf, folder, hub id.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=DEFAULT_PORT, show_default=True, metavar="P", help="0 takes any free port.")
-@click.option("--token-file", type=Path, metavar="F", help="Lines LABEL TOKEN; without it everybody may ask.")
-@click.option("--tls-cert", type=Path, metavar="C", help="PEM certificate chain.")
-@click.option("--tls-key", type=Path, metavar="K", help="Its key.")
-@click.option("--insecure", is_flag=True, help="Speak plaintext beyond this machine.")
-@click.option(
-    "--execution",
-    type=click.Choice(["exact", "throughput"]),
-    default="exact",
-    show_default=True,
-    help="exact: forwards that are bit-identical to single rows. throughput: one forward for all that waits.",
-)
-@click.option("--max-sessions", default=_DEFAULT.max_sessions, show_default=True, metavar="N", help="With KV memory.")
-@click.option("--max-prompt", default=_DEFAULT.max_prompt, show_default=True, metavar="N", help="Tokens of a prompt.")
-@click.option("--max-block", default=_DEFAULT.max_block, show_default=True, metavar="N", help="Tokens of a draft.")
-@click.option("--max-queue", default=_DEFAULT.max_queue, show_default=True, metavar="N", help="Requests that wait.")
-@click.option(
-    "--session-ttl",
-    "session_ttl_s",
-    default=_DEFAULT.session_ttl_s,
-    show_default=True,
-    metavar="S",
-    help="Idle seconds.",
-)
-@click.option("--sessions-per-token", default=0, metavar="N", help="Sessions of one token; 0 is no limit.")
-@click.option("--rows-per-s", default=0.0, metavar="R", help="Target rows a second of one token; 0 is no limit.")
-@click.option("--metrics-port", default=0, metavar="P", help="Prometheus metrics over HTTP; 0 is off.")
-@click.option(
-    "--grace", "grace_s", default=30.0, show_default=True, metavar="S", help="Seconds for what is under way at the end."
-)
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
-@click.option("--log-prompts", is_flag=True, help="Write token ids of prompts into the log.")
-@run_options
-def serve(**given: Any) -> None:
-    """Verify blocks for many edges: one target model, many sessions. Ctrl-C finishes what is under way."""
+def _server(**given: Any) -> ServeOptions:
+    from skydraft.cloud.server import ServeOptions  # gRPC takes a while to import
+
+    return ServeOptions(**given)
+
+
+_server_section = Section(
+    "server",
+    "Server",
+    _server,
+    [
+        option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
+        option("--port", "PORT", "Port to listen on; 0 is any free one.", default=DEFAULT_PORT),
+        option("--token-file", "FILE", "Accept only clients with a token from FILE (lines: LABEL TOKEN).", type=Path),
+        option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
+        option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
+        option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
+        option(
+            "--execution", None, "exact: each answer is, bit for bit, that of a request alone. throughput: one "
+            "forward for all that wait, which is faster, but may decide near ties differently (default: exact).",
+            type=click.Choice(get_args(Execution)), default="exact",
+        ),
+        option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
+        option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", default=0),
+        option("--log-prompts", None, "Write the token ids of prompts into the log.", is_flag=True),
+    ],
+)  # fmt: skip
+_log_section = Section(
+    "log_level",
+    "Server",
+    lambda log_level: log_level,
+    [
+        option(
+            "--log-level", None, "Lowest level that is logged, on stderr.",
+            type=click.Choice(["debug", "info", "warning", "error"]), default="info",
+        ),
+    ],
+)  # fmt: skip
+_limits_section = Section(
+    "limits",
+    "Limits",
+    Limits,
+    [
+        option("--max-sessions", "N", "Sessions that hold KV memory at a time.", default=_DEFAULT.max_sessions),
+        option("--max-prompt", "N", "Tokens of a prompt.", default=_DEFAULT.max_prompt),
+        option("--max-block", "N", "Drafted tokens of a block.", default=_DEFAULT.max_block),
+        option("--max-queue", "N", "Requests that may wait.", default=_DEFAULT.max_queue),
+        option("--session-ttl session_ttl_s", "S", "Seconds until an unused session is closed.",
+               default=_DEFAULT.session_ttl_s),
+        option("--sessions-per-token", "N", "Sessions of one token at a time; 0 is no limit.",
+               default=_DEFAULT.sessions_per_token),
+        option("--rows-per-s", "R", "Target rows a second for one token; 0 is no limit.", default=_DEFAULT.rows_per_s),
+    ],
+)  # fmt: skip
+
+
+@click.command(cls=Command)
+@_server_section
+@_log_section
+@_limits_section
+@served_model_section
+def serve(server: ServeOptions, log_level: str, limits: Limits, model: ServedModel) -> None:
+    """Let other devices use a target model on this machine. Ctrl-C finishes running requests and stops."""
     from skydraft.cloud.logs import log_to_stderr
-    from skydraft.cloud.server import ServeOptions
     from skydraft.cloud.server import serve as run
 
-    limits = Limits(**_taken(given, Limits))
-    options = ServeOptions(limits=limits, **_taken(given, ServeOptions))
-    log_to_stderr(given.pop("log_level"))
-    offline = given.pop("offline")
-    engine_options = build_engine_options(
-        given, max_sequences=limits.max_sessions, shared_cache=options.execution == "throughput"
+    options = dataclasses.replace(server, limits=limits)
+    log_to_stderr(log_level)
+    engine_options = dataclasses.replace(
+        model.options, max_sequences=limits.max_sessions, shared_cache=options.execution == "throughput"
     )
-    engine = load_engine(given["model"], engine_options, offline=offline)
-
-    def announce(port: int) -> None:
-        rows = engine.invariant_rows if options.execution == "exact" else engine.max_output_rows
-        lock = "TLS" if options.tls_cert else "plaintext"
-        door = "tokens wanted" if options.token_file else "open to everybody who reaches it"
-        click.echo(
-            f"skydraft: {engine.name} on {options.host}:{port} ({lock}, {door}); {options.execution}, up to {rows} "
-            f"rows a forward; {limits.max_sessions} sessions of {engine.context_len} tokens. Ctrl-C stops.",
-            err=True,
-        )
-
-    run(engine, options, announce)
+    engine = load_engine(model.name, engine_options, offline=model.offline)
+    run(engine, options, lambda port: click.echo(_announcement(engine, options, port), err=True))
     engine.close()
     click.echo("skydraft: stopped.", err=True)
 
 
-def _taken(given: dict[str, Any], section: type[Limits] | type[ServeOptions]) -> dict[str, Any]:
-    """The options of one section, taken out of what was given: they have its names."""
-    return {field.name: given.pop(field.name) for field in dataclasses.fields(section) if field.name in given}
+def _announcement(engine: Engine, options: ServeOptions, port: int) -> str:
+    lock = "TLS" if options.tls_cert else "plaintext"
+    door = "a token is required" if options.token_file else "open to everybody who reaches it"
+    return (
+        f"skydraft: {engine.name} on {options.host}:{port} ({lock}, {door}); {options.execution}, up to "
+        f"{engine.max_rows(options.execution)} rows a forward; {options.limits.max_sessions} sessions of "
+        f"{engine.context_len} tokens. Ctrl-C stops."
+    )

@@ -1,16 +1,19 @@
-"""A request on its way through the worker."""
+"""A request on its way through the worker: an OpenJob, a VerifyJob or a GenerateJob."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import replace
+from typing import ClassVar, Literal, TypeAlias
 
 from skydraft.cloud.sessions import CloudSession
 from skydraft.decoding.verification import Verification
+from skydraft.engines.base import Rows
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import SkydraftError
+from skydraft.errors import CloudFailure, SkydraftError
 from skydraft.protocol.values import Emission, Opened, SessionCall, VerifyCall
-from skydraft.types import DraftBlock, Verdict, VerifyCost
+from skydraft.types import Cost, DraftBlock, Verdict
 
 # What an Open gets, a verdict, tokens of a stream, or why there is none.
 Answer: TypeAlias = Opened | Verdict | Emission | SkydraftError
@@ -18,112 +21,130 @@ Deliver: TypeAlias = Callable[[Answer], None]
 _TURN_ROWS = 16  # after so many rows a job queues up again: long catch-ups must not hold up everybody else
 
 
-class Job:
-    """An Open: it has a seat when the prompt is in the KV cache, and is answered with the committed length.
+class Job(ABC):
+    """What has a call, an owner and, from `begin` on, a session, which is its alone until it is answered.
 
     `deliver` is called once with the last answer; who asks the same while it is under way gets that answer too.
     `turn` is when it began to wait for its turn; jobs are served in this order. Times are in seconds.
     """
 
-    streams = False
+    kind: ClassVar[Literal["open", "verify", "generate"]]
+    streams: ClassVar[bool] = False
 
     def __init__(self, call: SessionCall | VerifyCall, owner: str, deliver: Deliver, arrived: float) -> None:
         self.call = call
         self.owner = owner
         self.arrived = self.turn = arrived
-        self.session: CloudSession | None = None
-        self.work: Verification | None = None
+        self._session: CloudSession | None = None
+        self._work: Verification | None = None
         self._delivers = [deliver]
         self._is_answered = False
-        self._num_passes = self._num_rows = 0
-        self._forward_s = self._prefill_s = 0.0
-        self._encode_ms = 0.0
+        self._cost = Cost()
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Number and owner of the session it is about."""
+        return self.call.session, self.owner
 
     @property
     def is_answered(self) -> bool:
         """Whether the last answer was given."""
         return self._is_answered
 
+    @property
+    def has_session(self) -> bool:
+        """Whether it has begun."""
+        return self._session is not None
+
+    @property
+    def session(self) -> CloudSession:
+        """The session of a job that has begun. Raises CloudFailure for another."""
+        if self._session is None:
+            raise CloudFailure("This request has no session yet.")
+        return self._session
+
+    @property
+    def work(self) -> Verification | None:
+        """What is being judged, once the prompt is in the cache."""
+        return self._work
+
     def asks_the_same(self, other: Job) -> bool:
         """Whether one answer serves both."""
-        return type(self) is type(other) and not self.streams and (self.owner, self.call) == (other.owner, other.call)
+        return self.kind == other.kind and not self.streams and (self.owner, self.call) == (other.owner, other.call)
 
     def join(self, other: Job) -> None:
         """Let the caller of `other`, which asks the same, have this answer."""
         self._delivers += other._delivers
 
     def answer(self, answer: Answer) -> None:
-        """Give the last answer."""
-        assert not self._is_answered
+        """Give the last answer. Raises CloudFailure, and tells nobody, when it was given already."""
+        if self._is_answered:
+            raise CloudFailure("This request was answered before.")
         self._is_answered = True
         for deliver in self._delivers:
             deliver(answer)
 
     def begin(self, session: CloudSession) -> Answer | None:
-        """Take up the session, which is this job's alone until it is answered. An answer that is known is returned."""
-        self.session = session
+        """Take up the session. An answer that is known is returned."""
+        self._session = session
         return None
 
-    def prefilled(self, seconds: float, encode_ms: float) -> None:
-        """Note time spent on the prompt, and the part of it that its audio took."""
-        self._prefill_s += seconds
-        self._encode_ms += encode_ms
+    def prefill(self) -> None:
+        """Put the next part of the prompt into the cache."""
+        self._cost += self.session.target.prefill()
 
+    @abstractmethod
     def ready(self) -> Answer | None:
         """The prompt is in the cache: begin the work, or return the answer where there is nothing else to do."""
-        assert self.session is not None
-        return Opened(len(self.session.target.token_ids), self._prefill_s * 1e3, self._encode_ms)
 
-    def absorb(self, feed: TokenIds, rows: object, seconds: float, now: float) -> None:
+    def absorb(self, feed: TokenIds, rows: Rows, seconds: float, now: float) -> None:
         """Take the logits of a feed that was part of a forward of `seconds`."""
-        assert self.work is not None
-        if self._num_rows // _TURN_ROWS < (self._num_rows + len(feed)) // _TURN_ROWS:
+        num_before = self._cost.num_rows
+        self._cost += Cost(1, len(feed), forward_ms=seconds * 1e3)
+        if num_before // _TURN_ROWS < self._cost.num_rows // _TURN_ROWS:
             self.turn = now
-        self._num_passes += 1
-        self._num_rows += len(feed)
-        self._forward_s += seconds
-        self.work.absorb(rows)
+        if self._work is not None:
+            self._work.absorb(rows)
 
     def commit(self, now: float) -> Answer | None:
         """The work is done: make it final and return the last answer, or None if the job goes on."""
-        raise NotImplementedError("an Open is answered when it is ready")
+        raise CloudFailure("There is nothing to commit in an Open, which is answered when it is ready.")
 
     def _verdict(self, now: float) -> Verdict:
-        assert self.work is not None and self.session is not None
-        forward_s = self._forward_s + self._prefill_s
-        cost = VerifyCost(
-            self._num_passes,
-            self._num_rows,
-            forward_s * 1e3,
-            self._prefill_s * 1e3,
-            queue_ms=max(now - self.arrived - forward_s, 0.0) * 1e3,
-            encode_ms=self._encode_ms,
-        )
-        verdict = self.work.verdict(cost)
-        self.session.target.commit(self.work, verdict)
-        self.work = None
+        if self._work is None:
+            raise CloudFailure("This request has judged nothing.")
+        queue_ms = max((now - self.arrived) * 1e3 - self._cost.forward_ms, 0.0)
+        verdict = self.session.target.commit(self._work, replace(self._cost, queue_ms=queue_ms))
+        self._work = None
         return verdict
+
+
+class OpenJob(Job):
+    """An opening: answered with the committed length when the prompt is in the KV cache."""
+
+    kind = "open"
+
+    def ready(self) -> Answer | None:
+        return Opened(self.session.target.base, self._cost)
 
 
 class VerifyJob(Job):
     """A block to judge; answered with its verdict, from memory if the same was judged before."""
 
+    kind = "verify"
     call: VerifyCall
 
     def begin(self, session: CloudSession) -> Answer | None:
         if (known := session.recall(self.call)) is not None:
             return known
         session.check(self.call)
-        self.session = session
-        return None
+        return super().begin(session)
 
     def ready(self) -> Answer | None:
-        assert self.session is not None
-        self.work = self.session.target.begin(self.call.block, self.call.catch_up_ids)
+        self._work = self.session.target.begin(self.call.block, self.call.catch_up_ids)
         return None
 
     def commit(self, now: float) -> Answer | None:
-        assert self.session is not None
         verdict = self._verdict(now)
         self.session.remember(self.call, verdict)
         return verdict
@@ -135,26 +156,25 @@ class GenerateJob(Job):
     Each token is a verification of nothing, which takes its turn anew, so a stream waits like everybody else.
     """
 
+    kind = "generate"
     streams = True
 
     def begin(self, session: CloudSession) -> Answer | None:
-        session.target.check(DraftBlock(len(session.target.token_ids), ()), ())
+        session.target.check(DraftBlock(session.target.base, ()), ())
         return super().begin(session)
 
     def ready(self) -> Answer | None:
-        assert self.session is not None
-        self.work = self.session.target.begin(DraftBlock(len(self.session.target.token_ids), ()), ())
+        target = self.session.target
+        self._work = target.begin(DraftBlock(target.base, ()), ())
         return None
 
     def commit(self, now: float) -> Answer | None:
         verdict = self._verdict(now)
-        assert verdict.token_id is not None  # nothing was drafted, so the target's own token is all there is
-        emission = Emission(verdict.base, (verdict.token_id,), verdict.finish, verdict.cost)
+        # Nothing was drafted, so the target's own token is all there is.
+        emission = Emission(verdict.base, verdict.commits(DraftBlock(verdict.base, ())), verdict.finish, verdict.cost)
         if verdict.finish:
             return emission
         self._delivers[0](emission)
         self.arrived = self.turn = now
-        self._num_passes = self._num_rows = 0
-        self._forward_s = self._prefill_s = self._encode_ms = 0.0
-        self.ready()
-        return None
+        self._cost = Cost()
+        return self.ready()

@@ -52,12 +52,13 @@ class Metrics:
         self._forward_s.observe(seconds)
 
     def answered(self, job: Job, answer: Answer) -> None:
-        kind = type(job).__name__.removesuffix("Job").lower() or "open"
+        kind = job.kind
         self._requests.labels(kind, type(answer).__name__ if isinstance(answer, Exception) else "ok").inc()
-        if isinstance(job, VerifyJob) and isinstance(answer, Verdict) and job.session is not None:
+        if isinstance(job, VerifyJob) and isinstance(answer, Verdict) and job.has_session:
             self._judged(len(job.call.draft_ids), answer)
         if isinstance(answer, Emission):
-            self._emitted.inc(answer.base + len(answer.token_ids) - job.call.opening.base if job.call.opening else 0)
+            before = len(job.call.opening.committed_ids) if job.call.opening else 0
+            self._emitted.inc(answer.base + len(answer.token_ids) - before)
 
     def refused(self, job: Job) -> None:
         self.answered(job, CloudBusy("full"))

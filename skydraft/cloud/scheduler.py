@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skydraft.cloud.jobs import Job
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import CloudBusy, SessionNotFound
+from skydraft.errors import CloudBusy, CloudFailure, SessionNotFound
 
 
 class Scheduler:
@@ -51,8 +51,9 @@ class Scheduler:
             self._waiting.append(job)
 
     def activate(self, job: Job) -> None:
-        """Move a waiting job to those that are worked on."""
-        assert job.call.session not in self.busy
+        """Move a waiting job to those that are worked on. Raises CloudFailure while another has its session."""
+        if job.call.session in self.busy:
+            raise CloudFailure(f"Session {job.call.session} is being worked on.")
         self._waiting.remove(job)
         self._active.append(job)
 
@@ -77,4 +78,4 @@ class Scheduler:
 
 
 def _supersedes(job: Job, other: Job) -> bool:
-    return (job.owner, job.call.session) == (other.owner, other.call.session) and job.call.epoch > other.call.epoch
+    return job.key == other.key and job.call.epoch > other.call.epoch

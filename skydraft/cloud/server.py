@@ -16,15 +16,16 @@ from typing import Any
 
 import grpc
 
-from skydraft.cloud.front import Front
-from skydraft.cloud.keyring import Keyring
+from skydraft.cloud.access import Keyring
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.service import VerifierService
 from skydraft.cloud.worker import Worker
+from skydraft.config import Execution, check_execution
 from skydraft.engines.base import Engine
 from skydraft.errors import EngineError, MissingDependency, OptionError
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
-from skydraft.protocol.values import SERVICE, Execution, ServerInfo
+from skydraft.protocol.values import SERVICE, ServerInfo
 
 log = logging.getLogger("skydraft.cloud")
 
@@ -52,17 +53,18 @@ class ServeOptions:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        check_execution(self.execution)
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise OptionError("--tls-cert and --tls-key belong together.")
+            raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or none.")
         if self.tls_cert is not None and self.insecure:
-            raise OptionError("--insecure speaks plaintext, so that --tls-cert has no place.")
+            raise OptionError("--insecure turns encryption off, so --tls-cert does not apply.")
         if not 0 <= self.grace_s < float("inf"):
-            raise OptionError(f"--grace is a number of seconds, not {self.grace_s:g}.")
+            raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
         if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
-            raise OptionError("A port is a number from 0 to 65535.")
+            raise OptionError("A port must be a number from 0 to 65535.")
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
             raise OptionError(
-                f"Tokens and texts would cross the network to {self.host} unencrypted.",
+                f"Listening on {self.host} without TLS would send tokens and texts unencrypted over the network.",
                 hint="Give --tls-cert and --tls-key, or --insecure if something else encrypts the link.",
             )
 
@@ -80,7 +82,7 @@ class CloudServer:
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
         self._has_died = False
-        self._front = Front(
+        self._service = VerifierService(
             self._worker, self.info, self._keyring, options.limits, time.perf_counter, log_prompts=options.log_prompts
         )
 
@@ -118,7 +120,7 @@ class CloudServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             ]
         )
-        self._server.add_generic_rpc_handlers((self._front.handlers(),))
+        self._server.add_generic_rpc_handlers((self._service.handlers(),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc = _health_registration()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -143,7 +145,7 @@ class CloudServer:
         except RuntimeError as error:
             raise OptionError(
                 f"Cannot listen on {address}: the port is in use, the address is not this machine's, or the "
-                "certificate and the key do not fit.",
+                "certificate and the key do not belong together.",
                 hint="Choose another --port, or 0 for any free one.",
             ) from error
         return port
@@ -183,7 +185,7 @@ class CloudServer:
         await stop.wait()
         await self.stop(0.0 if self._has_died else self._options.grace_s)
         if self._has_died:
-            raise EngineError("The worker died; the log says of what.", hint="Start the server again.")
+            raise EngineError("The worker thread failed; the log says why.", hint="Start the server again.")
 
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING, no new calls, `grace_s` for those under way, then the worker ends: after its forward, at most.

@@ -11,19 +11,9 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from skydraft.cloud.limits import Limits
-from skydraft.decoding.choose import Chooser
-from skydraft.decoding.stopping import Stopping
 from skydraft.decoding.verification import TargetSession
 from skydraft.engines.base import Engine, Sequence
-from skydraft.errors import (
-    Diverged,
-    LimitExceeded,
-    ProtocolError,
-    SessionNotFound,
-    SessionTaken,
-    UnknownModel,
-    VocabularyMismatch,
-)
+from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, UnknownModel, VocabularyMismatch
 from skydraft.protocol.codec import digest, short_fingerprint
 from skydraft.protocol.values import Opening, SessionCall, VerifyCall
 from skydraft.types import Verdict
@@ -40,15 +30,17 @@ class CloudSession:
         self.epoch = epoch
         self.opening = opening
         self.target = target
-        self.num_rounds = 0
-        self.used_at = 0.0
+        self._used_at = 0.0
         self._last: tuple[VerifyCall, Verdict] | None = None
 
     @property
-    def needs_prefill(self) -> bool:
-        """Whether a part of the prompt is not in the KV cache yet."""
-        sequence = self.target.sequence
-        return sequence is not None and sequence.length < len(self.opening.prompt_ids) - 1
+    def used_at(self) -> float:
+        """When it was last asked for anything, or answered."""
+        return self._used_at
+
+    def touch(self, now: float) -> None:
+        """Note that it is in use."""
+        self._used_at = now
 
     def recall(self, call: VerifyCall) -> Verdict | None:
         """The verdict on this very block, if it was the last one judged."""
@@ -61,16 +53,14 @@ class CloudSession:
     def remember(self, call: VerifyCall, verdict: Verdict) -> None:
         """Keep a verdict in case its answer is lost. A finished generation gives its seat back."""
         self._last = (call, verdict)
-        self.num_rounds += 1
         if verdict.finish:
             self.target.close()
 
     def check(self, call: VerifyCall) -> None:
         """Raise BaseMismatch, Diverged or LimitExceeded unless the block extends just what is committed here."""
         self.target.check(call.block, call.catch_up_ids)
-        committed = np.append(self.target.token_ids, np.array(call.catch_up_ids, np.int32))
-        if digest(committed) != call.digest:
-            raise Diverged(f"The two sides hold different tokens in the first {call.base}.")
+        if digest(self.target.token_ids, np.array(call.catch_up_ids, np.int32)) != call.digest:
+            raise Diverged(f"The two sides hold different prompts, or different tokens among the first {call.base}.")
 
 
 class Sessions:
@@ -89,10 +79,10 @@ class Sessions:
         return len(self._seated())
 
     def _seated(self) -> list[CloudSession]:
-        return [session for session in self._table.values() if session.target.sequence is not None]
+        return [session for session in self._table.values() if session.target.is_seated]
 
     def admit(self, call: SessionCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
-        """The session of a call, opened first where the call says so; None while there is no seat to be had.
+        """The session of a call, opened first where the call says so; None while no seat is free.
 
         `busy` are numbers of sessions that must not be evicted. Raises SessionNotFound, SessionTaken, and for an
         opening that this server does not take UsageError.
@@ -110,22 +100,18 @@ class Sessions:
             if session is None or call.epoch > session.epoch:
                 session = self._open(call, opening, owner, busy)
         if session is not None:
-            session.used_at = self._clock()
+            session.touch(self._clock())
         return session
 
     def _open(
         self, call: SessionCall | VerifyCall, opening: Opening, owner: str, busy: Collection[int]
     ) -> CloudSession | None:
         before = self._table.get(call.session)
-        takes_over = before is not None and before.target.sequence is not None
+        takes_over = before is not None and before.target.is_seated
         if not takes_over and not self._can_seat(owner, busy):
             return None
         target = self._new_target(opening)
-        if before is not None and before.target.sequence is not None:
-            # The same prompt: what its KV cache holds is compared with what is true before the first feed.
-            target.sequence, before.target.sequence = before.target.sequence, None
-        else:
-            target.sequence = self._seat(opening, owner, busy)
+        target.adopt(before.target.release() if before and takes_over else self._seat(opening, owner, busy))
         session = CloudSession(call.session, owner, call.epoch, opening, target)
         self._table.pop(call.session, None)
         self._table[call.session] = session
@@ -141,21 +127,9 @@ class Sessions:
             )
         if opening.model not in ("", self._engine.name):
             raise UnknownModel(f"This server runs {self._engine.name}, not {opening.model}.")
-        self.check_ids(opening.prompt_ids, opening.committed_ids)
-        self._engine.check_prompt(opening.prompt_ids, opening.media)
-        prompt_len, params = len(opening.prompt_ids), opening.params
-        max_len = min(prompt_len + params.max_new_tokens, self._engine.context_len)
-        if opening.base >= max_len:
-            raise LimitExceeded(f"A generation of {opening.base} tokens has reached its end.")
-        chooser = Chooser(params, self._engine.vocab, prompt_len)
-        stopping = Stopping(params, self._engine.vocab, prompt_len, max_len)
+        self.check_ids(opening.prompt.token_ids, opening.committed_ids)
         return TargetSession(
-            opening.prompt_ids,
-            chooser,
-            stopping,
-            top=opening.top,
-            committed=opening.committed_ids,
-            media=opening.media,
+            self._engine, opening.prompt, opening.params, top=opening.top, committed=opening.committed_ids
         )
 
     def check_ids(self, *token_ids: Seq[int]) -> None:
@@ -175,7 +149,7 @@ class Sessions:
             idle = [session for session in rivals if session.number not in busy]
             self.close(min(idle, key=lambda session: session.used_at).number)
             self.num_evicted += 1
-        return self._engine.begin(opening.prompt_ids, opening.media)
+        return self._engine.begin(opening.prompt.token_ids, opening.prompt.media)
 
     def _rivals(self, owner: str) -> list[CloudSession]:
         """Sessions one of which must go before `owner` gets a seat: its own at its own limit, all where all is full."""
@@ -186,7 +160,7 @@ class Sessions:
         return seated if len(seated) >= self._limits.max_sessions else []
 
     def _forget_finished(self) -> None:
-        finished = [number for number, session in self._table.items() if session.target.sequence is None]
+        finished = [number for number, session in self._table.items() if not session.target.is_seated]
         for number in finished[: -_FINISHED_KEPT * self._limits.max_sessions]:
             self.close(number)
 

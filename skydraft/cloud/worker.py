@@ -15,10 +15,10 @@ from skydraft.cloud.jobs import Answer, Job
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.scheduler import Scheduler
 from skydraft.cloud.sessions import Sessions
+from skydraft.config import Execution
 from skydraft.engines.base import Engine, Rows
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudFailure, CloudLost, EngineError, SkydraftError
-from skydraft.protocol.values import Execution
 
 log = logging.getLogger("skydraft.cloud")
 _TICK_S = 0.5  # how often idle sessions are looked at
@@ -59,7 +59,7 @@ class Worker:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.max_rows = engine.invariant_rows if execution == "exact" else engine.max_output_rows
+        self.max_rows = engine.max_rows(execution)
         self._engine = engine
         self._observer = observer
         self._clock = clock
@@ -120,14 +120,14 @@ class Worker:
 
     def _take(self, job: Job) -> None:
         if self._stopping:
-            job.answer(CloudLost("The server is going down."))
+            job.answer(CloudLost("The server is shutting down."))
             return
         self._scheduler.add(job)
         if job.is_answered and self._observer:
             self._observer.refused(job)
 
     def _close(self, number: int, owner: str) -> None:
-        if any((job.call.session, job.owner) == (number, owner) for job in self._scheduler.jobs):
+        if any(job.key == (number, owner) for job in self._scheduler.jobs):
             self._close_later.add((number, owner))
         else:
             self._sessions.close(number, owner)
@@ -169,9 +169,8 @@ class Worker:
 
     def _make_ready(self, job: Job) -> None:
         """Begin the work of a job whose prompt is in the cache."""
-        assert job.session is not None
         try:
-            if not job.session.needs_prefill and (answer := job.ready()) is not None:
+            if not job.session.target.needs_prefill and (answer := job.ready()) is not None:
                 self._end(job, answer)
         except Exception as error:
             self._fail([job], error)
@@ -179,16 +178,13 @@ class Worker:
     def _prefill(self) -> None:
         """Feed one part of the oldest prompt that is not in the cache yet; others get their turn in between."""
         job = self._scheduler.next_prefill()
-        if job is None or job.session is None or job.session.target.sequence is None:
+        if job is None:
             return
-        sequence = job.session.target.sequence
-        began, encoded_ms = self._clock(), sequence.prefill_cost.encode_ms
         try:
-            self._engine.prefill(sequence, job.session.opening.prompt_ids)
+            job.prefill()
         except Exception as error:
             self._fail([job], error)
             return
-        job.prefilled(self._clock() - began, sequence.prefill_cost.encode_ms - encoded_ms)
         self._make_ready(job)
 
     def _forward(self, batch: Batch) -> list[tuple[Rows, float]]:
@@ -232,13 +228,13 @@ class Worker:
     def _end(self, job: Job, answer: Answer) -> None:
         """Answer a job for the last time."""
         self._scheduler.drop(job)
-        if job.streams and job.session is not None:
-            self._sessions.close(job.call.session, job.owner)
-        if (key := (job.call.session, job.owner)) in self._close_later:
-            self._close_later.discard(key)
-            self._sessions.close(*key)
-        if job.session is not None:
-            job.session.used_at = self._clock()
+        if job.streams and job.has_session:
+            self._sessions.close(*job.key)
+        if job.key in self._close_later:
+            self._close_later.discard(job.key)
+            self._sessions.close(*job.key)
+        if job.has_session:
+            job.session.touch(self._clock())
         job.answer(answer)
         if self._observer:
             self._observer.answered(job, answer)
@@ -248,7 +244,7 @@ class Worker:
         log.error("a job failed", exc_info=error)
         for job in jobs:
             self._end(job, CloudFailure("The server failed; its log says why."))
-            self._sessions.close(job.call.session, job.owner)
+            self._sessions.close(*job.key)
 
     def _cancel(self, job: Job) -> None:
         if job.streams and not job.is_answered:
@@ -257,7 +253,7 @@ class Worker:
     def _stop(self) -> None:
         self._stopping = True
         for job in self._scheduler.jobs:
-            self._end(job, CloudLost("The server is going down."))
+            self._end(job, CloudLost("The server is shutting down."))
 
 
 def _ids(job: Job) -> list[tuple[int, ...]]:

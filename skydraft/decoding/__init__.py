@@ -1,0 +1,1 @@
+"""The loop: draft, gate, verify, commit."""

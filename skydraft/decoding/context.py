@@ -2,72 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch
-from skydraft.types import DraftBlock, FinishReason, Media, Verdict
+from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
 
 
 class Committed(Protocol):
-    """What may be known of a generation by who must not change it."""
+    """What may be known of a generation by those who must not change it."""
 
     @property
-    def token_ids(self) -> TokenIds:
-        """Prompt and committed tokens, [len]."""
+    def generated(self) -> TokenIds:
+        """Committed tokens, the prompt left out, [base]."""
 
     @property
-    def prompt_len(self) -> int:
-        """Length of the prompt."""
-
-    @property
-    def seen_len(self) -> int:
-        """How many committed tokens the target knows."""
-
-    @property
-    def media(self) -> Media | None:
-        """What the audio tokens of the prompt stand for."""
+    def num_seen(self) -> int:
+        """How many of them the target knows."""
 
 
 class Context:
-    """Committed tokens of one generation and how far the target has seen them."""
+    """Prompt and committed tokens of one generation, and how far the target has seen them."""
 
-    def __init__(self, prompt: Seq[int], media: Media | None = None) -> None:
-        self._tokens = TokenBuffer(prompt)
-        self._media = media
-        self._prompt_len = len(prompt)
-        self._seen_len = len(prompt)
+    def __init__(self, prompt: Prompt) -> None:
+        self._tokens = TokenBuffer(prompt.token_ids)
+        self._prompt_len = len(prompt.token_ids)
+        self._num_seen = 0
         self._finish: FinishReason | None = None
 
-    def __len__(self) -> int:
-        return len(self._tokens)
-
     @property
-    def prompt_len(self) -> int:
-        """Length of the prompt."""
-        return self._prompt_len
-
-    @property
-    def media(self) -> Media | None:
-        """What the audio tokens of the prompt stand for, on this side."""
-        return self._media
+    def base(self) -> int:
+        """How many generated tokens are committed."""
+        return len(self._tokens) - self._prompt_len
 
     @property
     def token_ids(self) -> TokenIds:
-        """Read-only view of prompt and committed tokens, [len]."""
+        """Read-only view of prompt and committed tokens, [prompt length + base]."""
         return self._tokens.view
 
     @property
-    def seen_len(self) -> int:
-        """How many committed tokens the target knows: all up to its last verdict."""
-        return self._seen_len
+    def generated(self) -> TokenIds:
+        """Read-only view of the committed tokens, the prompt left out, [base]."""
+        return self._tokens.view[self._prompt_len :]
+
+    @property
+    def num_seen(self) -> int:
+        """How many generated tokens the target knows: all up to its last verdict."""
+        return self._num_seen
 
     @property
     def catch_up(self) -> tuple[int, ...]:
         """Tokens committed by skips since the last verdict."""
-        return tuple(self.token_ids[self._seen_len :].tolist())
+        return tuple(self.generated[self._num_seen :].tolist())
 
     @property
     def finish(self) -> FinishReason | None:
@@ -80,11 +67,10 @@ class Context:
 
     def commit_verdict(self, block: DraftBlock, verdict: Verdict) -> tuple[int, ...]:
         """Commit the accepted tokens of a block and the target's own token. Raises BaseMismatch."""
-        tail = () if verdict.token_id is None else (verdict.token_id,)
         if verdict.base != block.base:
             raise BaseMismatch(verdict.base, block.base)
-        committed = self._commit(block.base, block.token_ids[: verdict.num_accepted] + tail, verdict.finish)
-        self._seen_len = len(self)
+        committed = self._commit(block.base, verdict.commits(block), verdict.finish)
+        self._num_seen = self.base
         return committed
 
     def interrupt(self) -> None:
@@ -92,8 +78,8 @@ class Context:
         self._finish = self._finish or "interrupted"
 
     def _commit(self, base: int, token_ids: tuple[int, ...], finish: FinishReason | None) -> tuple[int, ...]:
-        if base != len(self):
-            raise BaseMismatch(base, len(self))
+        if base != self.base:
+            raise BaseMismatch(base, self.base)
         self._tokens.extend(token_ids)
         self._finish = finish or self._finish  # an interrupt during the round stays
         return token_ids

@@ -5,47 +5,41 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import numpy as np
-
-from skydraft.decoding.adaptive import KPolicy
+from skydraft.decoding.block_length import KPolicy
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.gates import GatePolicy, Reason
-from skydraft.decoding.stopping import Stopping
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
-from skydraft.types import DraftBlock, Origin, Round, StepRecord, Verdict, VerifyCost
+from skydraft.gating.gates import Gate, Reason
+from skydraft.types import Cost, DraftBlock, LinkCost, Origin, Round, StepRecord, Verdict
 
 
 class SpeculativeLoop:
     """One generation: a context that grows by verdicts and skips until it is finished.
 
-    Without a drafter every block is empty and the target goes alone; without a verifier the gate must be `never`
-    and every block is committed as the draft model wrote it. Where `falls_back`, a block whose verifier is lost is
-    committed as it is, with the origin edge-fallback. Nothing here knows which mode it is in.
+    Without a drafter every block is empty and the target goes alone; without a verifier the gate must skip all, and
+    every block is committed as the draft model wrote it. Where `falls_back`, a block whose verifier is lost is
+    committed as it is, with the origin edge-fallback. `k` is the length of blocks, or what chooses it from round to
+    round. Nothing here knows which mode it is in.
     """
 
     def __init__(
         self,
         context: Context,
         drafter: Drafter | None,
-        gate: GatePolicy,
+        gate: Gate,
         verifier: Verifier | None,
-        k_policy: KPolicy,
-        stopping: Stopping,
+        k: int | KPolicy,
         vocab: Vocab,
         *,
         falls_back: bool = False,
     ) -> None:
-        if verifier is None and gate.kind != "never":
-            raise ValueError(f"the gate {gate.kind} needs a verifier")
         self._context = context
         self._drafter = drafter
         self._gate = gate
         self._verifier = verifier
-        self._k_policy = k_policy
-        self._stopping = stopping
+        self._k = k
         self._vocab = vocab
         self._falls_back = falls_back
         self._num_rounds = 0
@@ -62,17 +56,19 @@ class SpeculativeLoop:
 
     def _draft(self) -> DraftBlock:
         """A block of the drafter; an empty one, which the target continues alone, where it has nothing to add."""
-        k = min(self._k_policy.next_k(), self._drafter.room(self._context)) if self._drafter else 0
-        if self._drafter is None or k == 0:
-            return DraftBlock(len(self._context), ())
-        return self._drafter.draft(self._context, k)
+        if self._drafter is None:
+            return DraftBlock(self._context.base, ())
+        k = self._k if isinstance(self._k, int) else self._k.next_k()
+        k = min(k, self._drafter.room(self._context))
+        return self._drafter.draft(self._context, k) if k else DraftBlock(self._context.base, ())
 
     def _skip(self, block: DraftBlock, began: float) -> Round:
         """Commit the block unverified."""
-        return self._commit_draft(block, "edge" if self._verifier is None else "skipped", "", began)
+        return self._commit_draft(block, "skipped" if self._verifier else "edge", "", began)
 
     def _verify(self, block: DraftBlock, reason: Reason, began: float) -> Round:
-        assert self._verifier is not None  # refused in the constructor
+        if self._verifier is None:
+            raise ValueError(f"this gate escalates ({reason}), and there is no verifier")
         try:
             verdict = self._verifier.verify(block, self._context.catch_up)
         except CloudError:
@@ -84,8 +80,7 @@ class SpeculativeLoop:
 
     def _commit_draft(self, block: DraftBlock, origin: Origin, reason: Reason, began: float) -> Round:
         """Commit the block as it is. Drafting ended it at the first stop, so only its last token can finish."""
-        finish = self._stopping.finish(np.append(self._context.token_ids, np.array(block.token_ids, np.int32)))
-        token_ids = self._context.commit_skip(block, finish)
+        token_ids = self._context.commit_skip(block, block.finish)
         return self._close_round(block, token_ids, (origin,) * len(token_ids), None, reason, began)
 
     def _close_round(
@@ -97,7 +92,8 @@ class SpeculativeLoop:
         reason: Reason,
         began: float,
     ) -> Round:
-        cost, audit = (verdict.cost, verdict.audit) if verdict else (VerifyCost(), ())
+        audit = verdict.audit if verdict else ()
+        now = time.perf_counter()
         record = StepRecord(
             round=self._num_rounds,
             base=block.base,
@@ -106,25 +102,20 @@ class SpeculativeLoop:
             num_committed=len(token_ids),
             outcome="verified" if verdict else "fallback" if reason else "skipped",
             reason=reason,
-            draft_ms=block.draft_ms,
-            wall_ms=(took := time.perf_counter() - began) * 1e3,
-            ended_ms=(began + took - self._started) * 1e3,
-            cost=cost,
+            wall_ms=(now - began) * 1e3,
+            ended_ms=(now - self._started) * 1e3,
+            draft=block.cost,
+            target=verdict.cost if verdict else Cost(),
+            link=self._verifier.spent() if self._verifier else LinkCost(),
             num_audited=len(audit),
             num_agreed=sum(audit),
-            draft_prefill_ms=block.prefill_ms,
-            draft_encode_ms=block.encode_ms,
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
-        self._k_policy.observe(record)
+        if not isinstance(self._k, int):
+            self._k.observe(record)
         self._gate.observe(done)
         return done
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of speech features that have left this device so far."""
-        return self._verifier.shared_bytes if self._verifier else 0
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""

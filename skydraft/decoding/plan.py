@@ -1,24 +1,59 @@
-"""What a request asks of the loop: mode, gate, k and accept rule, checked against each other."""
+"""What a request asks of the loop: gate, k and accept rule, checked against each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from skydraft.config import DEFAULT_K, mode_spec, parse_accept, parse_k
-from skydraft.decoding.gates import Gate, parse_gate
 from skydraft.errors import OptionError
+from skydraft.gating.gates import GateSpec, parse_gate
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to decode. `k` None means adaptive; `top` 0 means exact acceptance."""
+    """How to decode. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
 
-    gate: Gate
-    k: int | None
-    drafts: bool
-    verifies: bool
+    Where it does not draft, the target works alone. Raises OptionError for parts that do not fit each other.
+    """
+
+    gate: GateSpec
+    k: int | None = DEFAULT_K
+    drafts: bool = True
     top: int = 0
     eager: bool = False
+    mode: str = ""
+
+    def __post_init__(self) -> None:
+        kind = self.gate.kind
+        if self.k is not None:
+            parse_k(self.k)
+        if self.top < 0:
+            raise OptionError(f"The rank R of --accept top:R must be at least 1, not {self.top}.")
+        if not self.drafts and kind != "always":
+            raise OptionError(f"Where the target works alone, the gate {kind} has nothing to decide.")
+        if self.eager and not self.gate.needs_signals:
+            raise OptionError(
+                f"--eager does not apply to the gate {kind}, which does not look at how unsure a token is."
+            )
+        if self.top and not self.verifies:
+            raise OptionError("--accept does not apply to the gate never, which checks nothing.")
+        if self.k is None and kind == "never":
+            raise OptionError("--k auto does not apply to the gate never, which checks nothing.")
+        if self.k is None and kind == "calibrated":
+            raise OptionError(
+                "--k auto does not go with a calibrated gate, whose limit is made for one length of blocks.",
+                hint="Give a number, or use --mode auto, which ends blocks at the gate's limit.",
+            )
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the target takes part."""
+        return self.gate.kind != "never"
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether blocks may be skipped although there is a target."""
+        return self.verifies and self.gate.kind != "always"
 
 
 def make_plan(
@@ -33,48 +68,21 @@ def make_plan(
     No mode means `lossless`, or just the gate if one is given. Raises OptionError for an unknown name, a value out of
     range, and an option that cannot apply.
     """
-    name = mode or ("lossless" if gate is None else None)
-    parsed_k = parse_k(k) if k is not None else DEFAULT_K
+    name = mode or ("lossless" if gate is None else "")
     top = parse_accept(accept) if accept is not None else 0
-    if name is None:
-        parsed_gate = parse_gate(gate or "always")
-    else:
-        spec = mode_spec(name)
-        _check_overrides(name, spec.k is None, gate, k, top, eager)
-        parsed_gate = parse_gate(gate or spec.gate)
-        parsed_k = parsed_k if k is not None else spec.k or 1
-        eager = eager or spec.eager
-    if eager and not parsed_gate.needs_signals:
-        raise OptionError(
-            f"--eager ends a block at the first unsure token, which the gate {parsed_gate.kind} never sees."
-        )
-    if top and parsed_gate.kind == "never":
-        raise OptionError("--accept says how to verify; the gate never does not verify.")
-    if k == "auto" and parsed_gate.kind == "calibrated":
-        raise OptionError(
-            "--k auto weighs time; a calibrated gate keeps an agreement, and its limit is for a length of blocks.",
-            hint="Use --mode auto, whose blocks end where the gate is passed, or a number.",
-        )
-    if k == "auto" and parsed_gate.kind == "never":
-        raise OptionError("--k auto weighs drafting against verifying; the gate never does not verify.")
-    return Plan(
-        parsed_gate,
-        parsed_k,
-        drafts=name != "cloud",
-        verifies=parsed_gate.kind != "never",
-        top=top,
-        eager=eager,
-    )
-
-
-def _check_overrides(name: str, one_model: bool, gate: str | None, k: int | str | None, top: int, eager: bool) -> None:
+    given_k = parse_k(k) if k is not None else DEFAULT_K
+    if not name:
+        return Plan(parse_gate(gate or "always"), given_k, top=top, eager=eager)
+    spec = mode_spec(name)
     given = {"--gate": gate is not None, "--k": k is not None, "--accept": top > 0, "--eager": eager}
-    if one_model:
-        if unfit := [option for option, is_given in given.items() if is_given]:
-            raise OptionError(f"{unfit[0]} cannot apply in mode {name}: one model works alone there.")
-    elif name == "lossless" and (top or (gate is not None and parse_gate(gate).kind != "always")):
-        option = "--accept top" if top else f"--gate {gate}"
+    unfit = [option for option, is_given in given.items() if is_given]
+    if spec.k is None and unfit:
+        raise OptionError(f"{unfit[0]} does not apply in mode {name}, where one model works alone.")
+    if name == "lossless" and (top or (gate is not None and parse_gate(gate).kind != "always")):
         raise OptionError(
-            f"{option} is lossy, and mode lossless is not.",
+            f"{'--accept top' if top else f'--gate {gate}'} is lossy, and mode lossless is not.",
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
+    chosen_k = given_k if k is not None else spec.k or 1
+    drafts = name != "cloud"
+    return Plan(parse_gate(gate or spec.gate), chosen_k, drafts, top, eager or spec.eager, name)

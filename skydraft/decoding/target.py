@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-from skydraft.config import MAX_K, DecodingParams
-from skydraft.decoding.choose import Chooser
+from skydraft.config import MAX_K, DecodingParams, Execution
 from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.stopping import Stopping
-from skydraft.decoding.verification import TargetVerifier, Verifier
-from skydraft.engines.base import Engine, RowProfile
+from skydraft.decoding.verification import TargetSession, Verifier
+from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
-
-Execution = Literal["exact", "throughput"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What decides one generation, on both sides: how to decode, and the parameters made into questions."""
-
-    plan: Plan
-    params: DecodingParams
-    vocab: Vocab
-    chooser: Chooser
-    stopping: Stopping
+from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class TargetCosts:
-    """What an adaptive k weighs: forwards of n rows, the most rows of one, the longest block, and the wire.
+    """What an adaptive k weighs on this side, as in `CostModel`; `max_block` is the longest block that it takes."""
 
-    `wire_ms` is what a round takes beside forwards; None where there is no wire.
-    """
-
-    profile: RowProfile
+    forward_ms: tuple[float, ...]
     max_rows: int
-    wire_ms: float | None = None
+    wire_ms: float = 0.0
+    streams: bool = False
     max_block: int = MAX_K
 
 
 class Target(Protocol):
-    """What `generate` needs of the side that verifies."""
+    """What a generation needs of the side that verifies."""
 
-    def verifier(self, context: Committed, rules: Rules) -> Verifier:
-        """The verifier of one generation, whose committed tokens are `context`."""
+    @property
+    def engine(self) -> Engine | None:
+        """The model itself, where it is in this process: its context bounds the text."""
+
+    def verifier(
+        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams
+    ) -> Verifier:
+        """The verifier of one generation, whose committed tokens are `context` and which reads `prompt`.
+
+        Ids are those of `vocab`.
+        """
 
     def falls_back(self, plan: Plan) -> bool:
         """Whether a generation goes on without its verifier when that is lost."""
@@ -57,30 +52,65 @@ class Target(Protocol):
         """(name, fingerprint of the weights) of the target model; where `quick`, a silence is not waited out."""
 
 
-class InProcess:
+class LocalTarget:
     """A target in this process."""
 
     def __init__(self, engine: Engine, execution: Execution) -> None:
-        self._engine = engine
-        self._max_rows = engine.invariant_rows if execution == "exact" else engine.max_output_rows
+        self.engine = engine
+        self._max_rows = engine.max_rows(execution)
 
-    def verifier(self, context: Committed, rules: Rules) -> Verifier:
-        prompt_ids = context.token_ids[: context.prompt_len].tolist()
-        return TargetVerifier(
-            self._engine,
-            prompt_ids,
-            rules.chooser,
-            rules.stopping,
-            max_rows=self._max_rows,
-            top=rules.plan.top,
-            media=context.media,
-        )
+    def verifier(
+        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams
+    ) -> Verifier:
+        return LocalVerifier(self.engine, prompt, params, max_rows=self._max_rows, top=plan.top)
 
     def falls_back(self, plan: Plan) -> bool:
         return False
 
     def costs(self, *, quick: bool) -> TargetCosts:
-        return TargetCosts(self._engine.profile, self._max_rows)
+        return TargetCosts(self.engine.profile.forward_ms, self._max_rows)
 
     def weights(self, *, quick: bool) -> tuple[str, str]:
-        return self._engine.name, self._engine.fingerprint
+        return self.engine.name, self.engine.fingerprint
+
+
+class LocalVerifier:
+    """The target in this process; its sequence is opened at the first verification.
+
+    `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact, more is faster
+    on hardware where rows are nearly free.
+    """
+
+    def __init__(
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int | None = None, top: int = 0
+    ) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self._max_rows = max_rows or engine.invariant_rows
+        self._session = TargetSession(engine, prompt, params, top=top)
+
+    def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
+        """Raises BaseMismatch, and changes nothing, when the block extends another length."""
+        self._session.check(block, catch_up)
+        cost = Cost() if self._session.is_seated else self._open()
+        work = self._session.begin(block, catch_up)
+        while (token_ids := work.next_feed(self._max_rows)) is not None:
+            began = time.perf_counter()
+            rows = work.sequence.extend(token_ids)
+            cost += Cost(1, len(token_ids), forward_ms=(time.perf_counter() - began) * 1e3)
+            work.absorb(rows)
+        return self._session.commit(work, cost)
+
+    def _open(self) -> Cost:
+        """Put the prompt into the cache; returns what that took. A failure leaves the session without a sequence."""
+        sequence = self._engine.open(self._prompt.token_ids, self._prompt.media)
+        self._session.adopt(sequence)
+        return sequence.prefill_cost
+
+    def spent(self) -> LinkCost:
+        """Nothing: the target is here."""
+        return LinkCost()
+
+    def close(self) -> None:
+        """Free the sequence; the engine stays open."""
+        self._session.close()

@@ -5,20 +5,18 @@ Verifying is comparing. Nothing but the prefix decides a verdict, so the same re
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import numpy as np
 
-from skydraft.decoding.choose import Chooser
-from skydraft.decoding.context import Context
-from skydraft.decoding.drafting import roll_back
-from skydraft.decoding.stopping import Stopping
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.stopping import Stopping
+from skydraft.config import DecodingParams
+from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import BaseMismatch, LimitExceeded
-from skydraft.types import DraftBlock, FinishReason, Media, Verdict, VerifyCost
+from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
+from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
 
 
 class Verifier(Protocol):
@@ -27,9 +25,8 @@ class Verifier(Protocol):
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """Judge `block`, which extends what was judged before by `catch_up`. Commits the verdict on its side."""
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of speech features that have left this device so far."""
+    def spent(self) -> LinkCost:
+        """What went over a link since this was last asked, for whatever reason."""
 
     def close(self) -> None:
         """Free what the verifier holds."""
@@ -45,6 +42,7 @@ class Verification:
     def __init__(
         self,
         seen: TokenIds,
+        prompt_len: int,
         catch_up: Seq[int],
         block: DraftBlock,
         sequence: Sequence,
@@ -52,16 +50,16 @@ class Verification:
         stopping: Stopping,
         top: int,
     ) -> None:
-        committed = np.append(seen, np.array(catch_up, np.int32))
-        roll_back(sequence, seen)  # not further: every catch-up token is audited, after a failed forward too
+        sequence.align(seen)  # not further: every catch-up token is audited, after a failed forward too
         self.block = block
         self.catch_up = tuple(catch_up)
         self.sequence = sequence
         # What lies past the length limit can never be accepted, and may not even fit into the context.
-        draft = np.array(block.token_ids, np.int32)[: stopping.max_len - block.base]
-        self._extended: TokenIds = np.append(committed, draft)
+        draft = block.token_ids[: stopping.max_new_tokens - block.base]
+        self._extended: TokenIds = np.concatenate([seen, np.array([*catch_up, *draft], np.int32)])
         self._seen_len = len(seen)
         self._fed_len = sequence.length
+        self._prompt_len = prompt_len
         self._chooser = chooser
         self._stopping = stopping
         self._top = top
@@ -83,148 +81,132 @@ class Verification:
             if not self._done and self._fed_len >= self._seen_len:
                 self._judge(row, self._fed_len)
 
-    def _judge(self, row: Rows, position: int) -> None:
-        prefix = self._extended[:position]
+    def _judge(self, row: Rows, length: int) -> None:
+        prefix = self._extended[:length]
         choice = self._chooser.choose(row, prefix)
-        drafted = int(self._extended[position]) if position < len(self._extended) else None
-        if drafted is not None and position < self.block.base:
+        drafted = int(self._extended[length]) if length < len(self._extended) else None
+        if drafted is not None and length - self._prompt_len < self.block.base:
             self._audit.append(choice == drafted)
             if choice != drafted:
                 self._audit_ranks.append(self._chooser.rank(row, prefix, drafted))
         elif drafted is not None and (choice == drafted or self._in_top(row, prefix, drafted)):
             self._num_accepted += 1
-            self._finish = self._stopping.finish(self._extended[: position + 1])
+            self._finish = self._stopping.finish(self._extended[self._prompt_len : length + 1])
             self._done = self._finish is not None
         else:
             self._token_id = choice
-            self._finish = self._stopping.finish(np.append(prefix, np.int32(choice)))
+            self._finish = self._stopping.finish(np.append(prefix[self._prompt_len :], np.int32(choice)))
             self._done = True
 
     def _in_top(self, row: Rows, prefix: TokenIds, drafted: int) -> bool:
         return self._top > 0 and self._chooser.rank(row, prefix, drafted) < self._top
 
-    def verdict(self, cost: VerifyCost) -> Verdict:
+    def verdict(self, cost: Cost) -> Verdict:
         """The verdict, once `next_feed` has given None."""
         audit, ranks = tuple(self._audit), tuple(self._audit_ranks)
         return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, audit, ranks, cost)
 
 
 class TargetSession:
-    """The target's side of one generation: what it has committed, and the sequence that follows it.
+    """The target's side of one generation: its prompt, what it has committed, and the sequence that follows it.
 
     `committed` are generated tokens that are final already. `top` > 0 accepts drafts within the target's `top` best:
-    lossy. The sequence is given from outside, holding the prompt, because opening one takes long.
+    lossy. It owns its sequence from `adopt` to `release`, for which the prompt is fed by `prefill` in parts. Raises
+    PromptError for a prompt that does not fit, LimitExceeded when `committed` leaves nothing to generate.
     """
 
     def __init__(
-        self,
-        prompt: Seq[int],
-        chooser: Chooser,
-        stopping: Stopping,
-        *,
-        top: int = 0,
-        committed: Seq[int] = (),
-        media: Media | None = None,
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, top: int = 0, committed: Seq[int] = ()
     ) -> None:
-        self._chooser = chooser
-        self._stopping = stopping
+        room = engine.room(prompt.token_ids, prompt.media)
+        self._engine = engine
+        self._prompt = prompt
+        self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
+        self._stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
         self._top = top
-        self._context = Context(prompt, media)
-        self._context.commit_skip(DraftBlock(len(prompt), tuple(committed)), None)
-        self.sequence: Sequence | None = None
+        self._tokens = TokenBuffer((*prompt.token_ids, *committed))
+        self._finish: FinishReason | None = None
+        self._sequence: Sequence | None = None
+        if self.base >= self._stopping.max_new_tokens:
+            raise LimitExceeded(f"A generation of {self.base} tokens has reached its end.")
+
+    @property
+    def base(self) -> int:
+        """How many generated tokens are committed."""
+        return len(self._tokens) - len(self._prompt.token_ids)
 
     @property
     def token_ids(self) -> TokenIds:
         """Read-only view of prompt and committed tokens."""
-        return self._context.token_ids
-
-    @property
-    def prompt_ids(self) -> TokenIds:
-        """Read-only view of the prompt."""
-        return self._context.token_ids[: self._context.prompt_len]
-
-    @property
-    def media(self) -> Media | None:
-        """What the audio tokens of the prompt stand for."""
-        return self._context.media
+        return self._tokens.view
 
     @property
     def finish(self) -> FinishReason | None:
         """Why the generation ended, or None."""
-        return self._context.finish
+        return self._finish
+
+    @property
+    def is_seated(self) -> bool:
+        """Whether it owns a sequence."""
+        return self._sequence is not None
+
+    @property
+    def needs_prefill(self) -> bool:
+        """Whether a part of the prompt is not in the KV cache yet; not so where there is no sequence to fill."""
+        return self._sequence is not None and self._sequence.length < len(self._prompt.token_ids) - 1
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Take a sequence for its own: an empty one, or one of a session with the same prompt.
+
+        What its KV cache holds is compared with what is true before the first feed.
+        """
+        if self._sequence is not None:
+            raise EngineError("This session has a sequence already.")
+        self._sequence = sequence
+
+    def release(self) -> Sequence:
+        """Give the sequence away, to be closed or adopted."""
+        sequence, self._sequence = self._own(), None
+        return sequence
+
+    def _own(self) -> Sequence:
+        if self._sequence is None:
+            raise EngineError("This session has no sequence.")
+        return self._sequence
+
+    def prefill(self) -> Cost:
+        """Feed the next part of the prompt; returns what that took."""
+        sequence = self._own()
+        before = sequence.prefill_cost
+        self._engine.prefill(sequence, self._prompt.token_ids)
+        took_ms = sequence.prefill_cost.prefill_ms - before.prefill_ms
+        encode_ms = sequence.prefill_cost.encode_ms - before.encode_ms
+        return Cost(forward_ms=took_ms, prefill_ms=took_ms, encode_ms=encode_ms)
 
     def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
         """Raise BaseMismatch unless the block extends what is committed and `catch_up`; LimitExceeded at the end."""
-        if block.base != len(self._context) + len(catch_up):
-            raise BaseMismatch(block.base - len(catch_up), len(self._context))
-        if self.finish or block.base >= self._stopping.max_len:
-            raise LimitExceeded(f"This generation has ended, at {len(self._context)} tokens.")
+        if block.base != self.base + len(catch_up):
+            raise BaseMismatch(block.base - len(catch_up), self.base)
+        if self._finish or block.base >= self._stopping.max_new_tokens:
+            raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
 
     def begin(self, block: DraftBlock, catch_up: Seq[int]) -> Verification:
         """A verification of a block that passed `check`. Changes nothing that is committed."""
-        assert self.sequence is not None  # the caller opens it
-        seen = self._context.token_ids
-        return Verification(seen, catch_up, block, self.sequence, self._chooser, self._stopping, self._top)
+        seen, prompt_len = self._tokens.view, len(self._prompt.token_ids)
+        return Verification(seen, prompt_len, catch_up, block, self._own(), self._chooser, self._stopping, self._top)
 
-    def commit(self, done: Verification, verdict: Verdict) -> None:
-        """Make a verdict final. Only now, so that a failed forward leaves nothing half done."""
-        self._context.commit_skip(DraftBlock(len(self._context), done.catch_up), None)
-        self._context.commit_verdict(done.block, verdict)
+    def commit(self, done: Verification, cost: Cost) -> Verdict:
+        """The verdict, made final. Only now, so that a failed forward leaves nothing half done.
+
+        Raises BaseMismatch, and changes nothing, when something else was committed meanwhile.
+        """
+        self.check(done.block, done.catch_up)
+        verdict = done.verdict(cost)
+        self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))
+        self._finish = verdict.finish
+        return verdict
 
     def close(self) -> None:
         """Free the sequence."""
-        if self.sequence is not None:
-            self.sequence.close()
-            self.sequence = None
-
-
-class TargetVerifier:
-    """The target in this process; its sequence is opened at the first verification.
-
-    `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact, more is faster
-    on hardware where rows are nearly free.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt: Seq[int],
-        chooser: Chooser,
-        stopping: Stopping,
-        *,
-        max_rows: int | None = None,
-        top: int = 0,
-        media: Media | None = None,
-    ) -> None:
-        self._engine = engine
-        self.max_rows = max_rows or engine.invariant_rows
-        self._session = TargetSession(prompt, chooser, stopping, top=top, media=media)
-
-    def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
-        """Raises BaseMismatch, and changes nothing, when the block extends another length."""
-        self._session.check(block, catch_up)
-        began, encode_ms = time.perf_counter(), 0.0
-        if self._session.sequence is None:
-            self._session.sequence = self._engine.open(self._session.prompt_ids, self._session.media)
-            encode_ms = self._session.sequence.prefill_cost.encode_ms
-        prefill_s = forward_s = time.perf_counter() - began
-        job = self._session.begin(block, catch_up)
-        num_passes = num_rows = 0
-        while (token_ids := job.next_feed(self.max_rows)) is not None:
-            began = time.perf_counter()
-            rows = job.sequence.extend(token_ids)
-            forward_s += time.perf_counter() - began
-            job.absorb(rows)
-            num_passes, num_rows = num_passes + 1, num_rows + len(token_ids)
-        verdict = job.verdict(VerifyCost(num_passes, num_rows, forward_s * 1e3, prefill_s * 1e3, encode_ms=encode_ms))
-        self._session.commit(job, verdict)
-        return verdict
-
-    @property
-    def shared_bytes(self) -> int:
-        """None: the target is here."""
-        return 0
-
-    def close(self) -> None:
-        """Free the sequence; the engine stays open."""
-        self._session.close()
+        if self._sequence is not None:
+            self.release().close()

@@ -43,11 +43,11 @@ class LinkOptions:
     def __post_init__(self) -> None:
         host, _ = parse_address(self.address)
         if self.token is not None and not re.fullmatch(r"[\x21-\x7e]+", self.token):
-            raise OptionError("The token holds a character that cannot be sent, or is empty.")
+            raise OptionError("The token is empty, or has a character that cannot be sent.")
         if self.insecure and (self.tls_ca or self.tls_name):
-            raise OptionError("--insecure speaks plaintext, so that --tls-ca and --tls-name have no place.")
+            raise OptionError("--insecure turns encryption off, so --tls-ca and --tls-name do not apply.")
         if self.tls_name and not self.uses_tls:
-            raise OptionError(f"Nothing is encrypted on the way to {host}, so --tls-name has no place.")
+            raise OptionError(f"The connection to {host} is not encrypted, so --tls-name does not apply.")
 
     @property
     def uses_tls(self) -> bool:
@@ -106,7 +106,7 @@ class Link:
         except grpc.RpcError as error:
             raise from_rpc(error) from error
         except ValueError as error:  # the channel was closed meanwhile
-            raise CloudLost("The link was closed.") from error
+            raise CloudLost("The connection was closed.") from error
         self._count(down=len(reply))
         self.heard_at = time.monotonic()
         return reply
@@ -115,7 +115,7 @@ class Link:
         """Like `call`, for what may take long: a server that shows no sign of life meanwhile raises CloudLost."""
         started = self.start(method, request, timeout_s)
         if started is None:
-            raise CloudLost("The link was closed.")
+            raise CloudLost("The connection was closed.")
         return self.wait(started, ping_s)
 
     def start(self, method: str, request: bytes, timeout_s: float) -> Any:
@@ -145,7 +145,7 @@ class Link:
         except grpc.RpcError as error:
             raise from_rpc(error) from error
         except grpc.FutureCancelledError as error:
-            raise CloudLost("The link was closed.") from error
+            raise CloudLost("The connection was closed.") from error
         finally:
             started.cancel()
 
@@ -155,7 +155,7 @@ class Link:
         try:
             call = self._wires.generate(request, timeout=timeout_s, metadata=self._metadata)
         except ValueError as error:
-            raise CloudLost("The link was closed.") from error
+            raise CloudLost("The connection was closed.") from error
         return TokenStream(self, call)
 
     def ping(self, timeout_s: float = PING_S) -> float:
@@ -166,7 +166,7 @@ class Link:
         except CloudTimeout as error:
             raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
         if answer != _SERVING:
-            raise CloudLost("it is going down.")
+            raise CloudLost("it is shutting down.")
         return (time.perf_counter() - began) * 1e3
 
     def info(self, timeout_s: float) -> ServerInfo:
@@ -248,7 +248,7 @@ class TokenStream:
                 if self._arrived or self._changed.wait(_WATCH_S):
                     return self._arrived.pop(0)
             if time.monotonic() > until:
-                raise CloudTimeout("the stream says nothing.")
+                raise CloudTimeout("the stream is silent.")
             self._link.ping(ping_s)
 
     def cancel(self) -> None:

@@ -15,24 +15,22 @@ Notify = Callable[[str], None]
 
 
 class Outage:
-    """The state of the link as the fallback sees it. `notify` gets one line when the cloud goes and when it is back."""
+    """The state of the link as the fallback sees it: `error` is what ended it, for as long as the cloud is gone.
+
+    `notify` gets one line when the cloud goes and when it is back.
+    """
 
     def __init__(self, link: Link, notify: Notify) -> None:
         self._link = link
         self._notify = notify
-        self._error: CloudError | None = None
+        self.error: CloudError | None = None
         self._began = 0.0
         self._closed = threading.Event()
         self._pause_s = _FIRST_PAUSE_S  # grows over all outages of a generation: a cloud that flaps is asked less
 
-    def check(self) -> None:
-        """Raise what ended the link, at once, as long as the cloud is gone."""
-        if self._error is not None:
-            raise self._error
-
     def begin(self, error: CloudError, *, final: bool = False) -> None:
         """The cloud is gone: say so, and look for it until it is back, unless that would not help."""
-        self._error = error
+        self.error = error
         self._began = time.monotonic()
         self._notify(f"The cloud at {self._link.target} is gone ({str(error).rstrip('.')}); going on alone.")
         if not final and not isinstance(error, NotAuthorized):
@@ -48,7 +46,7 @@ class Outage:
                 continue
             if not self._closed.is_set():
                 self._notify(f"The cloud is back after {time.monotonic() - self._began:.1f} s.")
-            self._error = None
+            self.error = None
             return
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from skydraft.decoding.context import Committed
 from skydraft.edge.link import PING_S, Link, TokenStream
 from skydraft.edge.outage import Notify, Outage
@@ -33,7 +35,7 @@ from skydraft.errors import (
 )
 from skydraft.protocol import codec
 from skydraft.protocol.values import MAX_SESSION, Emission, Opened, Opening, SessionCall, VerifyCall
-from skydraft.types import DraftBlock, Verdict, VerifyCost
+from skydraft.types import Cost, DraftBlock, LinkCost, Verdict
 
 T = TypeVar("T")
 FALLBACK_S = 0.65  # silence after which a gated run goes on alone; with a last try under way it stays below 1 s
@@ -87,10 +89,12 @@ class RemoteVerifier:
         self._link = link
         self._context = context
         self._opening = opening
+        self._prompt_ids = np.array(opening.prompt.token_ids, np.int32)
         self._patience = patience
         self._streams = streams
         self._notify = notify
         self._outage = Outage(link, notify)
+        self._rtt_ms = 0.0
         self._shared_bytes = 0
         self._number = _new_number()
         self._epoch = 0
@@ -102,14 +106,21 @@ class RemoteVerifier:
 
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """The cloud's verdict. Raises CloudError when the cloud is gone for good, or, to fall back, for now."""
-        self._outage.check()
+        if (gone := self._outage.error) is not None:
+            raise gone  # at once, as long as it is
         began = time.perf_counter()
+        try:
+            return self._ask_for_verdict(block, tuple(catch_up))
+        finally:
+            self._rtt_ms += (time.perf_counter() - began) * 1e3
+
+    def _ask_for_verdict(self, block: DraftBlock, catch_up: tuple[int, ...]) -> Verdict:
         try:
             if self._streams and not block.token_ids and not catch_up:
                 verdict = self._persist(lambda first: self._next_streamed(block))
             else:
                 self._end_stream()
-                verdict = self._persist(lambda first: self._judge(block, tuple(catch_up), quick=first))
+                verdict = self._persist(lambda first: self._judge(block, catch_up, quick=first))
         except CloudError as error:
             if self._patience.falls_back:
                 self._outage.begin(error)
@@ -123,9 +134,14 @@ class RemoteVerifier:
             raise refused from error
         if verdict.finish:
             self._is_open = False  # the server has given up the seat
+        return verdict
+
+    def spent(self) -> LinkCost:
+        """Time waited for verdicts, and bytes of all messages, since this was last asked."""
         up, down = self._link.take_bytes()
-        rtt_ms = (time.perf_counter() - began) * 1e3
-        return replace(verdict, cost=replace(verdict.cost, rtt_ms=rtt_ms, bytes_up=up, bytes_down=down))
+        cost = LinkCost(self._rtt_ms, up, down, self._shared_bytes)
+        self._rtt_ms, self._shared_bytes = 0.0, 0
+        return cost
 
     def open_ahead(self) -> None:
         """Open the session now, so that the prompt is in the target's cache at the first verification."""
@@ -141,22 +157,18 @@ class RemoteVerifier:
             return opened
         return None
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of speech features in the openings that were sent, answered or not."""
-        return self._shared_bytes
-
     def _opening_to_send(self) -> Opening:
         """The opening with all that the target has seen so far, about to be sent."""
-        context = self._context
         self._shared_bytes += codec.media_bytes(self._opening)
-        seen = context.token_ids[context.prompt_len : context.seen_len]
+        seen = self._context.generated[: self._context.num_seen]
         return replace(self._opening, committed_ids=tuple(seen.tolist()))
 
     def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], *, quick: bool) -> Verdict:
         opened = self._await_open()
+        if not quick:
+            self._link.ping(self._patience.ping_s)  # before an opening is made: it is counted as sent
         opening = None if self._is_open else self._opening_to_send()
-        checksum = codec.digest(self._context.token_ids)
+        checksum = codec.digest(self._prompt_ids, self._context.generated)
         call = VerifyCall(self._number, self._epoch, block.base, catch_up, block.token_ids, checksum, opening)
         request = codec.encode_verify_call(call)
         patience = self._patience
@@ -164,21 +176,19 @@ class RemoteVerifier:
         if quick and opening is None:
             reply = self._link.call("Verify", request, patience.quick_s)
         else:
-            if not quick:
-                self._link.ping(patience.ping_s)
             reply = self._link.call_watched("Verify", request, patience.timeout_s, patience.ping_s)
         verdict = self._read(lambda data: codec.decode_verdict(data, len(catch_up)), reply)
         if verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
-            raise CloudFailure(f"The cloud at {self._link.target} answered another question than was asked.")
+            raise CloudFailure(f"The cloud at {self._link.target} sent an answer to another request.")
         self._is_open = True
-        return replace(verdict, cost=opened.added_to(verdict.cost)) if opened else verdict
+        return replace(verdict, cost=opened.cost + verdict.cost) if opened else verdict
 
     def _read(self, decode: Callable[[bytes], T], reply: bytes) -> T:
         """What a reply says; one that says nothing is the server's failure, not wrong use."""
         try:
             return decode(reply)
         except ProtocolError as error:
-            raise CloudFailure(f"The cloud at {self._link.target} answered what cannot be read.") from error
+            raise CloudFailure(f"The cloud at {self._link.target} sent an answer that cannot be read.") from error
 
     def _next_streamed(self, block: DraftBlock) -> Verdict:
         if self._stream is None:
@@ -201,7 +211,7 @@ class RemoteVerifier:
             emission = self._read(codec.decode_emission, message)
             last = len(emission.token_ids) - 1
             for index, token_id in enumerate(emission.token_ids):
-                cost = emission.cost if index == 0 else VerifyCost()
+                cost = emission.cost if index == 0 else Cost()
                 yield Emission(emission.base + index, (token_id,), emission.finish if index == last else None, cost)
 
     def _persist(self, ask: Callable[[bool], T]) -> T:
@@ -242,7 +252,7 @@ class RemoteVerifier:
             self._link.reconnect()
             return
         if isinstance(error, Diverged):
-            self._notify(f"{error} Opening the session again with this side's.")
+            self._notify(f"{error} Opening the session again with this device's tokens.")
         if isinstance(error, SessionTaken):
             self._number = _new_number()
         self._begin_epoch()
@@ -261,8 +271,8 @@ class RemoteVerifier:
         if self._patience.falls_back:
             return last if isinstance(last, CloudError) else CloudLost(str(last))
         return CloudTimeout(
-            f"The cloud at {self._link.target} could not be had for {waited_s:.0f} s: {last.message}",
-            hint="Is it running? Ask: skydraft doctor --cloud. Wait longer with --cloud-timeout.",
+            f"The cloud at {self._link.target} did not answer for {waited_s:.1f} s: {last.message}",
+            hint=f"Run: skydraft doctor --cloud {self._link.target}. To wait longer: --cloud-timeout.",
         )
 
     def close(self) -> None:

@@ -1,0 +1,1 @@
+"""Tokens in, logits out."""

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from contextlib import suppress
+from copy import copy
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from skydraft.config import Execution
+from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import EngineError, OptionError, PromptError
-from skydraft.types import Media
-
-Quantization = Literal["none", "8bit", "4bit"]
+from skydraft.errors import EngineError, PromptError
+from skydraft.types import Cost, Media
 
 # [num_rows, vocab.size], numpy or torch: rows stay where the engine has them.
 Rows: TypeAlias = Any
+
+
+def at_least_float32(row: Any) -> Any:
+    """A row itself, or its float32 copy where it has 16 bits: exact, and what transformers computes on."""
+    if isinstance(row, np.ndarray):
+        return row.astype(np.float32) if row.itemsize < 4 else row
+    return row.float() if row.element_size() < 4 else row
 
 
 class TokenBuffer:
     """Token ids that grow at the end and are cut to an absolute length. The view it hands out is read-only."""
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
-        initial = np.fromiter(token_ids, np.int32)
-        self._store: TokenIds = np.empty(max(64, 2 * len(initial)), np.int32)
-        self._store[: len(initial)] = initial
-        self._len = len(initial)
+        self._store: TokenIds = np.empty(64, np.int32)
+        self._len = 0
+        self.extend(np.fromiter(token_ids, np.int32))
 
     def __len__(self) -> int:
         return self._len
@@ -46,9 +53,7 @@ class TokenBuffer:
         """Add tokens at the end."""
         new_len = self._len + len(token_ids)
         if new_len > len(self._store):
-            grown = np.empty(2 * new_len, np.int32)
-            grown[: self._len] = self._store[: self._len]
-            self._store = grown
+            self._store = np.concatenate((self._store[: self._len], np.empty(2 * new_len, np.int32)))
         self._store[self._len : new_len] = token_ids
         self._len = new_len
 
@@ -59,53 +64,31 @@ class TokenBuffer:
         self._len = length
 
 
-@dataclass(frozen=True, slots=True)
-class RowProfile:
-    """What forwards of n rows cost and give, measured on this machine.
+class Turns:
+    """`with turns:` is one use of the engine called `name`, with no other inside.
 
-    `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time.
-    `forward_ms[n - 1]`: median time of a forward of n rows, milliseconds.
+    Nobody waits: raises EngineError at once while another thread has its turn, and when there are no more turns.
     """
 
-    invariant_rows: int
-    forward_ms: tuple[float, ...]
+    def __init__(self, name: str) -> None:
+        self.is_over = False  # only `Engine.close` changes it
+        self._name = name
+        self._lock = threading.Lock()
 
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise EngineError(f"Another thread is using {self._name}.", hint="Let one call end before the next begins.")
+        if self.is_over:
+            self._lock.release()
+            self.check()
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How to run a model; each engine takes what applies to it.
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
-    `num_threads` 0 means all cores. `gpu_layers` is for GGUF files (-1: all). `device` and `dtype` are for
-    transformers models, `quantization` for those on a GPU. `shared_cache` lets sequences of a GGUF model share one KV
-    cache, so that any feeds fit into one forward; the cells of a sequence lose their order then, and logits their
-    bit-equality.
-    """
-
-    context_len: int = 4096
-    max_sequences: int = 1
-    shared_cache: bool = False
-    num_threads: int = 0
-    gpu_layers: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    quantization: Quantization = "none"
-    profile_path: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.context_len < 16:
-            raise OptionError(f"A context of {self.context_len} tokens is too short.", hint="Use --context 16 or more.")
-        if self.num_threads < 0:
-            raise OptionError(f"--threads must not be negative, like {self.num_threads}.")
-        if self.quantization not in get_args(Quantization):
-            raise OptionError(f"--quantization must be none, 8bit or 4bit, not '{self.quantization}'.")
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillCost:
-    """What filling a sequence with its prompt took so far. `encode_ms` is the part of `prefill_ms` for its audio."""
-
-    prefill_ms: float = 0.0
-    encode_ms: float = 0.0
+    def check(self) -> None:
+        """Raise EngineError if the engine is closed."""
+        if self.is_over:
+            raise EngineError(f"{self._name} is closed.")
 
 
 class Sequence:
@@ -114,14 +97,9 @@ class Sequence:
     def __init__(self, engine: Engine, slot: Any) -> None:
         self.engine = engine
         self.slot = slot  # the engine's own handle: a KV sequence id or a cache object
-        self.prefill_cost = PrefillCost()  # only the engine writes it
+        self.prefill_cost = Cost()  # of its prompt so far; only the engine writes it
         self._tokens = TokenBuffer()
-        self._closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its memory was given back."""
-        return self._closed
+        self.is_closed = False  # only `close` changes it
 
     @property
     def length(self) -> int:
@@ -143,20 +121,34 @@ class Sequence:
 
     def truncate(self, length: int) -> None:
         """Cut to an absolute length; the same length again changes nothing. Raises EngineError if refused."""
-        if self._closed:
+        with self.engine.turns:
+            self.check_open()
+            if not 0 <= length <= self.length:
+                raise EngineError(f"Cannot truncate a sequence of {self.length} tokens to {length}.")
+            if length < self.length:
+                self.engine.roll_back(self, length)
+                self._tokens.truncate(length)
+                self._assert_kv()
+
+    def align(self, token_ids: TokenIds) -> None:
+        """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed.
+
+        What the KV cache holds is compared with what is true, so no bookkeeping of rejections can go wrong (F1 to F3).
+        """
+        shared = min(self.length, len(token_ids) - 1)
+        differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
+        self.truncate(int(differs[0]) if len(differs) else shared)
+
+    def check_open(self) -> None:
+        """Raise EngineError if the sequence is closed."""
+        if self.is_closed:
             raise EngineError("This sequence is closed.")
-        if not 0 <= length <= self.length:
-            raise EngineError(f"Cannot truncate a sequence of {self.length} tokens to {length}.")
-        if length < self.length:
-            self.engine.roll_back(self, length)
-            self._tokens.truncate(length)
-            self._assert_kv()
 
     def close(self) -> None:
-        """Give the KV memory back. The sequence cannot be used afterwards."""
-        if not self._closed:
-            self._closed = True
-            self.engine.release(self)
+        """Give the KV memory back. The sequence cannot be used afterwards. Any thread may do so at any time."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.engine.drop(self)
 
     def record(self, token_ids: Seq[int] | TokenIds) -> None:
         """Note tokens that the engine has just written into the KV cache. Only engines call this."""
@@ -164,26 +156,54 @@ class Sequence:
         self._assert_kv()
 
     def _assert_kv(self) -> None:
-        kv_len = self.engine.kv_length(self)
-        if kv_len != self.length:
+        if (kv_len := self.engine.kv_length(self)) != self.length:
             raise EngineError(f"The KV cache holds {kv_len} tokens, the sequence {self.length}.")
 
 
 class Engine(ABC):
     """A model that gives logits. Capability is this type: what is no Engine cannot draft or verify.
 
-    Subclasses set the attributes and write the five abstract methods; validation and bookkeeping are here.
-    `fingerprint` names the weights, wherever their files lie.
+    Any thread may use an engine and its sequences, but one at a time: a call during a call of another thread raises
+    EngineError at once and changes nothing. So does every call after `close`, or after the end of a `with` block.
+
+    Subclasses set the attributes and write the five abstract methods, and `free`; validation and bookkeeping are here.
+    `fingerprint` names the weights, wherever their files lie; `vocab` is what `own` makes of one.
     """
 
-    name: str
     fingerprint: str
     vocab: Vocab
     context_len: int
     takes_audio: bool = False
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
+    is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     _profile: RowProfile | None = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.turns = Turns(name)
+        self._dropped: list[Sequence] = []  # closed, their memory not yet released
+
+    def drop(self, sequence: Sequence) -> None:
+        """Release a sequence: now, or before the next one begins if another thread is using the engine."""
+        self._dropped.append(sequence)
+        with suppress(EngineError), self.turns:
+            self._release_dropped()
+
+    def _release_dropped(self) -> None:
+        while self._dropped:
+            self.release(self._dropped.pop())
+
+    def own(self, vocab: Vocab) -> Vocab:
+        """`vocab` for this engine: it decodes for ever, and encodes until the engine is closed."""
+        own, encode, turns = copy(vocab), vocab.encode, self.turns
+
+        def encode_if_open(text: str) -> list[int]:
+            turns.check()
+            return list(encode(text))
+
+        own._encode = encode_if_open
+        return own
 
     @property
     def profile(self) -> RowProfile:
@@ -196,6 +216,15 @@ class Engine(ABC):
     def invariant_rows(self) -> int:
         """How many rows one forward may hold and still be bit-identical to one row at a time."""
         return self.profile.invariant_rows
+
+    def max_rows(self, execution: Execution) -> int:
+        """The most rows of one forward: those that change no bit, or as many as there can be."""
+        return self.invariant_rows if execution == "exact" else self.max_output_rows
+
+    def room(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> int:
+        """How many tokens can follow a prompt. Raises PromptError for one that `check_prompt` refuses."""
+        self.check_prompt(prompt, media)
+        return self.context_len - len(prompt)
 
     def open(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
         """A new sequence holding all of `prompt` but its last token, which the first `extend` feeds.
@@ -214,25 +243,29 @@ class Engine(ABC):
 
     def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
         """An empty sequence for `prompt`, to be filled by `prefill`: `open` in steps. Raises PromptError."""
-        self.check_prompt(prompt, media)
-        return Sequence(self, self.allocate())
+        with self.turns:
+            self._release_dropped()
+            self.check_prompt(prompt, media)
+            return Sequence(self, self.allocate())
 
     def prefill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed.
 
         Parts end at the same places whatever lies between the calls, so that a prompt always goes in the same way.
         """
-        start, end = sequence.length, len(prompt) - 1
-        chunk = prompt[start : min(start + self.max_batch_rows, end)]
-        if len(chunk):
-            began = time.perf_counter()
-            try:
-                self.forward([(sequence, chunk)], want_logits=False)
-                sequence.record(chunk)
-            finally:
-                spent_ms = sequence.prefill_cost.prefill_ms + (time.perf_counter() - began) * 1e3
-                sequence.prefill_cost = replace(sequence.prefill_cost, prefill_ms=spent_ms)
-        return sequence.length < end
+        with self.turns:
+            sequence.check_open()
+            start, end = sequence.length, len(prompt) - 1
+            chunk = prompt[start : min(start + self.max_batch_rows, end)]
+            if len(chunk):
+                began = time.perf_counter()
+                try:
+                    self.forward([(sequence, chunk)], want_logits=False)
+                    sequence.record(chunk)
+                finally:
+                    ms = (time.perf_counter() - began) * 1e3
+                    sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
+            return sequence.length < end
 
     def media(self, samples: npt.NDArray[np.float32]) -> Media:
         """Features of mono audio [num_samples] at 16 kHz. Raises PromptError, as every engine without ears does."""
@@ -258,18 +291,20 @@ class Engine(ABC):
 
         Each sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order.
         """
-        if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
-            raise EngineError("A sequence may occur once in a batch.")
-        for sequence, token_ids in feeds:
-            self._check_feed(sequence, token_ids)
-        rows = self.forward(feeds, want_logits=True)
-        for sequence, token_ids in feeds:
-            sequence.record(token_ids)
-        return rows
+        with self.turns:
+            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
+                raise EngineError("A sequence may occur only once in a batch.")
+            for sequence, token_ids in feeds:
+                self._check_feed(sequence, token_ids)
+            rows = self.forward(feeds, want_logits=True)
+            for sequence, token_ids in feeds:
+                sequence.record(token_ids)
+            return rows
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> None:
         """Raise PromptError unless the prompt has tokens, all in the vocabulary, leaves room for one more and fits
         `media`."""
+        self.turns.check()
         if len(prompt) == 0:
             raise PromptError("The prompt is empty.", hint="Give at least one word.")
         if len(prompt) >= self.context_len:
@@ -281,20 +316,17 @@ class Engine(ABC):
         self.check_media(prompt, media)
 
     def _check_feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> None:
-        if sequence.is_closed:
-            raise EngineError("This sequence is closed.")
+        sequence.check_open()
         if len(token_ids) == 0:
             raise EngineError("Nothing to feed.")
-        if sequence.length + len(token_ids) > self.context_len:
-            raise EngineError(
-                f"{sequence.length} + {len(token_ids)} tokens do not fit in a context of {self.context_len}."
-            )
+        if (length := sequence.length + len(token_ids)) > self.context_len:
+            raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
         self._check_ids(token_ids)
 
     def _check_ids(self, token_ids: Seq[int] | TokenIds) -> None:
         ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
         if ids.min() < 0 or ids.max() >= self.vocab.size:
-            raise EngineError(f"A token id is outside of the vocabulary of {self.vocab.size}.")
+            raise EngineError(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
 
     @abstractmethod
     def allocate(self) -> Any:
@@ -316,6 +348,18 @@ class Engine(ABC):
     def kv_length(self, sequence: Sequence) -> int:
         """How many tokens the cache itself says it holds."""
 
+    def free(self) -> None:  # noqa: B027  nothing to do where all is in Python
+        """Let go of the model. Called once, by `close`."""
+
     def close(self) -> None:
-        """Free the model. The engine cannot be used afterwards."""
-        return None
+        """Free the model; a second time changes nothing. Whatever uses it afterwards gets an EngineError."""
+        if not self.turns.is_over:
+            with self.turns:
+                self.turns.is_over = True
+                self.free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

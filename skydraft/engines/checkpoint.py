@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from skydraft.engines.base import EngineOptions
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, MissingDependency, OptionError
 
@@ -94,7 +94,7 @@ def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOption
     if device.type != "cuda":
         raise OptionError(
             f"--quantization {options.quantization} needs a GPU, not --device {device}.",
-            hint="Add --device cuda, or leave --quantization away.",
+            hint="Add --device cuda, or remove --quantization.",
         )
     needed = ("bitsandbytes", "accelerate")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
@@ -137,7 +137,7 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
     adds one by itself. Ids that no token has add no text.
     """
     if not tokenizer.is_fast:
-        raise BrokenModel(f"{type(tokenizer).__name__} is no fast tokenizer.", hint="Add its tokenizer.json.")
+        raise BrokenModel(f"{type(tokenizer).__name__} is not a fast tokenizer.", hint="Add its tokenizer.json.")
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()

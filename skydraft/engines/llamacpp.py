@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.engines.base import Engine, EngineOptions, Rows, Sequence
-from skydraft.engines.probe import PROBED_LEN, cpu_model, probe, remembered
+from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.fingerprint import weights_fingerprint
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.probe import cpu_model, profile_of
+from skydraft.engines.registry import EngineKind
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.engines.weights import weights_fingerprint
 from skydraft.errors import BrokenModel, EngineError, MissingDependency
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
@@ -55,22 +57,22 @@ class LlamaCppEngine(Engine):
     """
 
     def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
+        super().__init__(name or path.stem)
         self._lib = load_library()
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
-        self.name = name or path.stem
         self.path = path
         self._num_threads = options.num_threads or os.cpu_count() or 1
         self._model = self._load_model(path, options)
         _forget_mapped_pages(path)
         self.fingerprint = weights_fingerprint([path])
-        self.vocab = _read_vocab(self._lib, self._model)
+        self.vocab = self.own(_read_vocab(self._lib, self._model))
         self.context_len = min(options.context_len, self._lib.llama_model_n_ctx_train(self._model))
         self._context = self._open_context(options)
         self._memory = self._lib.llama_get_memory(self._context)
         self._num_rows_padded = self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model))
         self._batch = self._lib.llama_batch_init(self.max_batch_rows, 0, 1)
         self._free_slots = list(range(options.max_sequences))[::-1]
-        self._profile = remembered(self._profile_key(options), options.profile_path, lambda: probe(self))
+        self._profile = profile_of(self, self._profile_key(options), options)
 
     def _load_model(self, path: Path, options: EngineOptions) -> Any:
         params = self._lib.llama_model_default_params()
@@ -96,8 +98,7 @@ class LlamaCppEngine(Engine):
         context = self._lib.llama_init_from_model(self._model, params)
         if not context:
             raise EngineError(
-                f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.",
-                hint="Lower --context.",
+                f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint="Lower --context."
             )
         return context
 
@@ -106,7 +107,7 @@ class LlamaCppEngine(Engine):
         import llama_cpp
 
         processor = self._lib.llama_print_system_info().decode()
-        lengths = f"{min(self.context_len, PROBED_LEN)} cells, {_TYPE_F16}/{_TYPE_BF16}"
+        lengths = f"{self.context_len} cells, {_TYPE_F16}/{_TYPE_BF16}"
         parts = (lengths, self.path.name, stat.st_size, int(stat.st_mtime), llama_cpp.__version__, self._num_threads)
         how = (options.gpu_layers, options.max_sequences, options.shared_cache)
         return "|".join(map(str, (*parts, *how, cpu_model(), processor)))
@@ -154,19 +155,16 @@ class LlamaCppEngine(Engine):
             )
 
     def release(self, sequence: Sequence) -> None:
-        if self._context is not None:
-            self._lib.llama_memory_seq_rm(self._memory, sequence.slot, -1, -1)
+        self._lib.llama_memory_seq_rm(self._memory, sequence.slot, -1, -1)
         self._free_slots.append(sequence.slot)
 
     def kv_length(self, sequence: Sequence) -> int:
         return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence.slot)) + 1
 
-    def close(self) -> None:
-        if self._context is not None:
-            self._lib.llama_batch_free(self._batch)
-            self._lib.llama_free(self._context)
-            self._lib.llama_model_free(self._model)
-            self._context = None
+    def free(self) -> None:
+        self._lib.llama_batch_free(self._batch)
+        self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)
 
 
 _MADV_DONTNEED = 4
@@ -225,3 +223,11 @@ def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
     if num_tokens < 0:
         raise EngineError("llama.cpp cannot tokenize this text.")
     return list(token_ids[:num_tokens])
+
+
+KIND = EngineKind(
+    "a GGUF model",
+    lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
+    takes=frozenset({"num_threads", "gpu_layers"}),
+    claims=Path.is_file,
+)

@@ -1,29 +1,32 @@
 """Measures what forwards of n rows give and cost on this machine, and remembers it beside the models.
 
-Kernels may take another path for another batch shape, or for a longer KV cache (llama.cpp splits the keys of a
-single row from 512 cells on), so both are probed: bit-equality at a short and at a longer length.
+Kernels may take another path for another batch shape, or for a longer KV cache (llama.cpp splits the keys of a single
+row from 512 cells on), so bit-equality is probed at three lengths: short, past those 512, and near the context's end.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from datetime import date
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.base import Engine, RowProfile, Rows
+from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.options import EngineOptions, RowProfile
 
 MAX_PROBED_ROWS = 8
 _SHORT_LEN, _LONG_LEN = 16, 544  # tokens; the second is past the first 512 cells of a KV cache
-_NUM_TOKENS = MAX_PROBED_ROWS
-PROBED_LEN = _LONG_LEN + _NUM_TOKENS  # a shorter context is not probed at the longer length
+_MAX_PREFILL_MS = 20_000.0  # after so much prefill, the third length is where it has come to
+_NUM_REPETITIONS = 3
 
 
 def to_numpy(rows: Rows) -> npt.NDArray[np.floating]:
@@ -33,37 +36,47 @@ def to_numpy(rows: Rows) -> npt.NDArray[np.floating]:
     return np.asarray(rows.detach().float().cpu().numpy())
 
 
-def probe(engine: Engine, *, max_rows: int = MAX_PROBED_ROWS) -> RowProfile:
-    """Feed the same tokens one by one and n at a time, at two lengths; compare bits and take times."""
-    forward_ms, invariant_rows = _probe_at(engine, min(_SHORT_LEN, engine.context_len // 2), max_rows)
-    if invariant_rows > 1 and engine.context_len >= PROBED_LEN:
-        invariant_rows = min(invariant_rows, _probe_at(engine, _LONG_LEN, invariant_rows)[1])
-    return RowProfile(invariant_rows, tuple(forward_ms))
-
-
-def _probe_at(engine: Engine, length: int, max_rows: int) -> tuple[list[float], int]:
-    rng = np.random.default_rng(0)
+def probe(engine: Engine) -> RowProfile:
+    """Feed the same tokens one by one and n at a time; compare bits at three lengths and take times at the first."""
+    end = max(engine.context_len - 16, engine.context_len // 2)
     # Special tokens may stand for audio that is not there.
     plain_ids = np.setdiff1d(np.arange(engine.vocab.size), list(engine.vocab.special_ids))
-    token_ids = rng.choice(plain_ids, length + _NUM_TOKENS).tolist()
-    sequence = engine.open(token_ids[: length + 1])
-    feed = token_ids[length:]
+    token_ids = np.random.default_rng(0).choice(plain_ids, end + MAX_PROBED_ROWS).tolist()
+    max_rows = min(MAX_PROBED_ROWS, engine.max_output_rows)
+    invariant_rows, forward_ms = max_rows if engine.is_full_precision else 1, list[float]()
+    with closing(engine.begin(token_ids[: end + 1])) as sequence:
+        for length in sorted({min(length, end) for length in (_SHORT_LEN, _LONG_LEN, end)}):
+            if forward_ms and invariant_rows == 1:
+                break
+            while engine.prefill(sequence, token_ids[: length + 1]):
+                if length > _LONG_LEN and sequence.prefill_cost.forward_ms > _MAX_PREFILL_MS:
+                    break
+            feed = token_ids[sequence.length :][:MAX_PROBED_ROWS]
+            times, equal_rows = _compare(sequence, feed, invariant_rows if forward_ms else max_rows)
+            forward_ms, invariant_rows = forward_ms or times, min(invariant_rows, equal_rows)
+        return RowProfile(invariant_rows, tuple(forward_ms), date.today().isoformat(), sequence.length)
+
+
+def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[list[float], int]:
+    """(best time of a forward of n rows for each n, n up to which the rows of `feed` have the bits of one at a time).
+
+    Leaves the sequence as it was.
+    """
+    length = sequence.length
     singly = [to_numpy(sequence.extend([token_id])) for token_id in feed]  # also warms the engine up
-    forward_ms, invariant_rows, unbroken = [], 1, True
-    for num_rows in range(1, max_rows + 1):
-        times, equal = [], True
-        for start in (0, len(feed) - num_rows):
-            sequence.truncate(length)
-            for token_id in feed[:start]:
-                sequence.extend([token_id])
-            began = time.perf_counter()
-            rows = to_numpy(sequence.extend(feed[start : start + num_rows]))
-            times.append((time.perf_counter() - began) * 1e3)
-            equal &= np.array_equal(rows, np.concatenate(singly[start : start + num_rows]))
-        forward_ms.append(round(statistics.median(times), 3))
-        unbroken &= equal
-        invariant_rows = num_rows if unbroken else invariant_rows
-    sequence.close()
+    forward_ms, invariant_rows = [math.inf] * max_rows, max_rows
+    # Not all repetitions of one n together: a busy moment should spoil one of them only.
+    for repetition, num_rows in product(range(_NUM_REPETITIONS), range(1, max_rows + 1)):
+        start = (len(feed) - num_rows) * repetition // (_NUM_REPETITIONS - 1)
+        sequence.truncate(length)
+        for token_id in feed[:start]:
+            sequence.extend([token_id])
+        began = time.perf_counter()
+        rows = to_numpy(sequence.extend(feed[start : start + num_rows]))
+        forward_ms[num_rows - 1] = min(forward_ms[num_rows - 1], round((time.perf_counter() - began) * 1e3, 3))
+        if num_rows > 1 and not np.array_equal(rows, np.concatenate(singly[start : start + num_rows])):
+            invariant_rows = min(invariant_rows, num_rows - 1)
+    sequence.truncate(length)
     return forward_ms, invariant_rows
 
 
@@ -76,39 +89,42 @@ def cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def remembered(key: str, path: Path | None, measure: Callable[[], RowProfile]) -> RowProfile:
-    """The profile stored under `key` in the JSON file at `path`, measured and stored if it is not there.
+def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
+    """The profile remembered under `key` in the JSON file at `options.profile_path`; else it is probed and remembered.
 
-    The key must name everything that could change the answer: file, library, processor, threads, cache types.
+    The key must name everything that could change the answer: file, library, processor, threads, cache types, context.
     An unreadable file counts as empty; it is a cache, never the truth.
     """
-    if path is None:
-        return measure()
-    known = _read(path)
-    if key not in known:
-        profile = measure()
-        known = {
-            **_read(path),
-            key: {"invariant_rows": profile.invariant_rows, "forward_ms": profile.forward_ms},
-        }
-        _write(path, known)
-        return profile
-    return RowProfile(known[key]["invariant_rows"], tuple(known[key]["forward_ms"]))
+    path = options.profile_path
+    known = _read(path) if path else {}
+    if key in known and not options.probe_again:
+        return known[key]
+    profile = probe(engine)
+    if path:
+        _write(path, {**_read(path), key: profile})
+    return profile
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
+def _read(path: Path) -> dict[str, RowProfile]:
     try:
-        known = json.loads(path.read_text())
-        return {k: v for k, v in known.items() if isinstance(v["invariant_rows"], int) and v["forward_ms"]}
+        entries = json.loads(path.read_text())
+        # Those without a date were not probed at all three lengths.
+        return {
+            key: RowProfile(
+                int(entry["invariant_rows"]), tuple(entry["forward_ms"]), entry["date"], entry["probed_len"]
+            )
+            for key, entry in entries.items()
+            if entry.get("date") and entry["forward_ms"]
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _write(path: Path, known: object) -> None:
+def _write(path: Path, known: dict[str, RowProfile]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as scratch:
-            json.dump(known, scratch, indent=1)
+            json.dump({key: asdict(profile) for key, profile in known.items()}, scratch, indent=1)
         os.replace(scratch.name, path)
     except OSError:
         return  # a read-only cache folder costs a probe at the next start, nothing else

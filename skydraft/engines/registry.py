@@ -1,55 +1,108 @@
-"""From a model's files to its engine. Heavy libraries are imported only when their engine is asked for."""
+"""Which engine opens a model. Engines are entry points of the group `skydraft.engines`, ours and those of plug-ins.
+
+A plug-in is a package with an Engine, an EngineKind for it, and a line for that kind in its pyproject.toml. Its models
+are written NAME:REST, where NAME is that of the entry point; files and folders may be its own too.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
-from typing import Literal
 
-from skydraft.engines.base import Engine, EngineOptions
-from skydraft.engines.toy import open_toy
-from skydraft.errors import OptionError
+from skydraft.engines.base import Engine
+from skydraft.engines.checkpoint import first_line
+from skydraft.engines.options import EngineOptions
+from skydraft.errors import BrokenModel, MissingDependency, OptionError
 
-
-def open_engine(kind: Literal["toy", "gguf", "folder"], spec: str, path: Path | None, options: EngineOptions) -> Engine:
-    """Open a model of a kind. Raises BrokenModel, MissingDependency or OptionError."""
-    _check_applies(kind, spec, options)
-    if kind == "toy":
-        return open_toy(spec, options.context_len)
-    assert path is not None  # models.resolve gives a path for every other kind
-    if kind == "gguf":
-        from skydraft.engines.llamacpp import LlamaCppEngine
-
-        return LlamaCppEngine(path, options, name=spec)
-    if _model_type(path) in ("qwen2_5_omni", "qwen2_5_omni_thinker"):
-        from skydraft.engines.transformers_omni import OmniEngine
-
-        return OmniEngine(path, options, name=spec)
-    from skydraft.engines.transformers_text import TransformersEngine
-
-    return TransformersEngine(path, options, name=spec)
+# How an engine is used, whatever runs inside: every engine takes these.
+_FOR_ALL = {"context_len", "max_sequences", "shared_cache", "profile_path", "probe_again"}
 
 
-def _model_type(path: Path) -> str:
-    """What a checkpoint says it is; "" where it does not, which is for its engine to refuse."""
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """How models of one sort are known and opened.
+
+    `what` is a noun phrase for messages. `open` gets the model as the user wrote it, its path, and options; for
+    NAME:REST the path is REST, which need not exist. `takes` names the fields of EngineOptions that apply besides those
+    of every engine. `claims` tells whether a file or folder is of this sort; without it only NAME:REST is. A `general`
+    one is asked last. Libraries are imported by `open`: the modules of all kinds are imported to find the right one.
+    """
+
+    what: str
+    open: Callable[[str, Path, EngineOptions], Engine]
+    takes: frozenset[str] = frozenset()
+    claims: Callable[[Path], bool] | None = None
+    general: bool = False
+
+    def __post_init__(self) -> None:
+        if unknown := self.takes - {field.name for field in fields(EngineOptions)}:
+            raise ValueError(f"EngineOptions has no {min(unknown)}")
+
+
+def engine_names() -> frozenset[str]:
+    """What may stand before the colon of a model's name: plug-ins, and those of our engines that claim no files."""
+    entries = _entries().items()
+    return frozenset(name for name, entry in entries if not _is_ours(entry) or _load(entry).claims is None)
+
+
+def open_engine(kind: str, spec: str, path: Path | None, options: EngineOptions) -> Engine:
+    """Open a model: with a path by the engine that claims it, without one by the engine whose name is `kind`.
+
+    Raises BrokenModel, MissingDependency or OptionError.
+    """
+    entries = _entries()
+    found = _load(entries[kind]) if path is None else _claiming(spec, path, list(entries.values()))
+    for field in fields(EngineOptions):
+        if getattr(options, field.name) != field.default and field.name not in _FOR_ALL | found.takes:
+            option = "--" + field.name.removeprefix("num_").replace("_", "-")
+            raise OptionError(f"{option} does not apply to {spec}, which is {found.what}.", hint=f"Remove {option}.")
+    return found.open(spec, path or Path(spec.partition(":")[2]), options)
+
+
+def _entries() -> dict[str, EntryPoint]:
+    """All engines by name, plug-ins first. A name that is ours stays ours."""
+    # Not by `entry_points`, which reads the first metadata of a package that it finds: old ones, in a source folder.
+    found = (entry for package in distributions() for entry in package.entry_points)
+    entries = sorted((entry for entry in found if entry.group == "skydraft.engines"), key=_is_ours)
+    if not any(map(_is_ours, entries)):
+        raise MissingDependency(
+            "The installed package skydraft does not name its engines: it was installed from an older version.",
+            hint="Reinstall it; in its source folder: pip install -e .",
+        )
+    return {entry.name: entry for entry in entries}
+
+
+def _is_ours(entry: EntryPoint) -> bool:
+    return entry.module.startswith("skydraft.engines.")
+
+
+def _load(entry: EntryPoint) -> EngineKind:
     try:
-        return str(json.loads((path / "config.json").read_text())["model_type"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        kind = entry.load()
+    except Exception as error:
+        raise MissingDependency(
+            f"The engine {entry.name} ({entry.value}) does not load ({type(error).__name__}: {first_line(error)}).",
+            hint="Reinstall its package, or uninstall it.",
+        ) from error
+    if not isinstance(kind, EngineKind):
+        raise MissingDependency(f"The engine {entry.name} ({entry.value}) is not an EngineKind.", hint="Update it.")
+    return kind
 
 
-_TAKEN: dict[str, set[str]] = {
-    "toy": set(),
-    "gguf": {"num_threads", "gpu_layers"},
-    "folder": {"num_threads", "device", "dtype", "quantization"},
-}
+def _claiming(spec: str, path: Path, entries: list[EntryPoint]) -> EngineKind:
+    found = [kind for entry in entries if (kind := _claimed(entry, path))]
+    if not found:
+        raise BrokenModel(f"No engine opens {spec}.", hint="Give a .gguf file or a transformers checkpoint's folder.")
+    return min(found, key=lambda kind: kind.general)  # of equals the first
 
 
-def _check_applies(kind: str, spec: str, options: EngineOptions) -> None:
-    """Raise OptionError for an option that this kind of model cannot follow."""
-    default = EngineOptions()
-    for name in ("num_threads", "gpu_layers", "device", "dtype", "quantization"):
-        if name not in _TAKEN[kind] and getattr(options, name) != getattr(default, name):
-            option = "--" + name.removeprefix("num_").replace("_", "-")
-            what = {"toy": "a toy", "gguf": "a GGUF model", "folder": "a transformers checkpoint"}[kind]
-            raise OptionError(f"{option} cannot apply to {spec}, which is {what}.", hint="Leave it away.")
+def _claimed(entry: EntryPoint, path: Path) -> EngineKind | None:
+    try:
+        kind = _load(entry)
+        return kind if kind.claims and kind.claims(path) else None
+    except Exception:
+        if _is_ours(entry):
+            raise
+        return None  # a broken plug-in says so when it is asked for; it is in nobody's way

@@ -12,7 +12,9 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.base import Engine, RowProfile, Rows, Sequence
+from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.options import RowProfile
+from skydraft.engines.registry import EngineKind
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
 
@@ -65,8 +67,8 @@ class ToyEngine(Engine):
         context_len: int = 4096,
         name: str = "toy",
     ) -> None:
-        self.vocab = vocab
-        self.name = name
+        super().__init__(name)
+        self.vocab = self.own(vocab)
         self.context_len = context_len
         self._by_last = by_last
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
@@ -150,5 +152,8 @@ def open_toy(spec: str, context_len: int = 4096) -> ToyEngine:
     except ValueError:
         drift = -1.0
     if (option and key != "drift") or not 0 <= drift < float("inf"):
-        raise OptionError(f"'{spec}' is no toy model.", hint="Write toy, or toy:drift=0.4.")
+        raise OptionError(f"'{spec}' is not a toy model.", hint="Write toy, or toy:drift=0.4.")
     return random_toy(character_vocab(_TOY_CHARACTERS + _TOY_LATIN), drift=drift, name=spec, context_len=context_len)
+
+
+KIND = EngineKind("a toy", lambda spec, path, options: open_toy(spec, options.context_len))

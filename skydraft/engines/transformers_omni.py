@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.audio import SAMPLE_RATE
-from skydraft.engines.base import EngineOptions, Rows, Sequence
+from skydraft.engines.base import Rows, Sequence
 from skydraft.engines.checkpoint import first_line, load_library
-from skydraft.engines.transformers_text import Slot, TransformersEngine
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.registry import EngineKind
+from skydraft.engines.transformers_text import TAKES, Slot, TransformersEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, PromptError
-from skydraft.types import Media
+from skydraft.types import SAMPLE_RATE, Cost, Media
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class OmniEngine(TransformersEngine):
 
         Raises PromptError for audio of less than 30 ms, or whose features are not finite.
         """
+        self.turns.check()
         hop, window = self._extractor.hop_length, self._extractor.n_fft
         # The last frames reach beyond the clip: into zeros, as they do in the processor's 30 seconds or more.
         padded_len = (len(samples) + window + hop - 1) // hop * hop
@@ -83,6 +85,7 @@ class OmniEngine(TransformersEngine):
 
     def audio_tokens(self, media: Media) -> tuple[int, ...]:
         """The part of a prompt that stands for `media`, [num_tokens + 2]: its two marks included."""
+        self.turns.check()
         config = self._model.config
         return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
 
@@ -162,8 +165,7 @@ class OmniEngine(TransformersEngine):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         slot.rows, slot.media = rows, None
-        encode_ms = (time.perf_counter() - began) * 1e3
-        sequence.prefill_cost = replace(sequence.prefill_cost, encode_ms=encode_ms)
+        sequence.prefill_cost += Cost(encode_ms=(time.perf_counter() - began) * 1e3)
 
 
 def _check_config(path: Path) -> None:
@@ -172,10 +174,10 @@ def _check_config(path: Path) -> None:
         config = json.loads((path / "config.json").read_text())
         described = set(config.get("thinker_config", config))
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise BrokenModel(f"{path} has no config.json that can be read.", hint="Fetch it again.") from error
+        raise BrokenModel(f"{path} has no readable config.json.", hint="Fetch it again.") from error
     if missing := sorted({"audio_config", "text_config", "vision_config"} - described):
         raise BrokenModel(
-            f"The config.json in {path} describes no thinker: it has no {missing[0]}.",
+            f"The config.json in {path} does not describe a thinker: {missing[0]} is missing.",
             hint="Give a Qwen2.5-Omni checkpoint.",
         )
 
@@ -190,3 +192,20 @@ def _load_extractor(path: Path) -> Any:
             f"transformers cannot load the audio settings in {path}: {first_line(error)}",
             hint="Add its preprocessor_config.json.",
         ) from error
+
+
+def _claims(path: Path) -> bool:
+    """Whether it says that it is one; a checkpoint that says nothing is for the general engine to refuse."""
+    try:
+        model_type = json.loads((path / "config.json").read_text())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return model_type in ("qwen2_5_omni", "qwen2_5_omni_thinker")
+
+
+KIND = EngineKind(
+    "a Qwen2.5-Omni checkpoint",
+    lambda spec, path, options: OmniEngine(path, options, name=spec),
+    takes=TAKES,
+    claims=_claims,
+)

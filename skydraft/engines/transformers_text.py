@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from skydraft.engines.base import Engine, EngineOptions, RowProfile, Rows, Sequence
+from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.checkpoint import check_device, first_line, load_checkpoint, load_library, read_vocab
-from skydraft.engines.probe import PROBED_LEN, cpu_model, probe, remembered
+from skydraft.engines.fingerprint import weights_fingerprint
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.probe import cpu_model, profile_of
+from skydraft.engines.registry import EngineKind
 from skydraft.engines.vocab import TokenIds
-from skydraft.engines.weights import weights_fingerprint
 from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
@@ -43,8 +45,8 @@ class TransformersEngine(Engine):
     _needed: ClassVar[frozenset[str]] = frozenset({"position_ids", "past_key_values", "logits_to_keep"})
 
     def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
+        super().__init__(name or path.name)
         torch, _ = self._torch, self._transformers = load_library()
-        self.name = name or path.name
         self.path = path
         self.fingerprint = weights_fingerprint(self._weight_files())
         self._device = check_device(torch, options.device)
@@ -53,7 +55,7 @@ class TransformersEngine(Engine):
         model, tokenizer = load_checkpoint(path, self._model_class, self._device, options, unused=self._unused)
         self._model = model
         self._check_forward()
-        self.vocab = read_vocab(tokenizer, model.generation_config)
+        self.vocab = self.own(read_vocab(tokenizer, model.generation_config))
         config = model.config.get_text_config(decoder=True)
         if config.vocab_size < self.vocab.size:
             raise BrokenModel(
@@ -61,18 +63,13 @@ class TransformersEngine(Engine):
             )
         self.context_len = min(options.context_len, getattr(config, "max_position_embeddings", options.context_len))
         self._check_cache()
-        self._is_full_precision = (options.dtype, options.quantization) == ("float32", "none")
-        self._profile = remembered(self._profile_key(options), options.profile_path, self._measure)
-
-    def _measure(self) -> RowProfile:
-        profile = probe(self)
-        # 16 bits round most differences away, so rows that are equal in a probe need not be equal later.
-        return profile if self._is_full_precision else replace(profile, invariant_rows=1)
+        self.is_full_precision = (options.dtype, options.quantization) == ("float32", "none")
+        self._profile = profile_of(self, self._profile_key(options), options)
 
     def _check_forward(self) -> None:
         if missing := sorted(self._needed - set(signature(self._model.forward).parameters)):
             raise EngineError(
-                f"{self.name} is a {type(self._model).__name__}, whose forward takes no {missing[0]}.",
+                f"{self.name} is a {type(self._model).__name__}, whose forward does not take {missing[0]}.",
                 hint="Use a decoder-only model with attention.",
             )
 
@@ -93,18 +90,9 @@ class TransformersEngine(Engine):
         on_gpu = self._device.type == "cuda"
         processor = torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         versions = (torch.__version__, self._transformers.__version__)
-        probed_len = min(self.context_len, PROBED_LEN)
-        parts = (
-            probed_len,
-            self.path.resolve(),
-            *stats,
-            *versions,
-            self._device,
-            options.dtype,
-            options.quantization,
-            torch.get_num_threads(),
-        )
-        return "|".join(map(str, (*parts, cpu_model(), processor)))
+        how = (self._device, options.dtype, options.quantization, torch.get_num_threads())
+        parts = (self.context_len, self.path.resolve(), *stats, *versions, *how, cpu_model(), processor)
+        return "|".join(map(str, parts))
 
     def allocate(self) -> Slot:
         return Slot(self._new_cache())
@@ -168,9 +156,19 @@ class TransformersEngine(Engine):
             raise EngineError(f"The layers of a KV cache hold {sorted(lengths)} tokens.")
         return lengths.pop() if lengths else 0
 
-    def close(self) -> None:
+    def free(self) -> None:
         self._model = None
 
 
 def _written(slot: Slot) -> list[Any]:
     return [layer for layer in slot.cache.layers if getattr(layer, "keys", None) is not None]
+
+
+TAKES = frozenset({"num_threads", "device", "dtype", "quantization"})
+KIND = EngineKind(
+    "a transformers checkpoint",
+    lambda spec, path, options: TransformersEngine(path, options, name=spec),
+    takes=TAKES,
+    claims=Path.is_dir,
+    general=True,
+)

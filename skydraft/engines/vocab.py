@@ -65,10 +65,12 @@ class Vocab:
         bos_text: str = "",
         eos_text: str = "",
     ) -> None:
-        self._pieces = tuple(pieces)
+        self._names = tuple(pieces)
         self._encode = encode
-        self.size = len(self._pieces)
+        self.size = len(self._names)
         self.special_ids = frozenset(special_ids)
+        # What each token adds to a text: nothing, if it is special.
+        self.pieces = tuple(b"" if i in self.special_ids else name for i, name in enumerate(self._names))
         self.end_ids = frozenset(end_ids)
         self.chat_template = chat_template
         self.bos_text = bos_text
@@ -80,15 +82,15 @@ class Vocab:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text: none for a special token."""
-        return b"" if token_id in self.special_ids else self._pieces[token_id]
+        return self.pieces[token_id]
 
     def written(self, token_ids: Iterable[int]) -> str:
         """How tokens are written in a prompt, special ones by their names: `encode` reads them back."""
-        return b"".join(self._pieces[token_id] for token_id in token_ids).decode(errors="replace")
+        return b"".join(self._names[token_id] for token_id in token_ids).decode(errors="replace")
 
     def text_bytes(self, token_ids: Iterable[int]) -> bytes:
         """The bytes of several tokens, which may end inside a character."""
-        return b"".join(self.token_bytes(int(token_id)) for token_id in token_ids)
+        return b"".join(self.pieces[int(token_id)] for token_id in token_ids)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the tokens. An unfinished character at the end is left out, a wrong byte becomes U+FFFD."""
@@ -101,14 +103,14 @@ class Vocab:
         Which tokens are special is left out: llama.cpp calls some so by their looks, a tokenizer.json does not.
         """
         digest = hashlib.sha256(str(self.size).encode())
-        for piece in self._pieces:
+        for piece in self._names:
             digest.update(b" %d " % len(piece) + piece)
         return digest.hexdigest()[:32]
 
     @cached_property
     def classes(self) -> TokenClasses:
         """The class of every token; computed once, at the first use."""
-        return _classify([self.token_bytes(token_id) for token_id in range(self.size)])
+        return _classify(self.pieces)
 
 
 def check_same(draft: Vocab, target: Vocab) -> None:
@@ -134,7 +136,7 @@ def check_chinese(vocab: Vocab) -> None:
 _CJK_LEAD_BYTES = range(0xE4, 0xEA)  # first bytes of U+4000 to U+9FFF in UTF-8
 
 
-def _classify(pieces: list[bytes]) -> TokenClasses:
+def _classify(pieces: Sequence[bytes]) -> TokenClasses:
     masks = {name: np.zeros(len(pieces), bool) for name in ("content", "comma", "full_stop", "other", "frag", "ascii")}
     counts = {name: np.zeros(len(pieces), np.int16) for name in ("num", "lead", "tail")}
     first_char = np.zeros(len(pieces), np.int32)
@@ -164,11 +166,7 @@ def _classify(pieces: list[bytes]) -> TokenClasses:
 
 
 def _classify_text(
-    text: str,
-    token_id: int,
-    masks: dict[str, Mask],
-    counts: dict[str, npt.NDArray[np.int16]],
-    first_char: TokenIds,
+    text: str, token_id: int, masks: dict[str, Mask], counts: dict[str, npt.NDArray[np.int16]], first_char: TokenIds
 ) -> None:
     cjk = [is_cjk(char) for char in text]
     marks = [index for index, char in enumerate(text) if is_punctuation(char)]

@@ -1,31 +1,33 @@
 """Fitting a calibration: from texts of both models to the chance of disagreement, and from that to limits.
 
-A prompt is told twice, along what the target alone writes and along what the draft model alone writes. At each
+A prompt is labelled twice, along what the target alone writes and along what the draft model alone writes. At each
 position the draft model's signals and choice meet the target's choice: that is the truth.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.decoding.calibration import (
-    FEATURES,
-    MAX_BLOCK,
-    Calibration,
-    Curve,
-    CurvePoint,
-    Fitted,
-    PairSide,
-    features,
-)
+from skydraft import api
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.base import Engine
 from skydraft.errors import MissingDependency, PromptError
 from skydraft.evaluation.records import ScoreLine
+from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.workloads import Workload
+from skydraft.gating.calibration import FEATURES, MAX_BLOCK, Calibration, Curve, CurvePoint, Fitted, PairSide, features
+from skydraft.prompts.audio import load_audio
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import read_prompt
 from skydraft.types import Signals
 
 Floats = npt.NDArray[np.float64]
@@ -35,11 +37,12 @@ _LIMITS = (0.0, *np.geomspace(0.005, 20.0, 80).tolist())
 _KS = (1, 2, 3, 4, 5, 6, 8, MAX_BLOCK, 16, 32)
 
 
+_MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "edge"}
 _NO_LIMIT = CurvePoint(limit=0, agreement=1, calls_per_token=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LabelledText:
     """One text by positions: how sure the draft model was, and whether the target disagreed with its choice."""
 
     path: Literal["target", "draft"]
@@ -52,14 +55,14 @@ class Told:
         return 1 - sum(self.disagrees) / len(self.disagrees)
 
 
-def told(line: ScoreLine, path: Literal["target", "draft"]) -> Told:
+def labelled(line: ScoreLine, path: Literal["target", "draft"]) -> LabelledText:
     """A scored text as labelled positions."""
     signals = tuple(Signals(*found) for found in line.signals)
     disagrees = tuple(mine != theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
-    return Told(path, signals, disagrees)
+    return LabelledText(path, signals, disagrees)
 
 
-def table(texts: Iterable[Told]) -> tuple[Floats, npt.NDArray[np.bool_]]:
+def table(texts: Iterable[LabelledText]) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """(features [num_positions, len(FEATURES)], whether the target disagreed [num_positions])."""
     texts = list(texts)
     rows = [features(signals) for text in texts for signals in text.signals]
@@ -78,12 +81,12 @@ def sklearn_linear() -> Any:
     return linear_model
 
 
-def fit_weights(texts: Sequence[Told]) -> tuple[tuple[float, ...], float]:
+def fit_weights(texts: Sequence[LabelledText]) -> tuple[tuple[float, ...], float]:
     """(weights, bias) on raw features, by logistic regression on standardised ones. Raises PromptError for too few."""
     rows, disagrees = table(texts)
     if len(rows) < _MIN_TOKENS or not 0 < disagrees.sum() < len(rows):
         raise PromptError(
-            f"{len(rows)} tokens with {int(disagrees.sum())} disagreements are too little to calibrate by.",
+            f"{len(rows)} tokens with {int(disagrees.sum())} disagreements are too few to calibrate with.",
             hint=f"Give more prompts: at least {_MIN_TOKENS} tokens, with some disagreements.",
         )
     mean, scale = rows.mean(0), np.maximum(rows.std(0), 1e-9)
@@ -93,7 +96,7 @@ def fit_weights(texts: Sequence[Told]) -> tuple[tuple[float, ...], float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Replay:
     """What a policy gives along a text: tokens, disagreements left in it, escalations, drafted tokens."""
 
     num_tokens: int
@@ -110,13 +113,13 @@ def walk(
     *,
     adds: bool = True,
     ends: bool = True,
-) -> Outcome:
-    """Replay a gate along a text, a block ending where its risk passes the limit.
+) -> Replay:
+    """Replay a gate along a text, a block ending where its risk exceeds the limit.
 
     The risk of a block is the sum over its tokens, as the calibrated gate has it; or, unless `adds`, the highest of
     them, which is a threshold on single tokens. Unless `ends`, blocks are drafted to their full length.
 
-    Simulated: the text goes on as it was told, while in a real run it goes another way after a disagreement
+    Simulated: the text goes on as it was recorded, while in a real run it goes another way after a disagreement
     that was skipped. So the curve it gives is checked by real runs (`bench.gates`).
     """
     base = num_wrong = num_calls = num_drafted = 0
@@ -134,10 +137,10 @@ def walk(
         else:
             num_wrong += len(wrong)
             base += length
-    return Outcome(len(risks), num_wrong, num_calls, num_drafted)
+    return Replay(len(risks), num_wrong, num_calls, num_drafted)
 
 
-def curve(texts: Sequence[Told], risk_of: Sequence[Sequence[float]], k: int) -> Curve:
+def curve(texts: Sequence[LabelledText], risk_of: Sequence[Sequence[float]], k: int) -> Curve:
     """Agreement and calls for a range of limits with blocks of up to `k`, over the texts along the target's path."""
     points = []
     lowest = 1.0
@@ -165,27 +168,47 @@ def auroc(scores: Floats, disagrees: npt.NDArray[np.bool_]) -> float:
     return float((ranks[disagrees].sum() - num_wrong * (num_wrong + 1) / 2) / (num_wrong * num_right))
 
 
+def label_texts(
+    edge: Engine, cloud: Engine, workload: Workload, max_new_tokens: int, on_done: Callable[[], None]
+) -> list[LabelledText]:
+    """Have both models answer the prompts alone, greedily, and label the texts; `on_done` is called after each."""
+    params = DecodingParams(max_new_tokens=max_new_tokens)
+    scorer = Scorer(edge, cloud, params)
+    texts: list[LabelledText] = []
+    for entry in workload.prompts:
+        audio = load_audio(entry.audio) if entry.audio else None
+        messages = asked(entry.prompt)
+        alone = []
+        for path, mode in _MODE_OF.items():
+            request = GenerateRequest(messages, make_plan(mode), params, audio=audio)
+            alone.append((path, api.start(request, edge=edge, cloud=cloud).run().token_ids))
+        prompts = read_prompt(edge, messages, audio)
+        texts += [labelled(scorer.score(entry.id, prompts, token_ids), path) for path, token_ids in alone]
+        scorer.close()  # its sequences' seats are for the next generation
+        on_done()
+    return texts
+
+
 def fit(
-    texts: Sequence[Told], draft: PairSide, target: PairSide, *, workload: str, sha256: str, date: str,
-    num_prompts: int, max_new_tokens: int,
-) -> Calibration:  # fmt: skip
-    """The calibration of a pair. Raises PromptError where there is too little to fit."""
+    texts: Sequence[LabelledText], draft: Engine, target: Engine, workload: Workload, max_new_tokens: int
+) -> Calibration:
+    """The calibration of a pair, from labelled texts of a workload. Raises PromptError for too few."""
     weights, bias = fit_weights(texts)
     rows, disagrees = table(texts)
     scores = rows @ np.array(weights) + bias
     ours = [text for text in texts if text.path == "target"]
     about = Fitted(
-        workload=workload,
-        sha256=sha256,
-        num_prompts=num_prompts,
+        workload=workload.name,
+        sha256=workload.sha256,
+        num_prompts=len(workload.prompts),
         num_tokens=len(rows),
-        date=date,
+        date=datetime.now(UTC).date().isoformat(),
         max_new_tokens=max_new_tokens,
         auroc=round(auroc(scores, disagrees), 4),
     )
     bare = Calibration(
-        draft=draft,
-        target=target,
+        draft=PairSide(name=draft.name, fingerprint=draft.fingerprint),
+        target=PairSide(name=target.name, fingerprint=target.fingerprint),
         features=FEATURES,
         weights=tuple(round(weight, 5) for weight in weights),
         bias=round(bias, 5),
@@ -194,3 +217,9 @@ def fit(
     )
     risks = [[bare.risk(signals) for signals in text.signals] for text in ours]
     return bare.model_copy(update={"curves": tuple(curve(ours, risks, k) for k in _KS)})
+
+
+def alone_agreement(texts: Sequence[LabelledText]) -> tuple[float, int]:
+    """(agreement of the draft model with the target along its own texts, tokens of these)."""
+    flags = [wrong for text in texts if text.path == "draft" for wrong in text.disagrees]
+    return 1 - sum(flags) / len(flags), len(flags)

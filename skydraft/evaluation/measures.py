@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from skydraft.decoding.stats import token_gaps
 from skydraft.evaluation.records import GenerationLine, ScoreLine
-from skydraft.evaluation.stats import token_gaps
-from skydraft.evaluation.text import TextIndicators
+from skydraft.evaluation.text_indicators import TextIndicators
+from skydraft.types import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class Case:
 
     @property
     def num_escalated(self) -> int:
-        return sum(entry.outcome == "verified" for entry in self.generation.rounds)
+        return sum(record.outcome == "verified" for record in self.generation.records)
 
 
-Pair = tuple[float, float]
+Fraction = tuple[float, float]  # above and below the line
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,63 +45,66 @@ class Measure:
     label: str
     unit: str
     convention: str
-    count: Callable[[Case], Pair]
+    count: Callable[[Case], Fraction]
     digits: int = 3
 
 
-def _rounds(case: Case, name: str) -> float:
-    return float(sum(getattr(entry, name) for entry in case.generation.rounds))
+Field = Callable[[StepRecord], float]
 
 
-def _verified(case: Case, name: str) -> float:
-    return float(sum(getattr(entry, name) for entry in case.generation.rounds if entry.outcome == "verified"))
+def _rounds(case: Case, field: Field) -> float:
+    return float(sum(map(field, case.generation.records)))
 
 
-def _agreement(case: Case) -> Pair:
+def _verified(case: Case, field: Field) -> float:
+    return float(sum(field(record) for record in case.generation.records if record.outcome == "verified"))
+
+
+def _agreement(case: Case) -> Fraction:
     if case.score is None:
         return 0, 0
     ids = zip(case.score.choices, case.score.token_ids, strict=True)
     return sum(choice == token_id for choice, token_id in ids), case.num_tokens
 
 
-def _nll(case: Case) -> Pair:
+def _nll(case: Case) -> Fraction:
     return (sum(case.score.nll), case.num_tokens) if case.score else (0, 0)
 
 
-def _per_token(name: str) -> Callable[[Case], Pair]:
-    return lambda case: (_rounds(case, name), case.num_tokens) if case.generation.rounds else (0, 0)
+def _per_token(field: Field) -> Callable[[Case], Fraction]:
+    return lambda case: (_rounds(case, field), case.num_tokens) if case.generation.rounds else (0, 0)
 
 
-def _calls(case: Case) -> Pair:
+def _calls(case: Case) -> Fraction:
     return (case.num_escalated, case.num_tokens) if case.generation.rounds else (0, 0)
 
 
-def _bytes(case: Case) -> Pair:
+def _bytes(case: Case) -> Fraction:
     if case.generation.link_ms is None:
         return 0, 0
-    return _rounds(case, "bytes_up") + _rounds(case, "bytes_down"), case.num_tokens
+    return _rounds(case, lambda r: r.link.bytes_up + r.link.bytes_down), case.num_tokens
 
 
-def _overhead(case: Case) -> Pair:
+def _overhead(case: Case) -> Fraction:
     records = case.generation.records
     return sum(record.overhead_ms for record in records), len(records)
 
 
-def _ttft(case: Case) -> Pair:
-    rounds = case.generation.rounds
-    return (rounds[0].ended_ms, 1) if rounds else (0, 0)
+def _ttft(case: Case) -> Fraction:
+    records = case.generation.records
+    return (records[0].ended_ms, 1) if records else (0, 0)
 
 
-def _gaps(case: Case) -> Pair:
+def _gaps(case: Case) -> Fraction:
     gaps = token_gaps(case.generation.records)
     return sum(gaps), len(gaps)
 
 
-def _same_as_cloud(case: Case) -> Pair:
+def _same_as_cloud(case: Case) -> Fraction:
     return (0, 0) if case.cloud_ids is None else (case.generation.token_ids == case.cloud_ids, 1)
 
 
-def _repeats(n: int) -> Callable[[Case], Pair]:
+def _repeats(n: int) -> Callable[[Case], Fraction]:
     return lambda case: (case.indicators.num_repeats[n], case.indicators.num_ngrams[n])
 
 
@@ -116,17 +120,17 @@ MEASURES = (
             "escalated rounds / generated tokens; the target alone makes one a token, though a stream carries many in "
             "one call", _calls),
     Measure("target_passes_per_token", "target passes", "/token",
-            "forwards of the target after its prefill / generated tokens", _per_token("num_passes")),
+            "forwards of the target after its prefill / generated tokens", _per_token(lambda r: r.target.num_passes)),
     Measure("target_rows_per_token", "target rows", "/token",
-            "rows in those forwards / generated tokens", _per_token("num_rows")),
+            "rows in those forwards / generated tokens", _per_token(lambda r: r.target.num_rows)),
     Measure("acceptance_rate", "acceptance", "", "accepted / drafted tokens, over escalated blocks only",
-            lambda case: (_verified(case, "num_accepted"), _verified(case, "num_draft"))),
+            lambda case: (_verified(case, lambda r: r.num_accepted), _verified(case, lambda r: r.num_draft))),
     Measure("mean_acceptance_length", "tokens an escalated round", "",
             "tokens committed per escalated round, the recovered or bonus token included",
-            lambda case: (_verified(case, "num_committed"), case.num_escalated)),
+            lambda case: (_verified(case, lambda r: r.num_committed), case.num_escalated)),
     Measure("audited_agreement", "audited agreement", "",
             "share of skipped tokens seen by the target later that it would have written too",
-            lambda case: (_rounds(case, "num_agreed"), _rounds(case, "num_audited"))),
+            lambda case: (_rounds(case, lambda r: r.num_agreed), _rounds(case, lambda r: r.num_audited))),
     Measure("tokens_per_s", "speed", "tokens/s", "generated tokens / wall time, prefill of both sides included",
             lambda case: (1e3 * case.num_tokens, case.generation.wall_ms), 2),
     Measure("ttft_ms", "time to first token", "ms",
@@ -134,9 +138,9 @@ MEASURES = (
     Measure("itl_ms", "inter-token latency", "ms",
             "mean gap between tokens after the first round; the gap before a round is shared by its tokens", _gaps, 1),
     Measure("draft_ms_per_token", "draft model", "ms/token",
-            "time inside forwards of the draft model, prefill included", _per_token("draft_ms"), 1),
+            "time inside forwards of the draft model, prefill included", _per_token(lambda r: r.draft.forward_ms), 1),
     Measure("target_ms_per_token", "target model", "ms/token", "time inside forwards of the target, prefill included",
-            _per_token("forward_ms"), 1),
+            _per_token(lambda r: r.target.forward_ms), 1),
     Measure("overhead_ms_per_round", "overhead", "ms/round",
             "wall time of a round less model forwards, queue and wire", _overhead, 2),
     Measure("bytes_per_token", "payload", "bytes/token",
@@ -152,8 +156,8 @@ MEASURES = (
             lambda case: (case.indicators.num_doubles, case.indicators.num_chars), 4),
     Measure("ends_sentence", "ends at a sentence end", "", "share of texts",
             lambda case: (case.indicators.ends_sentence, 1), 2),
-    Measure("loops", "loops", "/text", "cycles of 1 to 8 tokens that went round at least twice, few distinct ones; a "
-            "single token from four in a row", lambda case: (case.indicators.num_loops, 1), 2),
+    Measure("cycles", "repeated cycles", "/text", "cycles of 1 to 8 tokens that went round at least twice, few "
+            "distinct ones; a single token from four in a row", lambda case: (case.indicators.num_cycles, 1), 2),
     Measure("rouge_l", "ROUGE-L", "", "F1 of the longest common subsequence over characters (words where a text has no "
             "CJK), best reference, mean over texts",
             lambda case: (0, 0) if case.rouge_l is None else (case.rouge_l, 1)),

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from skydraft.errors import RecordsError
-from skydraft.types import EndedBy, FinishReason, Origin, Outcome, Round, Signals, StepRecord, VerifyCost
+from skydraft.config import Execution
+from skydraft.errors import OptionError, RecordsError
+from skydraft.evaluation.modes import Mode
+from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
-SCHEMA = 1
+SCHEMA: Literal[2] = 2
 
 
 class _Line(BaseModel):
@@ -45,11 +47,11 @@ class ModelEntry(_Line):
 class RunLine(_Line):
     """What was run, on what. `links` are the emulated round trips in milliseconds; None is no link at all.
 
-    `overrides` are decoding parameters that differ from the defaults, `calibration` the hash of the one that was used.
+    `modes` are resolved: plans and parameters as they were then. `calibration` is the hash of the one that was used.
     """
 
     kind: Literal["run"] = "run"
-    schema_number: Literal[1] = Field(default=1, alias="schema")
+    schema_number: Literal[2] = Field(default=SCHEMA, alias="schema")
     started: str
     machine: str
     versions: dict[str, str]
@@ -57,11 +59,9 @@ class RunLine(_Line):
     draft: ModelEntry
     target: ModelEntry
     vocab_fingerprint: str
-    execution: str
-    modes: tuple[str, ...]
+    execution: Execution
+    modes: tuple[Mode, ...]
     repetitions: int
-    max_new_tokens: int
-    overrides: dict[str, Any]
     workload: str
     workload_sha256: str
     prompts: tuple[PromptEntry, ...]
@@ -75,64 +75,19 @@ class RunLine(_Line):
 
 
 class RoundEntry(_Line):
-    """A round: what StepRecord has, the cost flat beside it, and the draft with its signals (entropy, margin, top)."""
+    """A round: its record, and the draft with its signals (entropy, margin, top probability)."""
 
-    base: int
-    num_draft: int
-    num_accepted: int
-    num_committed: int = Field(ge=1)
-    outcome: Outcome
-    reason: str
+    record: StepRecord
     ended_by: EndedBy
-    draft_ms: float
-    wall_ms: float
-    ended_ms: float
-    num_passes: int
-    num_rows: int
-    forward_ms: float
-    prefill_ms: float
-    queue_ms: float
-    rtt_ms: float
-    bytes_up: int
-    bytes_down: int
-    num_audited: int
-    num_agreed: int
-    encode_ms: float = 0.0
-    draft_prefill_ms: float = 0.0
-    draft_encode_ms: float = 0.0
     draft_ids: tuple[int, ...]
     signals: tuple[tuple[float, float, float], ...]
 
-    def record(self, number: int) -> StepRecord:
-        """The record of the round, which was the `number`th."""
-        cost = VerifyCost(
-            self.num_passes,
-            self.num_rows,
-            self.forward_ms,
-            self.prefill_ms,
-            self.queue_ms,
-            self.rtt_ms,
-            self.bytes_up,
-            self.bytes_down,
-            self.encode_ms,
-        )
-        return StepRecord(
-            number,
-            self.base,
-            self.num_draft,
-            self.num_accepted,
-            self.num_committed,
-            self.outcome,
-            self.reason,
-            self.draft_ms,
-            self.wall_ms,
-            self.ended_ms,
-            cost,
-            self.num_audited,
-            self.num_agreed,
-            self.draft_prefill_ms,
-            self.draft_encode_ms,
-        )
+    @field_validator("record")
+    @classmethod
+    def _check(cls, record: StepRecord) -> StepRecord:
+        if record.num_committed < 1:
+            raise ValueError("a round commits at least one token")
+        return record
 
 
 class GenerationLine(_Line):
@@ -159,7 +114,7 @@ class GenerationLine(_Line):
     @property
     def records(self) -> tuple[StepRecord, ...]:
         """The rounds as records."""
-        return tuple(entry.record(number) for number, entry in enumerate(self.rounds))
+        return tuple(entry.record for entry in self.rounds)
 
 
 class ScoreLine(_Line):
@@ -195,12 +150,8 @@ class Records(_Line):
 
 def round_entry(done: Round) -> RoundEntry:
     """A committed round as it is written."""
-    record, cost = done.record, done.record.cost
-    flat = {name: getattr(record, name) for name in RoundEntry.model_fields if hasattr(record, name)}
-    flat |= {name: getattr(cost, name) for name in RoundEntry.model_fields if hasattr(cost, name)}
-    flat |= {name: round(value, 3) for name, value in flat.items() if isinstance(value, float)}
     signals = tuple(signals_entry(signals) for signals in done.block.signals)
-    return RoundEntry(**flat, ended_by=done.block.ended_by, draft_ids=done.block.token_ids, signals=signals)
+    return RoundEntry(record=done.record, ended_by=done.block.ended_by, draft_ids=done.block.token_ids, signals=signals)
 
 
 def signals_entry(signals: Signals) -> tuple[float, float, float]:
@@ -212,7 +163,7 @@ def read_records(path: Path) -> Records:
     """All complete lines. A last line that was cut off by an interruption is left out. Raises RecordsError."""
     lines = list(_parse(path))
     if not lines or not isinstance(lines[0], RunLine):
-        raise RecordsError(f"{path} does not begin with the line that says what was run.")
+        raise RecordsError(f"{path} does not begin with a line that says what was run.")
     if sum(isinstance(line, RunLine) for line in lines) > 1:
         raise RecordsError(f"{path} holds more than one run.")
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
@@ -244,22 +195,27 @@ def _parse_line(path: Path, number: int, line: bytes) -> RunLine | GenerationLin
     except UnicodeDecodeError as error:
         raise RecordsError(f"Line {number} of {path} is not UTF-8.") from error
     except json.JSONDecodeError as error:
-        raise RecordsError(f"Line {number} of {path} is no JSON: {error.msg}.", hint="Is the file whole?") from error
-    schema = found.get("schema") if isinstance(found, dict) else None
-    if isinstance(schema, int) and schema > SCHEMA:
         raise RecordsError(
-            f"{path} has schema {schema}, and this version reads up to {SCHEMA}.", hint="Use a newer skydraft."
+            f"Line {number} of {path} is not valid JSON: {error.msg}.", hint="Is the file whole?"
+        ) from error
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if isinstance(schema, int) and schema != SCHEMA:
+        way = "a newer" if schema > SCHEMA else "an older"
+        raise RecordsError(
+            f"{path} has schema {schema}, and this version reads schema {SCHEMA}.", hint=f"Use {way} skydraft."
         )
     try:
         return _ADAPTER.validate_python(found)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise RecordsError(f"Line {number} of {path} is no record: {where}: {first['msg']}.") from error
+        raise RecordsError(f"Line {number} of {path} is not a valid record: {where}: {first['msg']}.") from error
+    except OptionError as error:  # a plan or parameters that cannot be
+        raise RecordsError(f"Line {number} of {path} is not a valid record: {error.message}") from error
 
 
 def _check_references(path: Path, records: Records) -> None:
-    prompts, modes = {prompt.id for prompt in records.run.prompts}, set(records.run.modes)
+    prompts, modes = {prompt.id for prompt in records.run.prompts}, {mode.name for mode in records.run.modes}
     lines: tuple[GenerationLine | ScoreLine, ...] = (*records.generations, *records.scores)
     for line in lines:
         if line.prompt not in prompts:
@@ -278,13 +234,25 @@ def _lengths(line: GenerationLine | ScoreLine) -> set[int]:
         lists = (line.token_ids, line.choices, line.choice_pieces, line.nll, line.signals, line.drafted)
         return {len(found) for found in lists}
     lengths = {len(line.token_ids), len(line.origins), len(line.pieces)}
-    return lengths | ({sum(entry.num_committed for entry in line.rounds)} if line.rounds else set())
+    return lengths | ({sum(record.num_committed for record in line.records)} if line.rounds else set())
 
 
 def write_line(file: TextIO, line: BaseModel) -> None:
-    """Append a line and make sure that it is there."""
-    file.write(line.model_dump_json(by_alias=True) + "\n")
+    """Append a line and make sure that it is there. What was asked for stays as it is; what was measured is rounded."""
+    found = line.model_dump(mode="json", by_alias=True)
+    if isinstance(line, GenerationLine):
+        found |= {"wall_ms": round(line.wall_ms, 5), "rounds": _rounded(found["rounds"])}
+    file.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
     file.flush()
+
+
+def _rounded(value: Any) -> Any:
+    """Times to the microsecond, and no more digits of anything than it has."""
+    if isinstance(value, float):
+        return round(value, 5)
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def drop_cut_line(path: Path) -> None:

@@ -12,16 +12,15 @@ from typing import Any, Generic, TypeVar
 import array_api_compat
 import numpy as np
 
+from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
-from skydraft.decoding.choose import Chooser
-from skydraft.decoding.drafting import roll_back
-from skydraft.decoding.precision import at_least_float32
-from skydraft.decoding.question import Prompt, Question
-from skydraft.decoding.signals import measure
-from skydraft.engines.base import Engine
+from skydraft.engines.base import Engine, at_least_float32
 from skydraft.engines.base import Sequence as EngineSequence
 from skydraft.engines.vocab import TokenIds
 from skydraft.evaluation.records import ScoreLine, signals_entry
+from skydraft.gating.signals import measure
+from skydraft.prompts.pair import PromptPair
+from skydraft.types import Prompt
 
 Finding = TypeVar("Finding")
 
@@ -48,14 +47,14 @@ class Scorer:
         self._draft, self._target = draft, target
         self._style = style
         self._params = replace(params, temperature=0.0)
-        self._question: Question | None = None
+        self._prompts: PromptPair | None = None
         self._sides: tuple[_Side[_Drafted], _Side[_Judged]] | None = None
 
-    def score(self, prompt: str, question: Question, token_ids: tuple[int, ...]) -> ScoreLine:
-        """The line about one text that answers the question called `prompt`."""
-        if self._sides is None or question != self._question:
+    def score(self, prompt: str, prompts: PromptPair, token_ids: tuple[int, ...]) -> ScoreLine:
+        """The line about one text that answers `prompts`, whose id is `prompt`."""
+        if self._sides is None or prompts != self._prompts:
             self.close()
-            self._open(question)
+            self._open(prompts)
         assert self._sides is not None
         drafted, judged = self._sides[0].findings(token_ids), self._sides[1].findings(token_ids)
         vocab = self._target.vocab
@@ -70,12 +69,12 @@ class Scorer:
             drafted=tuple(found.choice for found in drafted),
         )
 
-    def _open(self, question: Question) -> None:
-        self._question = question
-        judge = Chooser(self._params, self._target.vocab, len(question.target.token_ids))
-        drafter = Chooser(self._params, self._draft.vocab, len(question.edge.token_ids))
-        drafts = _Side(self._draft, question.edge, lambda row, prefix, _: _drafted(drafter, row, prefix))
-        judges = _Side(self._target, question.target, lambda row, prefix, token: _judged(judge, row, prefix, token))
+    def _open(self, prompts: PromptPair) -> None:
+        self._prompts = prompts
+        judge = Chooser(self._params, self._target.vocab, len(prompts.target.token_ids))
+        drafter = Chooser(self._params, self._draft.vocab, len(prompts.edge.token_ids))
+        drafts = _Side(self._draft, prompts.edge, lambda row, prefix, _: _drafted(drafter, row, prefix))
+        judges = _Side(self._target, prompts.target, lambda row, prefix, token: _judged(judge, row, prefix, token))
         self._sides = drafts, judges
 
     def close(self) -> None:
@@ -106,7 +105,7 @@ class _Side(Generic[Finding]):
         self._last = whole
         # The row that follows length n is the one of token n - 1.
         base = len(self._prompt_ids) + known
-        roll_back(self._sequence, whole[:base])
+        self._sequence.align(whole[:base])
         for start in range(base - 1, len(whole) - 1, self._engine.invariant_rows):
             rows = self._sequence.extend(whole[start : min(start + self._engine.invariant_rows, len(whole) - 1)])
             for index, row in enumerate(rows, start + 1):

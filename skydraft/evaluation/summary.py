@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.decoding.adaptive import expected_tokens
-from skydraft.evaluation import references, theory
+from skydraft.decoding.cost_model import expected_tokens, measured_alpha
+from skydraft.decoding.stats import percentile, token_gaps
+from skydraft.evaluation import references
 from skydraft.evaluation.bootstrap import LEVEL, NUM_RESAMPLES, Floats, Resamples
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
-from skydraft.evaluation.modes import Mode, parse_mode
+from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import GenerationLine, PromptEntry, Records, ScoreLine
-from skydraft.evaluation.stats import percentile, token_gaps
-from skydraft.evaluation.text import indicators
+from skydraft.evaluation.text_indicators import indicators
 
 SCHEMA = 1
 
@@ -53,10 +53,12 @@ class Setting:
     @cached_property
     def whole_blocks(self) -> tuple[int, list[int]]:
         """(k, accepted drafts of each escalated block of that length), blocks cut short by an end left out."""
-        entries = [entry for case in self.all_cases for entry in case.generation.rounds if entry.outcome == "verified"]
-        k = max((entry.num_draft for entry in entries), default=0)
-        whole = [entry for entry in entries if entry.num_draft == k and entry.num_committed > entry.num_accepted]
-        return k, [entry.num_accepted for entry in whole]
+        verified = [
+            record for case in self.all_cases for record in case.generation.records if record.outcome == "verified"
+        ]
+        k = max((record.num_draft for record in verified), default=0)
+        whole = [record for record in verified if record.num_draft == k and record.num_committed > record.num_accepted]
+        return k, [record.num_accepted for record in whole]
 
 
 class Findings:
@@ -65,7 +67,7 @@ class Findings:
     def __init__(self, records: Records) -> None:
         self.run = records.run
         self._scores = {(line.prompt, line.style, line.token_ids): line for line in records.scores}
-        self.modes = tuple(parse_mode(name) for name in self.run.modes)
+        self.modes = self.run.modes
         self._by_key: dict[tuple[str, str, float | None], list[GenerationLine]] = defaultdict(list)
         for line in records.generations:
             self._by_key[line.mode, line.prompt, line.link_ms].append(line)
@@ -90,7 +92,7 @@ class Findings:
         return self._by_key[mode.name, prompt.id, link_ms]
 
     def _case(self, mode: Mode, prompt: PromptEntry, line: GenerationLine) -> Case:
-        alone = next((self._by_key[m.name, prompt.id, None] for m in self.modes if _is_target(m, mode.style)), [])
+        alone = next((self._by_key[name, prompt.id, None] for name in self._alone(mode.style)), [])
         return Case(
             line,
             self.score(line, mode),
@@ -99,6 +101,10 @@ class Findings:
             references.rouge_l(line.text, prompt.references) if prompt.references else None,
         )
 
+    def _alone(self, style: str | None) -> list[str]:
+        """Names of the modes in which the target works alone under this style."""
+        return [mode.name for mode in self.modes if mode.is_target_alone and mode.style == style]
+
     def score(self, line: GenerationLine, mode: Mode) -> ScoreLine | None:
         """What the models think of the text of a generation, if it was scored."""
         return self._scores.get((line.prompt, mode.style, line.token_ids))
@@ -106,12 +112,6 @@ class Findings:
     def setting(self, name: str, link_ms: float | None = None) -> Setting | None:
         """The setting of a mode, if it was run."""
         return next((s for s in self.settings if s.mode.name == name and s.link_ms == link_ms), None)
-
-
-def _is_target(mode: Mode, style: str | None) -> bool:
-    """Whether a mode is the target alone under this style."""
-    plan = mode.plan
-    return plan is not None and plan.verifies and not plan.drafts and mode.style == style
 
 
 def summarize(findings: Findings) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) ->
 def _acceptance(setting: Setting) -> dict[str, Any] | None:
     """Acceptance by position beside what a constant acceptance would give, over whole escalated blocks."""
     k, accepted = setting.whole_blocks
-    alpha = theory.measured_alpha(accepted, k)
+    alpha = measured_alpha((num, k) for num in accepted)
     if not k or alpha is None:
         return None
     always = setting.mode.plan is not None and setting.mode.plan.gate.kind == "always"
@@ -196,7 +196,7 @@ def _acceptance(setting: Setting) -> dict[str, Any] | None:
         "num_blocks": len(accepted),
         "alpha": _rounded(alpha),
         "by_position": [_rounded(sum(n >= i for n in accepted) / len(accepted)) for i in range(1, k + 1)],
-        "theory": [_rounded(share) for share in theory.acceptance_by_position(alpha, k)],
+        "theory": [_rounded(alpha**n) for n in range(1, k + 1)],
         "rounds_per_token": _rounded(1 / per_round) if always else None,
         "rounds_per_token_theory": _rounded(1 / expected_tokens(alpha, k)) if always else None,
     }

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
+from skydraft.evaluation.records import PromptEntry
 
 
 class _Line(BaseModel):
@@ -25,23 +26,12 @@ class _Line(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt of a workload. `references` are texts that count as right answers, `audio` a recording, if any."""
-
-    id: str
-    prompt: str
-    category: str = ""
-    references: tuple[str, ...] = ()
-    audio: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
     """The prompts of a file, and the hash of what it held."""
 
     name: str
     sha256: str
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[PromptEntry, ...]
 
 
 def read_prompts(
@@ -71,23 +61,29 @@ def read_prompts(
     return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(chosen))
 
 
-def _read_json(path: Path, number: int, line: str) -> Prompt:
+def _read_json(path: Path, number: int, line: str) -> PromptEntry:
     try:
         found = _Line.model_validate(json.loads(line))
     except json.JSONDecodeError as error:
-        raise PromptError(f"Line {number} of {path} is no JSON: {error.msg}.") from error
+        raise PromptError(f"Line {number} of {path} is not valid JSON: {error.msg}.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise PromptError(
-            f"Line {number} of {path} is no prompt: {where}: {first['msg']}.", hint='It needs at least {"prompt": "…"}.'
+            f"Line {number} of {path} is not a prompt: {where}: {first['msg']}.",
+            hint='It needs at least {"prompt": "…"}.',
         ) from error
     if not found.prompt.strip() and not found.audio:
         raise PromptError(f"Line {number} of {path} has neither a prompt nor audio.")
     references = found.references + ((found.reference,) if found.reference else ())
-    audio = path.parent / found.audio if found.audio else None
-    return Prompt(found.id or f"line-{number}", found.prompt or CAPTION_PROMPT, found.category, references, audio)
+    return PromptEntry(
+        id=found.id or f"line-{number}",
+        prompt=found.prompt or CAPTION_PROMPT,
+        category=found.category,
+        references=references,
+        audio=str(path.parent / found.audio) if found.audio else None,
+    )
 
 
-def _read_plain(path: Path, number: int, line: str) -> Prompt:
-    return Prompt(f"line-{number}", line.strip())
+def _read_plain(path: Path, number: int, line: str) -> PromptEntry:
+    return PromptEntry(id=f"line-{number}", prompt=line.strip())

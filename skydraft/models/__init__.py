@@ -3,8 +3,9 @@
 from skydraft.models.cache import cache_dir
 from skydraft.models.fetch import fetch
 from skydraft.models.listing import Installed, installed, verify
-from skydraft.models.manifest import KnownModel, Pair, Part, default_pair, known_models, known_pairs
+from skydraft.models.manifest import KnownModel, KnownPair, Part, default_pair, known_models, known_pairs
 from skydraft.models.progress import Progress, no_progress, progress_on
+from skydraft.models.remove import remove
 from skydraft.models.resolve import EMBEDDED, ModelKind, ResolvedModel, resolve
 from skydraft.models.sources import PUBLIC_SOURCES, Sources
 
@@ -13,8 +14,8 @@ __all__ = [
     "PUBLIC_SOURCES",
     "Installed",
     "KnownModel",
+    "KnownPair",
     "ModelKind",
-    "Pair",
     "Part",
     "Progress",
     "ResolvedModel",
@@ -27,6 +28,7 @@ __all__ = [
     "known_pairs",
     "no_progress",
     "progress_on",
+    "remove",
     "resolve",
     "verify",
 ]

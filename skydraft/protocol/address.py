@@ -28,7 +28,9 @@ def parse_address(text: str) -> tuple[str, int]:
     bracketed = re.fullmatch(r"\[([^][]+)\]", host)
     bare = bracketed[1] if bracketed else host
     if not bare or re.search(r"[][/\s]", bare) or (":" in bare and not bracketed):
-        raise OptionError(f"'{text}' is no address of a server.", hint="Write HOST:PORT, such as cloud.example:7373.")
+        raise OptionError(
+            f"'{text}' is not the address of a server.", hint="Write HOST:PORT, for example cloud.example:7373."
+        )
     if not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
-        raise OptionError(f"'{port}' is no port.", hint="Write HOST:PORT, such as cloud.example:7373.")
+        raise OptionError(f"'{port}' is not a port.", hint="Write HOST:PORT, for example cloud.example:7373.")
     return host, int(port)

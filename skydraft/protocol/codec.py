@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from skydraft.config import DecodingParams
 from skydraft.errors import OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
-from skydraft.types import FinishReason, Media, Verdict, VerifyCost
+from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
@@ -34,12 +35,11 @@ _FINISH_OF = {number: reason for reason, number in _FINISH.items()}
 _EXECUTIONS: dict[str, pb.Execution] = {"exact": pb.EXECUTION_EXACT, "throughput": pb.EXECUTION_THROUGHPUT}
 _PARAM_NAMES = tuple(field.name for field in fields(DecodingParams))
 _DEFAULT_PARAMS = DecodingParams()
-Costed = pb.VerifyReply | pb.GenerateReply
 
 
-def digest(token_ids: npt.NDArray[np.int32]) -> int:
+def digest(*token_ids: npt.NDArray[np.int32]) -> int:
     """CRC-32 of ids as little-endian 32-bit integers: by it both sides notice that they hold different tokens."""
-    return zlib.crc32(token_ids.astype("<i4").tobytes())
+    return functools.reduce(lambda crc, ids: zlib.crc32(ids.astype("<i4").tobytes(), crc), token_ids, 0)
 
 
 def short_fingerprint(fingerprint: str) -> str:
@@ -86,6 +86,12 @@ def _checked(token_ids: Any) -> tuple[int, ...]:
     return ids
 
 
+def _named(session: int) -> int:
+    if not session:
+        raise ValueError("it names no session")
+    return session
+
+
 def _params_message(params: DecodingParams) -> pb.DecodingParams:
     changed = {name: getattr(params, name) for name in _PARAM_NAMES}
     return pb.DecodingParams(
@@ -94,6 +100,8 @@ def _params_message(params: DecodingParams) -> pb.DecodingParams:
 
 
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
+    if len(UnknownFieldSet(message)):  # ignored, it would change tokens silently
+        raise ValueError("it has a decoding option that this version does not know")
     given = {field.name: value for field, value in message.ListFields()}
     if "stop" in given:
         given["stop"] = tuple(given["stop"])
@@ -104,11 +112,11 @@ def _opening_message(opening: Opening) -> pb.Opening:
     return pb.Opening(
         model=opening.model,
         fingerprint=bytes.fromhex(opening.fingerprint),
-        prompt_ids=opening.prompt_ids,
+        prompt_ids=opening.prompt.token_ids,
         committed_ids=opening.committed_ids,
         params=_params_message(opening.params) if opening.params != _DEFAULT_PARAMS else None,
         top=opening.top,
-        media=_media_message(opening.media) if opening.media else None,
+        media=_media_message(opening.prompt.media) if opening.prompt.media else None,
     )
 
 
@@ -118,7 +126,7 @@ def _media_message(media: Media) -> pb.Media:
 
 def media_bytes(opening: Opening) -> int:
     """Bytes of speech features in an opening."""
-    return 2 * opening.media.features.size if opening.media else 0
+    return 2 * opening.prompt.media.features.size if opening.prompt.media else 0
 
 
 def _read_media(message: pb.Media) -> Media:
@@ -132,34 +140,30 @@ def _read_opening(message: pb.Opening) -> Opening:
     return Opening(
         model=message.model,
         fingerprint=message.fingerprint.hex(),
-        prompt_ids=_checked(message.prompt_ids),
+        prompt=Prompt(_checked(message.prompt_ids), _read_media(message.media) if message.HasField("media") else None),
         committed_ids=_checked(message.committed_ids),
         params=_read_params(message.params),
         top=message.top,
-        media=_read_media(message.media) if message.HasField("media") else None,
     )
 
 
-def _cost_fields(cost: VerifyCost) -> dict[str, int]:
-    return {
-        "num_extra_passes": max(cost.num_passes - 1, 0),
-        "num_rows": cost.num_rows,
-        "forward_10us": round(cost.forward_ms * 100),
-        "prefill_10us": round(cost.prefill_ms * 100),
-        "queue_10us": round(cost.queue_ms * 100),
-        "encode_10us": round(cost.encode_ms * 100),
-    }
+_TIMES = ("forward_ms", "queue_ms", "prefill_ms", "encode_ms")
 
 
-def _read_cost(message: Costed) -> VerifyCost:
-    return VerifyCost(
-        num_passes=message.num_extra_passes + 1,
-        num_rows=message.num_rows,
-        forward_ms=message.forward_10us / 100,
-        prefill_ms=message.prefill_10us / 100,
-        queue_ms=message.queue_10us / 100,
-        encode_ms=message.encode_10us / 100,
-    )
+def _cost_list(cost: Cost) -> list[int]:
+    numbers = [cost.num_passes - (cost.num_rows > 0), cost.num_rows]
+    numbers += [round(getattr(cost, name) * 100) for name in _TIMES]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
+
+
+def _read_cost(numbers: Sequence[int]) -> Cost:
+    if len(numbers) > 2 + len(_TIMES):
+        raise ValueError(f"a cost has no {len(numbers)} parts")
+    num_extra, num_rows, *times = (*numbers, *(0,) * (2 + len(_TIMES) - len(numbers)))
+    known = {name: time / 100 for name, time in zip(_TIMES, times, strict=True)}
+    return Cost(num_extra + (num_rows > 0), num_rows, **known)
 
 
 @_encoder
@@ -172,26 +176,20 @@ def encode_session_call(call: SessionCall) -> pb.OpenRequest:
 def decode_session_call(message: pb.OpenRequest) -> SessionCall:
     """The value of an OpenRequest or a GenerateRequest."""
     if not message.HasField("opening"):
-        raise ValueError("it opens nothing")
-    return SessionCall(message.session, message.epoch, _read_opening(message.opening))
+        raise ValueError("it has no opening")
+    return SessionCall(_named(message.session), message.epoch, _read_opening(message.opening))
 
 
 @_encoder
 def encode_opened(opened: Opened) -> pb.OpenReply:
     """Bytes of an OpenReply."""
-    return pb.OpenReply(
-        base=opened.base,
-        prefill_10us=round(opened.prefill_ms * 100),
-        encode_10us=round(opened.encode_ms * 100),
-    )
+    return pb.OpenReply(base=opened.base, cost=_cost_list(opened.cost))
 
 
 @_decoder(pb.OpenReply)
 def decode_opened(message: pb.OpenReply) -> Opened:
     """The value of an OpenReply."""
-    if message.base < 1:
-        raise ValueError("nothing is committed")
-    return Opened(message.base, message.prefill_10us / 100, message.encode_10us / 100)
+    return Opened(message.base, _read_cost(message.cost))
 
 
 @_encoder
@@ -212,7 +210,7 @@ def encode_verify_call(call: VerifyCall) -> pb.VerifyRequest:
 def decode_verify_call(message: pb.VerifyRequest) -> VerifyCall:
     """The value of a VerifyRequest."""
     call = VerifyCall(
-        session=message.session,
+        session=_named(message.session),
         epoch=message.epoch,
         base=message.base,
         catch_up_ids=_checked(message.catch_up_ids),
@@ -220,10 +218,10 @@ def decode_verify_call(message: pb.VerifyRequest) -> VerifyCall:
         digest=message.digest,
         opening=_read_opening(message.opening) if message.HasField("opening") else None,
     )
-    if call.base <= len(call.catch_up_ids):
-        raise ValueError(f"a base of {call.base} leaves nothing before {len(call.catch_up_ids)} catch-up tokens")
-    if call.opening and call.opening.base + len(call.catch_up_ids) != call.base:
-        raise ValueError(f"its opening and catch-up tokens do not make {call.base}")
+    if call.base < len(call.catch_up_ids):
+        raise ValueError(f"{len(call.catch_up_ids)} catch-up tokens are more than its base of {call.base}")
+    if call.opening and len(call.opening.committed_ids) + len(call.catch_up_ids) != call.base:
+        raise ValueError(f"its opening and its catch-up tokens do not add up to {call.base}")
     return call
 
 
@@ -237,7 +235,7 @@ def encode_verdict(verdict: Verdict) -> pb.VerifyReply:
         finish=_FINISH[verdict.finish],
         audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
         audit_ranks=verdict.audit_ranks,
-        **_cost_fields(verdict.cost),
+        cost=_cost_list(verdict.cost),
     )
 
 
@@ -249,7 +247,7 @@ def decode_verdict(data: bytes, num_audited: int) -> Verdict:
 @_decoder(pb.VerifyReply)
 def _read_verdict(message: pb.VerifyReply) -> Callable[[int], Verdict]:
     token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
-    finish, cost = _FINISH_OF[message.finish], _read_cost(message)
+    finish, cost = _FINISH_OF[message.finish], _read_cost(message.cost)
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
 
     def of_request(num_audited: int) -> Verdict:
@@ -273,16 +271,16 @@ def encode_emission(emission: Emission) -> pb.GenerateReply:
         base=emission.base,
         token_ids=emission.token_ids,
         finish=_FINISH[emission.finish],
-        **_cost_fields(emission.cost),
+        cost=_cost_list(emission.cost),
     )
 
 
 @_decoder(pb.GenerateReply)
 def decode_emission(message: pb.GenerateReply) -> Emission:
     """The value of a GenerateReply."""
-    if message.base < 1 or not message.token_ids:
-        raise ValueError("it extends nothing by something, or something by nothing")
-    return Emission(message.base, _checked(message.token_ids), _FINISH_OF[message.finish], _read_cost(message))
+    if not message.token_ids:
+        raise ValueError("it holds no tokens")
+    return Emission(message.base, _checked(message.token_ids), _FINISH_OF[message.finish], _read_cost(message.cost))
 
 
 @_encoder

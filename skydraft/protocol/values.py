@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
-from skydraft.config import DecodingParams
-from skydraft.types import DraftBlock, FinishReason, Media, VerifyCost
+from skydraft.config import DecodingParams, Execution
+from skydraft.types import Cost, DraftBlock, FinishReason, Prompt
 
 SERVICE = "skydraft.verifier.v1.Verifier"
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
 
-Execution = Literal["exact", "throughput"]
 TokenTuple = tuple[int, ...]
 
 
@@ -20,26 +18,25 @@ class Opening:
     """All that a session needs to begin, or to begin again.
 
     `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are generated tokens that the server
-    had seen before. `model` "" means the one that the server has; `top` 0 exact acceptance. `media` crosses in half
-    precision, so it has to be rounded before: `Media.rounded`.
+    had seen before. `model` "" means the one that the server has; `top` 0 exact acceptance. Speech in the prompt
+    crosses in half precision, so it has to be rounded before: `Media.rounded`.
     """
 
     fingerprint: str
-    prompt_ids: TokenTuple
+    prompt: Prompt
     committed_ids: TokenTuple = ()
     params: DecodingParams = field(default_factory=DecodingParams)
     top: int = 0
     model: str = ""
-    media: Media | None = None
 
     @property
-    def base(self) -> int:
-        """Committed length."""
-        return len(self.prompt_ids) + len(self.committed_ids)
+    def num_ids(self) -> int:
+        """Tokens of the prompt and committed ones: rows that it takes to open."""
+        return len(self.prompt.token_ids) + len(self.committed_ids)
 
     def begins_like(self, other: Opening) -> bool:
         """Whether both belong to one generation, however far it had come."""
-        mine, theirs = ((o.prompt_ids, o.params, o.top, o.media) for o in (self, other))
+        mine, theirs = ((o.prompt, o.params, o.top) for o in (self, other))
         return mine == theirs
 
 
@@ -54,24 +51,15 @@ class SessionCall:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session holds `base` committed tokens; its prompt took `prefill_ms`, `encode_ms` of it for its audio.
-
-    Times are no part of equality.
-    """
+    """A session holds `base` generated tokens; `cost`, of its prompt, is no part of equality."""
 
     base: int
-    prefill_ms: float = field(default=0.0, compare=False)
-    encode_ms: float = field(default=0.0, compare=False)
-
-    def added_to(self, cost: VerifyCost) -> VerifyCost:
-        """The cost of the first verification, the opening included."""
-        forward_ms, prefill_ms = cost.forward_ms + self.prefill_ms, cost.prefill_ms + self.prefill_ms
-        return replace(cost, forward_ms=forward_ms, prefill_ms=prefill_ms, encode_ms=cost.encode_ms + self.encode_ms)
+    cost: Cost = field(default=Cost(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyCall:
-    """Judge `draft_ids` after `base` committed tokens, the last of which are `catch_up_ids`."""
+    """Judge `draft_ids` after `base` generated tokens, the last of which are `catch_up_ids`."""
 
     session: int
     epoch: int
@@ -89,17 +77,17 @@ class VerifyCall:
     @property
     def num_rows(self) -> int:
         """Rows of the target that this may take, prompt and replay included."""
-        return len(self.catch_up_ids) + len(self.draft_ids) + 1 + (self.opening.base if self.opening else 0)
+        return len(self.catch_up_ids) + len(self.draft_ids) + 1 + (self.opening.num_ids if self.opening else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Tokens of the target alone, streamed: they extend `base` committed tokens."""
+    """Tokens of the target alone, streamed: they extend `base` generated tokens."""
 
     base: int
     token_ids: TokenTuple
     finish: FinishReason | None = None
-    cost: VerifyCost = field(default_factory=VerifyCost)
+    cost: Cost = field(default_factory=Cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,14 +104,12 @@ class OpenRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("base", "prefill_10us", "encode_10us")
+    __slots__ = ("base", "cost")
     BASE_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
-    ENCODE_10US_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     base: int
-    prefill_10us: int
-    encode_10us: int
-    def __init__(self, base: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., encode_10us: _Optional[int] = ...) -> None: ...
+    cost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, base: _Optional[int] = ..., cost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening")
@@ -132,32 +130,22 @@ class VerifyRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "num_extra_passes", "num_rows", "forward_10us", "prefill_10us", "queue_10us", "encode_10us")
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "cost")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     AUDIT_RANKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_EXTRA_PASSES_FIELD_NUMBER: _ClassVar[int]
-    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_10US_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_10US_FIELD_NUMBER: _ClassVar[int]
-    ENCODE_10US_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     base: int
     num_accepted: int
     token_id: int
     finish: Finish
     audit: bytes
     audit_ranks: _containers.RepeatedScalarFieldContainer[int]
-    num_extra_passes: int
-    num_rows: int
-    forward_10us: int
-    prefill_10us: int
-    queue_10us: int
-    encode_10us: int
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., num_extra_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., forward_10us: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., queue_10us: _Optional[int] = ..., encode_10us: _Optional[int] = ...) -> None: ...
+    cost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., cost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("session",)
@@ -180,26 +168,16 @@ class GenerateRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("base", "token_ids", "finish", "num_extra_passes", "num_rows", "forward_10us", "prefill_10us", "queue_10us", "encode_10us")
+    __slots__ = ("base", "token_ids", "finish", "cost")
     BASE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
-    NUM_EXTRA_PASSES_FIELD_NUMBER: _ClassVar[int]
-    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_10US_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_10US_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_10US_FIELD_NUMBER: _ClassVar[int]
-    ENCODE_10US_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     base: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish: Finish
-    num_extra_passes: int
-    num_rows: int
-    forward_10us: int
-    prefill_10us: int
-    queue_10us: int
-    encode_10us: int
-    def __init__(self, base: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., num_extra_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., forward_10us: _Optional[int] = ..., prefill_10us: _Optional[int] = ..., queue_10us: _Optional[int] = ..., encode_10us: _Optional[int] = ...) -> None: ...
+    cost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, base: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., cost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""`skydraft models`, `skydraft doctor`, and the top level."""
+"""`skydraft models`, `skydraft doctor`, the top level, and wrong use of commands that have no test file."""
 
 from __future__ import annotations
 
@@ -6,46 +6,99 @@ from pathlib import Path
 
 import pytest
 
-from skydraft.cli.main import run
+from skydraft.models import cache_dir, known_models
+from skydraft.models.cache import model_path
+
+from .conftest import Invoke
+
+SMALL = "qwen2.5-coder-0.5b"
+CLIP = str(Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
-    return tmp_path
-
-
-def test_models_are_listed_with_the_command_that_gets_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["models", "list"]) == 0
-    out = capsys.readouterr().out
+def test_models_are_listed_with_the_command_that_gets_them(invoke: Invoke) -> None:
+    status, out, _ = invoke("models", "list")
+    assert status == 0
     assert "qwen2.5-coder-1.5b" in out
     assert "1117 MB" in out
     assert "skydraft models fetch" in " ".join(out.split())
+    assert invoke("models") == (status, out, "")
 
 
-def test_fetching_something_unknown_names_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["models", "fetch", "gpt-9"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "qwen2.5-coder-0.5b" in err
+def test_a_model_is_removed_and_says_which_file_that_was(invoke: Invoke) -> None:
+    path = model_path(known_models()[SMALL], cache_dir())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    assert invoke("models", "remove", SMALL) == (0, f"Removed {path}\n", "")
+    assert not path.exists()
+    status, out, err = invoke("models", "remove", SMALL)
+    assert (status, out) == (2, "")
+    assert err == f"skydraft: {SMALL} is not on this machine, so there is nothing to remove.\n"
 
 
-def test_doctor_says_what_is_missing_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor", "--no-measure"]) == 1
-    out = " ".join(capsys.readouterr().out.split())
-    assert "To do: get the model: skydraft models fetch qwen2.5-coder-0.5b" in out
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no such command": (["generates"], "No such command"),
+    "fetch of something unknown": (["models", "fetch", "gpt-9"], SMALL),
+    "fetch of nothing": (["models", "fetch"], "NAME"),
+    "fetch of what comes along": (["models", "fetch", "tiny-omni-edge"], "comes with skydraft"),
+    "removal of what comes along": (["models", "remove", "tiny-omni-edge"], "comes with skydraft"),
+    "removal of something unknown": (["models", "remove", "qwen2.5-coder-0.5"], f"Did you mean {SMALL}"),
+    "one known and one unknown model": (["models", "fetch", SMALL, "gpt-9"], "no known model 'gpt-9'"),
+    "no recordings": (["caption"], "FILES"),
+    "recordings to a server without a word on sharing": (["caption", CLIP, "--cloud", "localhost:1"], "--share-audio"),
+    "two targets": (["caption", CLIP, "--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
+    "a server with nothing to check": (["caption", CLIP, "--cloud", "localhost:1", "-m", "edge"], "works alone"),
+    "a model that cannot hear": (["caption", CLIP, "--edge-model", "toy", "--cloud-model", "toy"], "takes no audio"),
+    "captions to nowhere": (["caption", CLIP, "-m", "edge", "--edge-model", "toy", "--out", "/no/x.csv"], "/no/x.csv"),
+    "an empty question": (["caption", CLIP, "--prompt", " "], "prompt is empty"),
+    "a format that is not there": (["caption", CLIP, "--format", "xml"], "xml"),
+    "an option of a cloud without one": (["caption", CLIP, "--open", "ahead"], "--open is about a cloud server"),
+    "an option of a recording without one": (["generate", "你好", "--max-audio-s", "3"], "about a recording"),
+    "colours in JSON": (["generate", "你好", "--json", "--color", "always"], "never coloured"),
+    "a doctor who measures two targets": (["doctor", "--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
+    "a server's certificate without its key": (["serve", "--model", "toy", "--tls-cert", "x"], "Give both"),
+    "a server with no context": (["serve", "--model", "toy", "--context", "1"], "--context"),
+}
 
 
-def test_doctor_measures_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["doctor", "--edge-model", "toy:drift=0.3", "--cloud-model", "toy"])
-    out = capsys.readouterr().out
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_use_is_one_clear_line_and_exit_status_2(invoke: Invoke, case: str) -> None:
+    args, says = WRONG[case]
+    status, out, err = invoke(*args)
+    assert (status, out) == (2, "")
+    assert err.startswith("skydraft: ") and err.count("\n") == 1
+    assert says in err
+
+
+def test_a_failure_is_one_clear_line_and_exit_status_1(invoke: Invoke) -> None:
+    status, out, err = invoke("models", "fetch", SMALL, "--offline")
+    assert (status, out) == (1, "")
+    assert err.count("\n") == 1 and f"skydraft models fetch {SMALL}" in err
+
+
+def test_an_interrupt_is_one_line_and_exit_status_130(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("skydraft.cli.models.installed", interrupted)
+    status, out, err = invoke("models", "list")
+    assert (status, out, err.strip()) == (130, "", "skydraft: Interrupted.")
+
+
+def test_doctor_says_what_is_missing_and_what_to_do(invoke: Invoke) -> None:
+    status, out, _ = invoke("doctor", "--no-measure")
+    assert status == 1
+    assert f"To do: get the model: skydraft models fetch {SMALL}" in " ".join(out.split())
+
+
+def test_doctor_measures_what_is_there(invoke: Invoke) -> None:
+    _, out, _ = invoke("doctor", "--edge-model", "toy:drift=0.3", "--cloud-model", "toy")
     assert "invariant_rows" in out
     assert "vocabulary   the same" in out
     assert "fastest k" in out
 
 
-def test_no_command_shows_the_help_and_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
-    assert "generate" in capsys.readouterr().out
-    assert run([]) == 2
-    assert "generate" in capsys.readouterr().err
+def test_no_command_shows_the_help_and_help_is_no_error(invoke: Invoke) -> None:
+    status, out, _ = invoke("--help")
+    assert status == 0 and "generate" in out
+    status, _, err = invoke()
+    assert status == 2 and "generate" in err

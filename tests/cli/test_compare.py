@@ -37,7 +37,8 @@ def key(line: dict[str, Any]) -> tuple[Any, ...]:
 
 def said(line: dict[str, Any]) -> tuple[Any, ...]:
     """What must be the same in every run."""
-    rounds = [(entry["base"], entry["outcome"], entry["num_accepted"], entry["reason"]) for entry in line["rounds"]]
+    names = ("round", "base", "num_draft", "outcome", "num_accepted", "reason", "num_audited", "num_agreed")
+    rounds = [[entry["record"][name] for name in names] for entry in line["rounds"]]
     return key(line), line["token_ids"], line["pieces"], line["origins"], line["finish"], rounds
 
 
@@ -50,9 +51,12 @@ def test_modes_take_turns_prompt_by_prompt(out: Path) -> None:
 
 def test_the_run_is_described(out: Path) -> None:
     first, *rest = read_lines(out)
-    assert (first["kind"], first["schema"], first["modes"], first["links"]) == ("run", 1, NAMES, [None])
+    assert (first["kind"], first["schema"], first["links"]) == ("run", 2, [None])
+    assert [mode["name"] for mode in first["modes"]] == NAMES
     assert (first["draft"]["name"], first["target"]["name"]) == ("toy:drift=0.2", "toy")
-    assert first["overrides"] == {"max_new_tokens": 24}
+    assert {mode["params"]["max_new_tokens"] for mode in first["modes"]} == {24}
+    assert [mode["params"]["sentences"] for mode in first["modes"]] == [0, 0, 0, 0, 1]  # of the style
+    assert [mode["plan"]["k"] for mode in first["modes"][2:4]] == [5, 6]
     assert [line["kind"] for line in rest] == sorted(line["kind"] for line in rest)  # generations, then scores
     assert all(line["kind"] in ("generation", "score") for line in rest)
 
@@ -60,16 +64,19 @@ def test_the_run_is_described(out: Path) -> None:
 def test_baselines_carry_no_extra_work(out: Path) -> None:
     for line in generations(out):
         for entry in line["rounds"]:
+            record, draft, target = entry["record"], entry["record"]["draft"], entry["record"]["target"]
+            assert not any(record["link"].values())  # all in one process
             if line["mode"].startswith("edge"):
-                assert entry["signals"] == [] and entry["num_draft"] > 0
-                assert (entry["num_passes"], entry["forward_ms"], entry["bytes_up"]) == (0, 0, 0)
+                assert entry["signals"] == [] and record["num_draft"] > 0
+                assert not any(target.values())
             if line["mode"] == "cloud":
-                assert (entry["draft_ids"], entry["draft_ms"], entry["signals"]) == ([], 0, [])
-                assert (entry["num_passes"], entry["num_rows"], entry["num_committed"]) == (1, 1, 1)
+                assert (entry["draft_ids"], entry["signals"]) == ([], [])
+                assert not any(draft.values())
+                assert (target["num_passes"], target["num_rows"], record["num_committed"]) == (1, 1, 1)
             if line["mode"] == "lossless":
                 assert entry["signals"] == []
             if line["mode"] == "quality":
-                assert len(entry["signals"]) == entry["num_draft"] > 0
+                assert len(entry["signals"]) == record["num_draft"] > 0
 
 
 def test_what_must_be_equal_is(out: Path) -> None:
@@ -131,8 +138,10 @@ OTHER: dict[str, tuple[list[str], str]] = {
     "modes": (["--modes", "edge,cloud"], "modes differs"),
     "order of modes": (["--modes", ",".join(reversed(NAMES))], "modes differs"),
     "repetitions": (["--repetitions", "3"], "repetitions differs"),
-    "tokens": (["--max-new-tokens", "25"], "max new tokens differs"),
-    "temperature": (["--temperature", "0.5"], "overrides differs"),
+    "tokens": (["--max-new-tokens", "25"], "modes differs"),
+    "temperature": (["--temperature", "0.5"], "modes differs"),
+    "a style for all": (["--style", "zh-short"], "modes differs"),
+    "context": (["--context", "512"], "engine options differs"),
     "fewer prompts": (["--limit", "2"], "prompts differs"),
     "draft model": (["--edge-model", "toy:drift=0.3"], "draft model differs"),
     "target model": (["--cloud-model", "toy:drift=0.3"], "target model differs"),
@@ -159,7 +168,9 @@ def test_other_prompts_are_another_run(out: Path, again: Path, invoke: Invoke) -
     assert status == 2 and "another run" in err
 
 
-@pytest.mark.parametrize("line", ['{"kind": "run", "schema": 2}\n', '{"kind": "run"}\n', "notes of mine\n"])
+@pytest.mark.parametrize(
+    "line", ['{"kind": "run", "schema": 3}\n', '{"kind": "run", "schema": 1}\n', '{"kind": "run"}\n', "notes of mine\n"]
+)
 def test_a_file_of_others_is_refused_and_left_alone(again: Path, invoke: Invoke, line: str) -> None:
     records = again / "out" / "records.jsonl"
     records.write_text(line)
@@ -200,9 +211,8 @@ def test_wrong_use_is_one_clear_line(again: Path, invoke: Invoke, monkeypatch: p
     Path("empty.txt").touch()
     status, stdout, err = invoke(*compare_args(again, modes="edge"), *args)
     assert (status, stdout) == (2, "")
-    last = err.splitlines()[-1]
-    assert last.startswith("skydraft: ") and says in last
-    assert err.count("\n") == 1 or case == "peers of a toy"  # found out when its turn came, behind the bar
+    assert err.startswith("skydraft: ") and err.count("\n") == 1 and says in err
+    assert not (again / "out" / "records.jsonl").exists()
 
 
 def test_prompts_have_to_be_named(invoke: Invoke) -> None:
@@ -210,12 +220,14 @@ def test_prompts_have_to_be_named(invoke: Invoke) -> None:
     assert status == 2 and "--prompts" in err and err.count("\n") == 1
 
 
-UNHEARD = {
-    "no tokens asked for": ["--max-new-tokens", "0"],
-    "a calibration that no mode asks": ["--calibration", "c.json"],
-    "a bandwidth without a link": ["--emulate-kbps", "100"],
-    "prompts of a link without one": ["--link-prompts", "2"],
-    "a round trip twice": ["--emulate-rtt", "5", "--emulate-rtt", "5", "--modes", "lossless"],
+UNHEARD: dict[str, tuple[list[str], str]] = {
+    "no tokens asked for": (["--max-new-tokens", "0"], "--max-new-tokens"),
+    "a calibration that no mode asks": (["--calibration", "c.json"], "--calibration is for calibrated gates"),
+    "a bandwidth without a link": (["--emulate-kbps", "100"], "--emulate-kbps is about an emulated link"),
+    "prompts of a link without one": (["--link-prompts", "2"], "--link-prompts is about an emulated link"),
+    "audio that no prompt has": (["--share-audio", "none"], "--share-audio is about recordings"),
+    "a round trip twice": (["--emulate-rtt", "5", "--emulate-rtt", "5", "--modes", "lossless"], "twice"),
+    "a style for a peer": (["--modes", "hf-target", "--style", "zh-short"], "greedily and without a style"),
 }
 
 
@@ -225,9 +237,12 @@ def test_an_option_that_cannot_apply_is_an_error(
 ) -> None:
     from ..evaluation import pairs
 
+    args, says = UNHEARD[case]
     monkeypatch.chdir(again)
     Path("c.json").write_text(pairs.calibration(0.2).model_dump_json(by_alias=True))
-    assert invoke(*compare_args(again, "--limit", "1", modes="edge", tokens=4), *UNHEARD[case])[0] == 2
+    status, stdout, err = invoke(*compare_args(again, "--limit", "1", modes="edge", tokens=4), *args)
+    assert (status, stdout) == (2, "") and err.count("\n") == 1 and says in err
+    assert not (again / "out" / "records.jsonl").exists()
 
 
 def test_a_pair_that_never_disagrees_has_a_summary_that_is_json(again: Path, invoke: Invoke) -> None:
@@ -249,15 +264,16 @@ def test_an_emulated_link_costs_its_round_trip_and_changes_no_text(tmp_path: Pat
     assert len(near) == 8 and len(far) == 6
     for line in far:
         assert said(line)[1:] == near[key(line)[:2]]
-        judged = [entry for entry in line["rounds"] if entry["outcome"] == "verified"]
+        records = [entry["record"] for entry in line["rounds"]]
+        judged = [record for record in records if record["outcome"] == "verified"]
         assert judged and line["wall_ms"] > rtt_ms
-        assert sum(entry["bytes_up"] for entry in line["rounds"]) > 0
-        assert sum(entry["bytes_down"] for entry in line["rounds"]) > 0
+        assert sum(record["link"]["bytes_up"] for record in records) > 0
+        assert sum(record["link"]["bytes_down"] for record in records) > 0
         if line["mode"] == "cloud":
             assert line["wall_ms"] < 6 * rtt_ms < len(judged) * rtt_ms  # a stream hides all but its start
         else:
-            assert all(entry["rtt_ms"] >= rtt_ms and entry["wall_ms"] >= rtt_ms for entry in judged)
-            assert all(entry["bytes_up"] > 0 and entry["bytes_down"] > 0 for entry in judged)
+            assert all(record["link"]["rtt_ms"] >= rtt_ms and record["wall_ms"] >= rtt_ms for record in judged)
+            assert all(record["link"]["bytes_up"] > 0 and record["link"]["bytes_down"] > 0 for record in judged)
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "Links are emulated" in page and f"lossless @ {rtt_ms} ms" in page
 
@@ -279,9 +295,8 @@ def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) 
     assert {"skipped", "accepted"} <= origins
     (again / "other").mkdir()
     status, _, err = invoke(*args, "--edge-model", "toy:drift=0.3", "--out", str(again / "other"))
-    assert status == 2
-    last = err.splitlines()[-1]
-    assert "made for toy:drift=0.2 and toy" in last and "these are toy:drift=0.3 and toy" in last
+    assert status == 2 and err.count("\n") == 1
+    assert "made for toy:drift=0.2 and toy" in err and "does not fit toy:drift=0.3 and toy" in err
 
 
 def test_a_calibration_made_here_is_found_without_being_named(again: Path, invoke: Invoke) -> None:
@@ -299,7 +314,7 @@ def test_too_little_to_calibrate_by_is_one_clear_line(again: Path, invoke: Invok
         "calibrate", "--prompts", str(again / "prompts.jsonl"), *TOYS, "--max-new-tokens", "8", "--limit", "2"
     )
     assert (status, stdout) == (2, "")
-    assert "32 tokens" in err.splitlines()[-1] and "too little to calibrate by" in err
+    assert "32 tokens" in err.splitlines()[-1] and "too few to calibrate with" in err
     assert not (again / "home" / "calibrations").exists()
 
 

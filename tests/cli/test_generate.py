@@ -35,6 +35,7 @@ STATS = [
     "overhead_ms",
     "bytes_up",
     "bytes_down",
+    "shared_bytes",
     "audited_agreement",
     "num_fallback_tokens",
     "draft_prefill_ms",
@@ -42,6 +43,14 @@ STATS = [
     "target_prefill_ms",
     "target_encode_ms",
 ]
+
+
+@pytest.mark.parametrize(("long", "short"), [("--mode", "-m"), ("--system", "-s"), ("--max-new-tokens", "-n")])
+def test_short_flags_are_the_long_ones(invoke: Invoke, long: str, short: str) -> None:
+    given = {"--mode": "cloud", "--system": "简短", "--max-new-tokens": "7"}[long]
+    answers = [invoke("generate", "你好", *TOYS, "-q", flag, given) for flag in (long, short)]
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 0 and answers[0][2] == ""
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
@@ -94,12 +103,22 @@ def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
     assert [token_id for line in rounds for token_id in line["token_ids"]] == answer["token_ids"]
     assert "".join(line["text"] for line in rounds) == answer["text"]
     assert all(len(line["signals"]) == line["num_draft"] for line in rounds)
+    assert sum(line["target"]["num_rows"] for line in rounds) > 0
+    assert rounds[0]["draft"]["prefill_ms"] > 0
+    assert all(line["link"]["bytes_up"] == 0 for line in rounds)
 
 
 def test_a_prompt_comes_from_stdin(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = invoke("generate", "今天天气", *TOYS, "--quiet")[1]
     monkeypatch.setattr(sys, "stdin", io.StringIO("今天天气"))
     assert invoke("generate", "-", *TOYS, "--quiet")[1] == expected
+
+
+def test_stdin_that_is_no_text_is_one_clear_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    status, out, err = invoke("generate", "-", *TOYS)
+    assert (status, out) == (2, "")
+    assert "not valid UTF-8" in err and err.count("\n") == 1
 
 
 WRONG: dict[str, tuple[list[str], int, str]] = {
@@ -126,11 +145,14 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     "temperature not a number": (["你好", *TOYS, "--temperature", "warm"], 2, "warm"),
     "no tokens asked for": (["你好", *TOYS, "--max-new-tokens", "0"], 2, "--max-new-tokens"),
     "context too short": (["你好", *TOYS, "--context", "2"], 2, "--context"),
-    "threads for a toy": (["你好", *TOYS, "--threads", "2"], 2, "--threads cannot apply"),
+    "threads for a toy": (["你好", *TOYS, "--threads", "2"], 2, "--threads does not apply"),
     "lossless that is not exact": (["你好", *TOYS, "--execution", "throughput"], 2, "--execution"),
     "bytes that are no text": (["\udcff", *TOYS], 2, "not valid UTF-8"),
     "unknown option": (["你好", *TOYS, "--speed", "9"], 2, "--speed"),
     "trace to nowhere": (["你好", *TOYS, "--trace", "/no/such/folder/t.jsonl"], 2, "/no/such/folder"),
+    "empty system prompt": (["你好", *TOYS, "--system", ""], 2, "system message is empty"),
+    "empty stop string": (["你好", *TOYS, "--stop", ""], 2, "--stop must not be empty"),
+    "stop string that is no text": (["你好", *TOYS, "--stop", "\udcff"], 2, "not valid UTF-8"),
     "system prompt with raw": (["你好", *TOYS, "--raw", "--system", "x"], 2, "--raw"),
     "toy that is none": (["你好", "--edge-model", "toy:size=3"], 2, "toy"),
     "negative threads": (["你好", *TOYS, "--threads", "-2"], 2, "--threads"),
@@ -162,11 +184,11 @@ def test_a_broken_gguf_file_is_one_clear_line(invoke: Invoke, tmp_path: Path) ->
 
 
 def test_two_vocabularies_are_refused(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skydraft.cli import generate
+    from skydraft.cli import options
     from skydraft.engines.toy import character_vocab, random_toy
 
     toys = iter([random_toy(character_vocab("今天天气")), random_toy(character_vocab("今天天气好"))])
-    monkeypatch.setattr(generate, "load_engine", lambda *args, **kwargs: next(toys))
+    monkeypatch.setattr(options, "load_engine", lambda *args, **kwargs: next(toys))
     status, _, err = invoke("generate", "今天", *TOYS)
     assert status == 2
     assert err.count("\n") == 1
@@ -174,10 +196,10 @@ def test_two_vocabularies_are_refused(invoke: Invoke, monkeypatch: pytest.Monkey
 
 
 def test_a_zh_style_needs_a_chinese_vocabulary(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skydraft.cli import generate
+    from skydraft.cli import options
     from skydraft.engines.toy import character_vocab, random_toy
 
-    monkeypatch.setattr(generate, "load_engine", lambda *args, **kwargs: random_toy(character_vocab("abcdef")))
+    monkeypatch.setattr(options, "load_engine", lambda *args, **kwargs: random_toy(character_vocab("abcdef")))
     status, _, err = invoke("generate", "abc", *TOYS, "--style", "zh-short")
     assert status == 2
     assert "Chinese" in err
@@ -226,7 +248,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
-    from skydraft.cli import generate
+    from skydraft.cli import options
     from skydraft.engines.toy import ToyEngine, character_vocab
 
     vocab = character_vocab("[/b]\t:x")
@@ -234,7 +256,7 @@ def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.Monkey
     script = vocab.encode("[/b]\t:x")
     for here, there in zip(script, [*script[1:], script[0]], strict=True):
         table[here, there] = 20
-    monkeypatch.setattr(generate, "load_engine", lambda *args, **kwargs: ToyEngine(vocab, table))
+    monkeypatch.setattr(options, "load_engine", lambda *args, **kwargs: ToyEngine(vocab, table))
     args = ["generate", "x", *TOYS, "--mode", "edge", "--max-new-tokens", "14", "--quiet"]
     assert invoke(*args)[1] == "[/b]\t:x" * 2 + "\n"
     colored = invoke(*args, "--color", "always")[1]

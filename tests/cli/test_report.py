@@ -217,7 +217,7 @@ def test_tokens_are_marked_by_origin_and_boxed_where_the_target_disagrees(recoun
 
 def test_acceptance_by_position(recount: Recount, summary: dict[str, Any]) -> None:
     (found,) = [setting["acceptance"] for setting in summary["settings"] if setting["mode"] == "lossless"]
-    rounds = [entry for line in recount.of("lossless") for entry in line["rounds"]]
+    rounds = [entry["record"] for line in recount.of("lossless") for entry in line["rounds"]]
     whole = [entry["num_accepted"] for entry in rounds
              if entry["num_draft"] == 5 and entry["num_committed"] == entry["num_accepted"] + 1]  # fmt: skip
     assert (found["k"], found["num_blocks"]) == (5, len(whole))
@@ -270,7 +270,8 @@ def test_numbers_of_a_summary_are_numbers(summary: dict[str, Any]) -> None:
 
 BROKEN = {
     "a broken line": (1, '{"kind": "generation"\n', "Line 2"),
-    "a newer schema": (0, '{"kind": "run", "schema": 2}\n', "schema 2"),
+    "a newer schema": (0, '{"kind": "run", "schema": 3}\n', "schema 3"),
+    "an older schema": (0, '{"kind": "run", "schema": 1}\n', "schema 1"),
     "an unknown field": (1, '{"kind": "generation", "mood": 1}\n', "Line 2"),
 }
 

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skydraft.cloud.jobs import Answer, GenerateJob, Job
+from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob
 from skydraft.cloud.scheduler import Scheduler
 from skydraft.config import DecodingParams
-from skydraft.errors import CloudBusy, CloudLost, SessionNotFound, SessionTaken
+from skydraft.errors import CloudBusy, CloudFailure, CloudLost, SessionNotFound, SessionTaken
 from skydraft.protocol.codec import digest
 from skydraft.protocol.values import Emission, Opened, Opening, SessionCall, VerifyCall
+from skydraft.types import Prompt
+from tests import reference, toys
 from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Asked, Desk, Edge, Watched, opened
-from tests.decoding import reference, toys
-from tests.decoding.toys import law
+from tests.toys import law
 
 
 class Rows:
@@ -29,9 +30,19 @@ class Rows:
         return self.left[:max_rows] or None
 
 
-def job(session: int, *, turn: float = 0.0, epoch: int = 1, owner: str = "ann", kind: type[Job] = Job) -> Asked:
+class WithRows(OpenJob):
+    """A job whose work is told; None while its prompt is not in the cache."""
+
+    rows: Rows | None = None
+
+    @property
+    def work(self) -> Any:
+        return self.rows
+
+
+def job(session: int, *, turn: float = 0.0, epoch: int = 1, owner: str = "ann", kind: type[Job] = OpenJob) -> Asked:
     answers: list[Answer] = []
-    return Asked(kind(SessionCall(session, epoch, Opening("", (1,))), owner, answers.append, turn), answers)
+    return Asked(kind(SessionCall(session, epoch, Opening("", Prompt((1,)))), owner, answers.append, turn), answers)
 
 
 @law(200)
@@ -42,14 +53,14 @@ def test_a_forward_is_filled_by_the_oldest_each_once_and_the_last_may_be_cut(
     scheduler = Scheduler(99)
     jobs = []
     for session, (turn, num_rows) in enumerate(wanted):
-        jobs.append(job(session, turn=turn).job)
+        jobs.append(cast(WithRows, job(session, turn=turn, kind=WithRows).job))
         scheduler.add(jobs[-1])
         scheduler.activate(jobs[-1])
-        jobs[-1].work = None if num_rows is None else cast(Any, Rows(num_rows))
+        jobs[-1].rows = None if num_rows is None else Rows(num_rows)
     batch = scheduler.batch(max_rows)
     oldest = [one for one in sorted(jobs, key=lambda one: one.turn) if one.work and one.work.next_feed(1)]
     assert [one for one, _ in batch] == oldest[: len(batch)]
-    num_wanted = [len(cast(Any, one.work).left) for one in oldest]
+    num_wanted = [len(one.work.left) for one in oldest]
     assert sum(len(feed) for _, feed in batch) == min(max_rows, sum(num_wanted))
     assert [len(feed) for _, feed in batch[:-1]] == num_wanted[: max(len(batch) - 1, 0)]
     waiting_for_prefill = [one for one in jobs if one.work is None]
@@ -67,6 +78,20 @@ def test_jobs_wait_in_order_and_make_their_session_busy_when_active() -> None:
     scheduler.drop(asked[1])
     scheduler.drop(asked[0])
     assert (scheduler.waiting, scheduler.busy, len(scheduler)) == ((), frozenset(), 0)
+
+
+def test_a_session_that_is_worked_on_is_not_given_to_another_job() -> None:
+    scheduler = Scheduler(9)
+    first, second = job(5), job(5, owner="bob")
+    for one in (first, second):
+        scheduler.add(one.job)
+    scheduler.activate(first.job)
+    with pytest.raises(CloudFailure, match="being worked on"):
+        scheduler.activate(second.job)
+    assert scheduler.waiting == (second.job,) and scheduler.busy == {5} and len(scheduler) == 2
+    scheduler.drop(first.job)
+    scheduler.activate(second.job)
+    assert scheduler.waiting == () and scheduler.busy == {5} and not second.answers
 
 
 def test_a_full_queue_refuses_and_still_lets_repeats_share_an_answer() -> None:
@@ -144,14 +169,14 @@ def test_a_long_prompt_takes_turns_with_others() -> None:
     desk.engine.max_batch_rows = 4
     short, long = Edge(0, 4, ENDLESS), Edge(1, 4, ENDLESS, prompt=(0, 3, 5) * 70)
     opened(desk, short)
-    opening = desk.ask(long.open(), kind=Job)
+    opening = desk.ask(long.open(), kind=OpenJob)
     for _ in range(20):
         call = short.call(draft=short.likely(2))
         asked = desk.ask(call)
         desk.step()
         assert asked.last == short.judged(call) and not opening.is_answered
     desk.finish()
-    assert opening.last == Opened(210) and desk.engine.num_prefills == 53 + 1  # 209 tokens in parts of 4, and 1
+    assert opening.last == Opened(0) and desk.engine.num_prefills == 53 + 1  # 209 tokens in parts of 4, and 1
 
 
 def test_the_oldest_goes_first_into_a_forward() -> None:
@@ -178,7 +203,7 @@ def test_stopping_answers_everybody_and_frees_everything() -> None:
     waits = [desk.ask(edges[1].call(opens=True)), desk.ask(edges[2].open(), kind=GenerateJob)]
     desk.step()
     desk.worker.stop()
-    late = desk.ask(edges[3].open(), kind=Job)
+    late = desk.ask(edges[3].open(), kind=OpenJob)
     desk.worker.run()
     for asked in (begun, *waits, late):
         assert [type(answer) for answer in asked.answers] == [CloudLost]
@@ -204,7 +229,7 @@ def test_a_cancelled_stream_ends_at_once_and_gives_back_its_seat(num_steps: int)
     desk.worker.cancel(asked.job)
     desk.finish()
     assert isinstance(asked.last, CloudLost) and waits.last == other.judged(call)
-    assert desk.sessions.num_evicted == 0 and desk.engine.num_open == 1
+    assert desk.tally().num_evicted == 0 and desk.engine.num_open == 1
     num_answers = len(asked.answers)
     desk.worker.cancel(asked.job)  # once more, after the end
     desk.step(3)
@@ -239,13 +264,14 @@ def test_whatever_is_asked_the_worker_lives_and_answers_each_once(
     desk = Desk(toys.toy(4, kind=Watched), max_sessions=max_sessions, max_rows=max_rows, max_queue=8)
     desk.engine.max_batch_rows = 2
     for verb, number, epoch, owner, opens, catch_up, draft in script:
-        opening = Opening(FINGERPRINT, (1, 2, 3, 4, 5, 6), params=DecodingParams(max_new_tokens=(1, 5, 40)[number]))
-        ids = toys.array([*opening.prompt_ids, *catch_up])
-        call = VerifyCall(number, epoch, len(ids), catch_up, draft, digest(ids), opening if opens else None)
+        prompt, params = Prompt((1, 2, 3, 4, 5, 6)), DecodingParams(max_new_tokens=(1, 5, 40)[number])
+        opening = Opening(FINGERPRINT, prompt, params=params)
+        crc = digest(toys.array([*prompt.token_ids, *catch_up]))
+        call = VerifyCall(number, epoch, len(catch_up), catch_up, draft, crc, opening if opens else None)
         if verb == "verify":
             desk.ask(call, owner)
         elif verb in ("open", "generate"):
-            desk.ask(SessionCall(number, epoch, opening), owner, Job if verb == "open" else GenerateJob)
+            desk.ask(SessionCall(number, epoch, opening), owner, OpenJob if verb == "open" else GenerateJob)
         elif verb == "close":
             desk.worker.close_session(number, owner)
         elif verb == "step":
@@ -258,7 +284,9 @@ def test_whatever_is_asked_the_worker_lives_and_answers_each_once(
                 desk.ask(old.call, old.owner, type(old))
     desk.finish()
     desk.step()
-    assert desk.engine.num_open == len(desk.sessions) == desk.worker.num_sessions <= max_sessions
+    assert desk.engine.num_open == desk.worker.num_sessions <= max_sessions
+    tally = desk.tally()
+    assert (tally.num_jobs, tally.num_sessions) == (0, desk.engine.num_open)
     desk.worker.stop()
     desk.worker.run()
     assert desk.engine.num_open == 0
@@ -304,10 +332,13 @@ def test_to_cancel_a_stream_that_waits_hurts_nobody_else(part: int) -> None:
 
 
 def test_a_worker_that_dies_answers_everybody_first() -> None:
+    class Died(BaseException):
+        """What no worker survives."""
+
     desk, edge = Desk(toys.toy(4, kind=Watched)), Edge(0, 4, finite())
     first, second = stream_and_double(desk, edge)
-    desk.worker.step = lambda: 1 / 0  # type: ignore[method-assign,assignment]
-    with pytest.raises(ZeroDivisionError):
+    desk.engine.fails = lambda feeds: Died()
+    with pytest.raises(Died):
         desk.worker.run()
     assert [type(asked.answers[-1]) for asked in (first, second)] == [CloudLost] * 2
     assert desk.engine.num_open == 0
@@ -315,11 +346,11 @@ def test_a_worker_that_dies_answers_everybody_first() -> None:
 
 def test_a_stream_is_no_repeat_of_an_open_with_the_same_fields() -> None:
     desk, edge = Desk(toys.toy(4, kind=Watched)), Edge(0, 4, finite())
-    opening = desk.ask(edge.open(), kind=Job)
+    opening = desk.ask(edge.open(), kind=OpenJob)
     stream = desk.ask(edge.open(), kind=GenerateJob)
     for _ in range(40):
         desk.step()
-    assert opening.answers == [Opened(len(edge.prompt))]
+    assert opening.answers == [Opened(0)]
     assert tokens(stream) == reference.plain(toys.toy(4), edge.prompt, edge.params)[0]
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.jobs import GenerateJob, Job
+from skydraft.cloud.jobs import GenerateJob, Job, OpenJob
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.sessions import Sessions
+from skydraft.cloud.sessions import CloudSession, Sessions
 from skydraft.config import DecodingParams
 from skydraft.errors import (
     BaseMismatch,
@@ -29,10 +29,12 @@ from skydraft.errors import (
     UnknownModel,
     VocabularyMismatch,
 )
+from skydraft.protocol.codec import digest
 from skydraft.protocol.values import Opened, Opening, SessionCall, VerifyCall
+from skydraft.types import Prompt
+from tests import toys
 from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, opened
-from tests.decoding import toys
-from tests.decoding.toys import VOCAB, law
+from tests.toys import VOCAB, law
 
 SHORT = DecodingParams(max_new_tokens=1)
 
@@ -49,10 +51,13 @@ def reopening(edge: Edge, call: VerifyCall, epoch: int, **fields: Any) -> Verify
 Wrong = tuple[type[SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | SessionCall], str, type[Job] | None]
 WRONG: list[Wrong] = [
     (Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann", None),
+    (Diverged, lambda e, c: changed(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann", None),
     (Diverged, lambda e, c: changed(c, catch_up_ids=c.catch_up_ids[::-1]), "ann", None),
     (BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann", None),
     (BaseMismatch, lambda e, c: changed(c, base=c.base - 1), "ann", None),
     (BaseMismatch, lambda e, c: changed(c, base=2**32 - 1), "ann", None),
+    (BaseMismatch, lambda e, c: changed(c, base=c.base + len(e.prompt)), "ann", None),
+    (BaseMismatch, lambda e, c: changed(c, base=0, catch_up_ids=()), "ann", None),
     (BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann", None),
     (ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann", None),
     (ProtocolError, lambda e, c: changed(c, catch_up_ids=(1, 2**31 - 1)), "ann", None),
@@ -62,7 +67,7 @@ WRONG: list[Wrong] = [
     (SessionNotFound, lambda e, c: c, "bob", None),
     (SessionTaken, lambda e, c: reopening(e, c, 3), "bob", None),
     (SessionTaken, lambda e, c: reopening(e, c, 9), "bob", None),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, prompt_ids=(1,) * len(e.prompt)), "ann", None),
+    (SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann", None),
     (SessionTaken, lambda e, c: reopening(e, c, 9, params=DecodingParams()), "ann", None),
     (SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann", None),
     (SessionNotFound, lambda e, c: reopening(e, c, 2), "ann", None),
@@ -70,10 +75,10 @@ WRONG: list[Wrong] = [
     (UnknownModel, lambda e, c: reopening(e, c, 9, model="other"), "ann", None),
     (ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann", None),
     (LimitExceeded, lambda e, c: reopening(e, c, 9, committed_ids=(1,) * 3000), "ann", None),
-    (SessionNotFound, lambda e, c: SessionCall(0, 2, e.opening()), "ann", Job),
+    (SessionNotFound, lambda e, c: SessionCall(0, 2, e.opening()), "ann", OpenJob),
     (SessionNotFound, lambda e, c: SessionCall(0, 2, e.opening()), "ann", GenerateJob),
     (SessionTaken, lambda e, c: SessionCall(0, 9, e.opening()), "bob", GenerateJob),
-    (SessionTaken, lambda e, c: SessionCall(0, 9, Opening(FINGERPRINT, (1,))), "ann", GenerateJob),
+    (SessionTaken, lambda e, c: SessionCall(0, 9, Opening(FINGERPRINT, Prompt((1,)))), "ann", GenerateJob),
     (UnknownModel, lambda e, c: SessionCall(0, 9, dataclasses.replace(e.opening(), model="x")), "ann", GenerateJob),
 ]
 
@@ -91,23 +96,23 @@ def test_what_does_not_fit_the_session_is_refused_and_changes_nothing(
     assert type(answer) is kind and "\n" not in str(answer)
     assert len(desk.engine.batches) == before
     assert desk.answer(call) == edge.judged(call)
-    assert desk.engine.num_prefills == 1 and len(desk.sessions) == 1
+    assert desk.engine.num_prefills == 1 and desk.worker.num_sessions == 1
 
 
 def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
     desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS)
     opened(desk, edge)
     answer = desk.answer(dataclasses.replace(edge.call((1, 2)), base=40))
-    assert (answer.base, answer.length) == (38, len(edge.token_ids))
+    assert (answer.base, answer.length) == (38, edge.base)
 
 
-@pytest.mark.parametrize("job", [Job, GenerateJob])
+@pytest.mark.parametrize("job", [OpenJob, GenerateJob])
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (PromptError, {"prompt_ids": ()}),
-        (PromptError, {"prompt_ids": (1,) * 20}),  # the whole context
-        (ProtocolError, {"prompt_ids": (1, VOCAB.size)}),
+        (PromptError, {"prompt": Prompt(())}),
+        (PromptError, {"prompt": Prompt((1,) * 20)}),  # the whole context
+        (ProtocolError, {"prompt": Prompt((1, VOCAB.size))}),
         (ProtocolError, {"committed_ids": (2**31 - 1,)}),
         (LimitExceeded, {"committed_ids": (1,), "params": SHORT}),
         (LimitExceeded, {"committed_ids": (1,) * 18}),
@@ -121,16 +126,16 @@ def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
     desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
     edge = Edge(0, 3, dataclasses.replace(ENDLESS, max_new_tokens=18))
     opened(desk, edge)
-    opening = Opening(**{"fingerprint": FINGERPRINT, "prompt_ids": (0, 3), **fields})
+    opening = Opening(**{"fingerprint": FINGERPRINT, "prompt": Prompt((0, 3)), **fields})
     assert type(desk.answer(SessionCall(5, 1, opening), kind=job)) is kind
     call = edge.call(draft=edge.likely(3))
-    assert desk.answer(call) == edge.judged(call) and desk.sessions.num_evicted == 0
+    assert desk.answer(call) == edge.judged(call) and desk.tally().num_evicted == 0
 
 
 def test_the_name_of_the_model_may_be_given() -> None:
     desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS)
     opening = dataclasses.replace(edge.opening(), model="toy")
-    assert desk.answer(SessionCall(0, 1, opening), kind=Job) == Opened(2)
+    assert desk.answer(SessionCall(0, 1, opening), kind=OpenJob) == Opened(0)
 
 
 def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:
@@ -145,13 +150,13 @@ def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:
 def test_a_finished_session_has_no_seat_repeats_its_verdict_and_takes_no_more() -> None:
     desk = Desk(toys.toy(3, kind=Watched))
     edge, call = finished(desk, 0)
-    assert desk.engine.num_open == len(desk.sessions) == 0
+    assert desk.engine.num_open == desk.worker.num_sessions == 0
     num_forwards = len(desk.engine.batches)
     assert desk.answer(call) == desk.answer(dataclasses.replace(call, opening=None)) == desk.asked[0].last
     assert type(desk.answer(edge.call())) is LimitExceeded
     assert type(desk.answer(edge.call(draft=(1, 2)))) is LimitExceeded
     assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is BaseMismatch
-    assert desk.answer(SessionCall(0, 1, call.opening or edge.opening()), kind=Job) == Opened(len(edge.token_ids))
+    assert desk.answer(SessionCall(0, 1, call.opening or edge.opening()), kind=OpenJob) == Opened(1)
     assert len(desk.engine.batches) == num_forwards
 
 
@@ -172,19 +177,25 @@ def test_of_finished_sessions_four_per_seat_are_remembered() -> None:
 
 
 def test_a_thousand_openings_without_a_close_hold_no_more_than_the_seats() -> None:
-    desk = Desk(toys.toy(3, kind=Watched), max_sessions=3)
+    desk = Desk(toys.toy(3, kind=Watched), max_sessions=3, max_queue=1000)
+    opening = Opening(FINGERPRINT, Prompt((1, 2, 3)))
     for number in range(1000):
-        desk.ask(SessionCall(number, 1, Opening(FINGERPRINT, (1, 2, 3))), kind=Job)
+        desk.ask(SessionCall(number, 1, opening), kind=OpenJob)
         desk.step()
         assert desk.engine.num_open <= 3
-    assert all([answer.base for answer in asked.answers] == [3] for asked in desk.asked)
-    assert len(desk.sessions._table) == 3 and desk.sessions.num_evicted == 997
+    assert all(asked.answers == [Opened(0)] for asked in desk.asked)
+    assert desk.tally().num_evicted == 997
+    crc = digest(toys.array(opening.prompt.token_ids))
+    late = [desk.ask(VerifyCall(number, 1, 0, (), (), crc)) for number in range(1000)]
+    desk.step(2)
+    gone = [isinstance(asked.last, SessionNotFound) for asked in late]
+    assert gone == [True] * 997 + [False] * 3  # nothing is kept of those that had to go
 
 
 def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> None:
     desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS, prompt=(0, 3) * 10)
     opened(desk, edge)
-    assert desk.answer(edge.open(), kind=Job) == Opened(21)  # the same epoch: nothing changes
+    assert desk.answer(edge.open(), kind=OpenJob) == Opened(1)  # the same epoch: nothing changes
     call = edge.call(draft=edge.likely(6))
     expected = desk.answer(call)
     again = edge.reopened(call)  # as it was before that verdict
@@ -218,16 +229,14 @@ def test_an_idle_session_expires_and_one_that_is_worked_on_does_not() -> None:
     opened(desk, busy)
     call = used.call()
     assert desk.answer(call) == used.judged(call)  # all three are there
-    desk.clock.now += 1
-    desk.step()
-    assert desk.sessions.num_expired == 1
+    assert desk.tally().num_expired == 1
     assert type(desk.answer(idle.call())) is SessionNotFound
     asked = desk.ask(late := busy.call(busy.likely(40)))
     desk.step()
     desk.clock.now += 11
     desk.finish()
     assert asked.last == busy.judged(late)
-    assert desk.sessions.num_expired == 2 and len(desk.sessions) == 1
+    assert desk.tally().num_expired == 2 and desk.worker.num_sessions == 1
     assert type(desk.answer(used.call())) is SessionNotFound
 
 
@@ -242,10 +251,10 @@ def test_a_token_at_its_limit_makes_room_from_its_own_sessions_or_waits() -> Non
     desk.step()
     waits = desk.ask(opening := third.call(opens=True))
     desk.step(5)
-    assert not waits.answers and len(desk.sessions) == 3
+    assert not waits.answers and desk.worker.num_sessions == 3
     desk.finish()
     assert [asked.last for asked in under_way] == [first.judged(calls[0]), second.judged(calls[1])]
-    assert waits.last == third.judged(opening) and desk.sessions.num_evicted == 1
+    assert waits.last == third.judged(opening) and desk.tally().num_evicted == 1
     call = bobs.call()
     assert desk.answer(call, "bob") == bobs.judged(call)
 
@@ -269,6 +278,7 @@ def test_the_least_recently_used_idle_session_makes_room_and_never_a_busy_one(
     limits = Limits(max_sessions=max_sessions, sessions_per_token=per_token, session_ttl_s=10)
     sessions = Sessions(engine, limits, clock)
     used: dict[int, float] = {}
+    admitted: dict[int, CloudSession] = {}
     for verb, number, busy, pause in script:
         clock.now += pause
         owner = ("ann", "bob")[number % 2]
@@ -284,7 +294,7 @@ def test_the_least_recently_used_idle_session_makes_room_and_never_a_busy_one(
             own = [n for n in used if n % 2 == number % 2]
             full = own if 0 < per_token <= len(own) else list(used) if len(used) >= max_sessions else []
             idle = [n for n in full if n not in busy]
-            session = sessions.admit(SessionCall(number, 1, Opening(FINGERPRINT, (1, 2))), owner, busy)
+            session = sessions.admit(SessionCall(number, 1, Opening(FINGERPRINT, Prompt((1, 2)))), owner, busy)
             if number not in used and full and not idle:
                 assert session is None
                 continue
@@ -292,7 +302,9 @@ def test_the_least_recently_used_idle_session_makes_room_and_never_a_busy_one(
             if number not in used and full:
                 del used[min(idle, key=lambda n: used[n])]
             used[number] = clock.now
-        assert {session.number for session in sessions._seated()} == set(used)
+            assert session.used_at == clock.now
+            admitted[number] = session
+        assert {number for number, session in admitted.items() if session.target.is_seated} == set(used)
         assert engine.num_open == len(sessions) == len(used) <= max_sessions
     sessions.close_all()
     assert engine.num_open == len(sessions) == 0
@@ -340,7 +352,7 @@ def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(stage: str,
     assert desk.answer(follow_up) == other.judged(follow_up)
     again = victim.reopened(call)
     assert desk.answer(again) == victim.judged(again)
-    assert desk.engine.num_open == len(desk.sessions) == 2
+    assert desk.engine.num_open == desk.worker.num_sessions == 2
 
 
 @pytest.mark.parametrize("name", ["max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"])

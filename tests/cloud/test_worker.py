@@ -13,20 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.jobs import Answer, GenerateJob, Job, VerifyJob
+from skydraft.choosing.chooser import Chooser
+from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob, VerifyJob
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
-from skydraft.decoding.choose import Chooser
-from skydraft.decoding.stopping import Stopping
-from skydraft.decoding.verification import TargetVerifier
+from skydraft.decoding.target import LocalVerifier
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import CloudFailure, EngineError, SessionNotFound
 from skydraft.protocol.codec import digest, short_fingerprint
 from skydraft.protocol.values import Emission, Opening, SessionCall, VerifyCall
-from skydraft.types import Verdict
-from tests.decoding import reference, toys
-from tests.decoding.toys import VOCAB, law
+from skydraft.types import Cost, Prompt, Verdict
+from tests import reference, toys
+from tests.toys import VOCAB, law
 
 FINGERPRINT = short_fingerprint(VOCAB.fingerprint)
 ENDLESS = DecodingParams(temperature=0.7, seed=9, max_new_tokens=3000, min_new_tokens=3000)
@@ -42,12 +41,14 @@ class Clock:
         self.now += 1e-6
         return self.now
 
+    perf_counter = __call__  # it may stand in for the module `time`
+
 
 class Watched(ToyEngine):
     """Notes the feeds of each forward with logits, takes time for it, and fails where told to."""
 
     clock: Clock | None = None
-    fails: Callable[[list[list[int]]], Exception | None] = staticmethod(lambda feeds: None)
+    fails: Callable[[list[list[int]]], BaseException | None] = staticmethod(lambda feeds: None)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -90,6 +91,31 @@ class Asked:
         return bool(self.answers) and not (isinstance(self.last, Emission) and self.last.finish is None)
 
 
+class Tally:
+    """What the worker tells about itself, counted."""
+
+    def __init__(self) -> None:
+        self.num_jobs = self.num_sessions = self.num_evicted = self.num_expired = 0
+        self.num_forwards = self.num_rows = self.num_refused = 0
+        self.answers: list[tuple[Job, Answer]] = []
+
+    def queued(self, num_jobs: int, num_sessions: int) -> None:
+        self.num_jobs, self.num_sessions = num_jobs, num_sessions
+
+    def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
+        self.num_forwards += 1
+        self.num_rows += num_rows
+
+    def answered(self, job: Job, answer: Answer) -> None:
+        self.answers.append((job, answer))
+
+    def refused(self, job: Job) -> None:
+        self.num_refused += 1
+
+    def closed(self, num_evicted: int, num_expired: int) -> None:
+        self.num_evicted, self.num_expired = num_evicted, num_expired
+
+
 class Desk:
     """A worker without threads and network."""
 
@@ -97,7 +123,8 @@ class Desk:
         self.clock = Clock()
         self.engine = engine
         self.engine.clock = self.clock
-        self.worker = Worker(engine, Limits(**limits), clock=self.clock)
+        self._tally = Tally()
+        self.worker = Worker(engine, Limits(**limits), clock=self.clock, observer=self._tally)
         self.worker.max_rows = max_rows
         self.asked: list[Asked] = []
 
@@ -130,9 +157,11 @@ class Desk:
         self.finish()
         return asked.last
 
-    @property
-    def sessions(self) -> Any:
-        return self.worker._sessions
+    def tally(self) -> Tally:
+        """What the worker has told, its regular news included; a second passes."""
+        self.clock.now += 1
+        self.step()
+        return self._tally
 
 
 class Edge:
@@ -143,25 +172,31 @@ class Edge:
     ) -> None:
         self.number, self.epoch = number, 1
         self.prompt, self.params, self.top = prompt, params, top
-        self.token_ids, self.seen_len = list(prompt), len(prompt)
-        self.max_len = len(prompt) + params.max_new_tokens
-        rules = Chooser(params, VOCAB, len(prompt)), Stopping(params, VOCAB, len(prompt), self.max_len)
-        self._chooser = rules[0]
+        self.generated: list[int] = []
+        self.num_seen = 0
+        self._chooser = Chooser(params, VOCAB, len(prompt))
         self._engine = toys.toy(seed)
-        self._local = TargetVerifier(self._engine, prompt, *rules, max_rows=3, top=top)
+        self._local = LocalVerifier(self._engine, Prompt(prompt), params, max_rows=3, top=top)
         self.is_finished = False
 
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.prompt, *self.generated]
+
+    @property
+    def base(self) -> int:
+        return len(self.generated)
+
     def opening(self) -> Opening:
-        committed = tuple(self.token_ids[len(self.prompt) : self.seen_len])
-        return Opening(FINGERPRINT, self.prompt, committed, self.params, self.top)
+        committed = tuple(self.generated[: self.num_seen])
+        return Opening(FINGERPRINT, Prompt(self.prompt), committed, self.params, self.top)
 
     def open(self) -> SessionCall:
         return SessionCall(self.number, self.epoch, self.opening())
 
     def call(self, catch_up: tuple[int, ...] = (), draft: tuple[int, ...] = (), *, opens: bool = False) -> VerifyCall:
-        committed = toys.array([*self.token_ids, *catch_up])
+        base, crc = self.base + len(catch_up), digest(toys.array([*self.token_ids, *catch_up]))
         opening = self.opening() if opens else None
-        base, crc = len(committed), digest(committed)
         return VerifyCall(self.number, self.epoch, base, tuple(catch_up), tuple(draft), crc, opening)
 
     def reopened(self, call: VerifyCall) -> VerifyCall:
@@ -172,9 +207,8 @@ class Edge:
     def judged(self, call: VerifyCall) -> Verdict:
         """What the target in this process says, once; commits it."""
         verdict = self._local.verify(call.block, call.catch_up_ids)
-        tail = () if verdict.token_id is None else (verdict.token_id,)
-        self.token_ids += [*call.catch_up_ids, *call.draft_ids[: verdict.num_accepted], *tail]
-        self.seen_len = len(self.token_ids)
+        self.generated += [*call.catch_up_ids, *verdict.commits(call.block)]
+        self.num_seen = self.base
         self.is_finished = verdict.finish is not None
         return verdict
 
@@ -186,6 +220,7 @@ class Edge:
             row = sequence.extend(token_ids[-1:])[0]
             choice = self._chooser.choose(row, np.array(token_ids, np.int32))
             token_ids.append((choice + 1) % VOCAB.size if index == miss else choice)
+        sequence.close()
         return tuple(token_ids[len(self.token_ids) :])
 
 
@@ -234,9 +269,9 @@ def play(desk: Desk, edges: list[Edge], script: list[Any]) -> int:
             if not all(asked.is_answered for asked in copies):
                 continue
             if any(lost(asked.last) for asked in copies):
-                before, edges[number].seen_len = edges[number].seen_len, call.base - len(call.catch_up_ids)
+                before, edges[number].num_seen = edges[number].num_seen, call.base - len(call.catch_up_ids)
                 again = edges[number].reopened(call)
-                edges[number].seen_len = before
+                edges[number].num_seen = before
                 under_way[number] = [desk.ask(again)], again, expected
                 continue
             assert [asked.last for asked in copies] == [expected] * len(copies)
@@ -249,7 +284,7 @@ def play(desk: Desk, edges: list[Edge], script: list[Any]) -> int:
         if edge.is_finished and who not in under_way:
             continue
         if who not in under_way:
-            num_catch_up = min(num_catch_up, edge.max_len - len(edge.token_ids) - 1)
+            num_catch_up = min(num_catch_up, edge.params.max_new_tokens - edge.base - 1)
             written = edge.likely(num_catch_up + num_draft, miss)
             call = edge.call(
                 written[:num_catch_up], written[num_catch_up:], opens=manner == "opens" or who not in opened
@@ -289,7 +324,7 @@ def test_verdicts_in_any_company_are_those_of_the_target_alone(
     num_rows = sum(len(tokens) for batch in desk.engine.batches for _, tokens in batch)
     distinct = {id(asked.last): asked.last for asked in desk.asked}
     assert num_rows == sum(verdict.cost.num_rows for verdict in distinct.values())  # no block was judged twice
-    assert desk.engine.num_open == len(desk.sessions) <= 4
+    assert desk.engine.num_open == desk.worker.num_sessions <= 4
     desk.worker.stop()
     desk.worker.run()
     assert desk.engine.num_open == 0
@@ -302,7 +337,7 @@ def test_evictions_cost_no_verdict(
 ) -> None:
     desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows, max_sessions=max_sessions)
     play(desk, data.draw(edges(seed)), script)
-    assert desk.engine.num_open == len(desk.sessions) <= max_sessions
+    assert desk.engine.num_open == desk.worker.num_sessions <= max_sessions
     check_batches(desk.engine, max_rows)
 
 
@@ -315,7 +350,7 @@ def test_forwards_that_fail_cost_no_verdict(
     engine = desk.engine
     engine.fails = lambda feeds: EngineError("The device was lost.") if len(engine.batches) in fail_at else None
     play(desk, data.draw(edges(seed)), script)
-    assert engine.num_open == len(desk.sessions)
+    assert engine.num_open == desk.worker.num_sessions
 
 
 @law(80)
@@ -328,7 +363,7 @@ def test_a_stream_is_the_target_alone_in_any_company(
     streams = []
     for edge in everyone:
         edge.params = dataclasses.replace(edge.params, max_new_tokens=min(edge.params.max_new_tokens, 20))
-        edge.seen_len, edge.top = len(edge.prompt), 0
+        edge.num_seen, edge.top = 0, 0
         streams.append(desk.ask(edge.open(), kind=GenerateJob))
         desk.step(data.draw(st.integers(0, 3)))
     desk.finish()
@@ -336,7 +371,7 @@ def test_a_stream_is_the_target_alone_in_any_company(
         token_ids = [token_id for emission in asked.answers for token_id in emission.token_ids]
         assert (tuple(token_ids), asked.last.finish) == reference.plain(toys.toy(seed), edge.prompt, edge.params)
         bases = [emission.base for emission in asked.answers]
-        assert bases == list(range(len(edge.prompt), len(edge.prompt) + len(token_ids)))
+        assert bases == list(range(len(token_ids)))
     check_batches(desk.engine, max_rows)
     desk.step()
     assert desk.engine.num_open == 0 == desk.worker.num_sessions
@@ -349,10 +384,16 @@ def opened(desk: Desk, *edges: Edge) -> None:
         assert desk.answer(call) == edge.judged(call)
 
 
-def test_a_verdict_says_what_it_cost() -> None:
+def costly(monkeypatch: pytest.MonkeyPatch) -> tuple[Desk, Edge]:
+    """A worker whose engine measures by the desk's clock, in parts of 4 rows of a prompt and 2 of a block."""
     desk = Desk(toys.toy(4, kind=Watched), max_rows=2)
     desk.engine.max_batch_rows = 4
-    edge = Edge(0, 4, ENDLESS, prompt=(0, 3, 5, 7) * 2)
+    monkeypatch.setattr("skydraft.engines.base.time", desk.clock)
+    return desk, Edge(0, 4, ENDLESS, prompt=(0, 3, 5, 7) * 2)
+
+
+def test_a_verdict_says_what_it_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, edge = costly(monkeypatch)
     call = edge.call(draft=edge.likely(4), opens=True)
     asked = desk.ask(call)
     desk.clock.now += 0.5
@@ -361,4 +402,40 @@ def test_a_verdict_says_what_it_cost() -> None:
     assert (cost.num_passes, cost.num_rows) == (3, 5)
     assert cost.prefill_ms == pytest.approx(20, abs=0.1) and cost.forward_ms == pytest.approx(50, abs=0.1)
     assert cost.queue_ms == pytest.approx(500, abs=0.1)
-    assert (cost.rtt_ms, cost.bytes_up, cost.bytes_down) == (0, 0, 0)
+    assert cost.encode_ms == 0
+
+
+def test_an_opening_and_each_token_of_a_stream_say_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, edge = costly(monkeypatch)
+    cost = desk.answer(edge.open(), kind=OpenJob).cost
+    assert cost == Cost(forward_ms=cost.prefill_ms, prefill_ms=cost.prefill_ms)
+    assert cost.prefill_ms == pytest.approx(20, abs=0.1)
+    stream = Edge(1, 4, dataclasses.replace(ENDLESS, max_new_tokens=3, min_new_tokens=3), prompt=edge.prompt)
+    asked = desk.ask(stream.open(), kind=GenerateJob)
+    desk.finish()
+    first, *others = [answer.cost for answer in asked.answers if isinstance(answer, Emission)]
+    assert [(cost.num_passes, cost.num_rows) for cost in (first, *others)] == [(1, 1)] * 3
+    assert first.prefill_ms == pytest.approx(20, abs=0.1) and first.forward_ms == pytest.approx(30, abs=0.1)
+    assert [cost.prefill_ms for cost in others] == [0, 0]
+    assert [cost.forward_ms for cost in others] == pytest.approx([10, 10], abs=0.1)
+    assert all(cost.queue_ms < 0.1 for cost in (first, *others))
+
+
+def test_a_job_is_answered_once_and_the_second_answer_reaches_nobody() -> None:
+    desk, edge = Desk(toys.toy(4, kind=Watched)), Edge(0, 4, ENDLESS)
+    asked = desk.ask(call := edge.call(opens=True))
+    desk.finish()
+    assert asked.job.is_answered
+    with pytest.raises(CloudFailure, match="answered before"):
+        asked.job.answer(EngineError("late"))
+    assert asked.answers == [edge.judged(call)]
+
+
+def test_a_job_that_has_not_begun_has_no_session_and_no_work() -> None:
+    for kind in (OpenJob, VerifyJob, GenerateJob):
+        job = kind(Edge(0, 4, ENDLESS).open(), "ann", lambda answer: None, 0.0)
+        assert (job.has_session, job.work, job.is_answered, job.key) == (False, None, False, (0, "ann"))
+        with pytest.raises(CloudFailure, match="no session"):
+            job.session  # noqa: B018
+        with pytest.raises(CloudFailure):
+            job.commit(0.0)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.decoding.context import BaseMismatch, Context
+from skydraft.decoding.context import Context
 from skydraft.engines.base import TokenBuffer
-from skydraft.types import DraftBlock, Verdict
+from skydraft.errors import BaseMismatch
+from skydraft.types import DraftBlock, Prompt, Verdict
 
-from .toys import law
+from ..toys import law
 
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
@@ -21,9 +22,9 @@ tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
     st.lists(st.tuples(st.booleans(), tokens, st.integers(0, 6), st.integers(-2, 2)), max_size=30),
 )
 def test_a_context_is_its_prompt_and_what_was_committed(prompt, steps):
-    context, expected, seen_len = Context(prompt), list(prompt), len(prompt)
+    context, expected, num_seen = Context(Prompt(tuple(prompt))), [], 0
     for is_verdict, drafted, num_accepted, shift in steps:
-        block = DraftBlock(max(1, len(expected) + shift), tuple(drafted))
+        block = DraftBlock(max(0, len(expected) + shift), tuple(drafted))
         num_accepted = min(num_accepted, len(drafted))
         verdict = Verdict(block.base, num_accepted, 7)
         if block.base != len(expected):
@@ -32,36 +33,50 @@ def test_a_context_is_its_prompt_and_what_was_committed(prompt, steps):
         elif is_verdict:
             assert context.commit_verdict(block, verdict) == (*drafted[:num_accepted], 7)
             expected += [*drafted[:num_accepted], 7]
-            seen_len = len(expected)
+            num_seen = len(expected)
         else:
             assert context.commit_skip(block, None) == tuple(drafted)
             expected += drafted
-        assert context.token_ids.tolist() == expected
-        assert (len(context), context.prompt_len) == (len(expected), len(prompt))
-        assert (context.seen_len, context.catch_up) == (seen_len, tuple(expected[seen_len:]))
+        assert (context.base, context.generated.tolist()) == (len(expected), expected)
+        assert context.token_ids.tolist() == [*prompt, *expected]
+        assert (context.num_seen, context.catch_up) == (num_seen, tuple(expected[num_seen:]))
         assert context.finish is None
 
 
+@pytest.mark.parametrize("prompt", [(1,), (1, 2, 3), tuple(range(500))])
+def test_right_after_the_prompt_the_base_is_0_whatever_the_prompt(prompt):
+    context = Context(Prompt(prompt))
+    assert (context.base, context.num_seen, context.catch_up, context.generated.tolist()) == (0, 0, (), [])
+    with pytest.raises(BaseMismatch) as raised:
+        context.commit_skip(DraftBlock(len(prompt), (9,)), None)
+    assert (raised.value.base, raised.value.length) == (len(prompt), 0)
+    assert context.commit_verdict(DraftBlock(0, ()), Verdict(0, 0, 9)) == (9,)
+    assert (context.base, context.num_seen) == (1, 1)
+
+
 def test_a_long_generation_keeps_its_beginning():
-    context = Context([5, 6])
-    for length in range(2, 500):
-        context.commit_skip(DraftBlock(length, (length,)), None)
-    assert context.token_ids.tolist() == [5, 6, *range(2, 500)]
+    context = Context(Prompt((5, 6)))
+    for base in range(500):
+        context.commit_skip(DraftBlock(base, (base,)), None)
+    assert context.token_ids.tolist() == [5, 6, *range(500)]
+    assert context.generated.tolist() == list(range(500))
 
 
-def test_the_tokens_cannot_be_written_from_outside():
-    context = Context([1, 2, 3])
+@pytest.mark.parametrize("view", ["token_ids", "generated"])
+def test_the_tokens_cannot_be_written_from_outside(view):
+    context = Context(Prompt((1, 2, 3)))
+    context.commit_skip(DraftBlock(0, (4,)), None)
     with pytest.raises(ValueError, match="read-only"):
-        context.token_ids[0] = 9
+        getattr(context, view)[0] = 9
 
 
 def test_how_it_ends_and_that_the_first_reason_stays():
-    natural, broken = Context([1]), Context([1])
-    natural.commit_skip(DraftBlock(1, (2,)), "sentences")
+    natural, broken = Context(Prompt((1,))), Context(Prompt((1,)))
+    natural.commit_skip(DraftBlock(0, (2,)), "sentences")
     natural.interrupt()
     assert natural.finish == "sentences"
     broken.interrupt()
-    broken.commit_skip(DraftBlock(1, (2,)), None)
+    broken.commit_skip(DraftBlock(0, (2,)), None)
     assert broken.finish == "interrupted"
 
 

@@ -12,12 +12,12 @@ from scipy.special import entr
 
 from skydraft import DecodingParams, Generation, generate, make_plan
 from skydraft.decoding.plan import Plan
-from skydraft.engines.base import RowProfile
-from skydraft.engines.toy import character_vocab, open_toy, random_toy
+from skydraft.engines.options import RowProfile
+from skydraft.engines.toy import ToyEngine, character_vocab, open_toy, random_toy
 from skydraft.types import Signals
 
-from . import reference, toys
-from .toys import PROMPT, PROMPT_IDS, law
+from .. import reference, toys
+from ..toys import PROMPT, PROMPT_IDS, law
 
 ks = st.integers(1, 12) | st.just("auto")
 executions = st.sampled_from(["exact", "throughput"])
@@ -38,9 +38,9 @@ def assert_consistent(generation: Generation, params: DecodingParams) -> None:
     records, origins = generation.records, generation.origins
     assert sum(record.num_committed for record in records) == len(generation.token_ids) == len(origins)
     assert 1 <= len(origins) <= params.max_new_tokens
-    base, start = len(PROMPT_IDS), 0
+    base = 0
     for number, record in enumerate(records):
-        mine = origins[start : start + record.num_committed]
+        mine = origins[base : base + record.num_committed]
         assert (record.round, record.base) == (number, base)
         assert mine.count("accepted") == record.num_accepted <= record.num_draft
         if record.outcome == "verified":
@@ -54,7 +54,7 @@ def assert_consistent(generation: Generation, params: DecodingParams) -> None:
         else:
             assert record.reason == "" and record.num_committed == record.num_draft > 0
             assert set(mine) <= {"skipped", "edge"}
-        base, start = base + record.num_committed, start + record.num_committed
+        base += record.num_committed
     text = toys.VOCAB.decode(generation.token_ids)
     if generation.finish_reason == "stop_string":
         text = text[: min(text.find(stop) for stop in params.stop if stop in text)]
@@ -69,7 +69,8 @@ def assert_consistent(generation: Generation, params: DecodingParams) -> None:
 @given(toys.pairs(), toys.params(), ks, executions)
 def test_lossless_is_the_target_alone(pair, params, k, execution):
     edge, cloud = pair
-    lossless = decode(make_plan("lossless", k=k), params, edge, cloud, execution=execution)
+    plan = make_plan("lossless", k=k) if execution == "exact" else make_plan(gate="always", k=k)
+    lossless = decode(plan, params, edge, cloud, execution=execution)
     alone = decode(make_plan("cloud"), params, None, cloud, execution=execution)
     token_ids, reason = reference.plain(cloud, PROMPT_IDS, params)
     assert alone.token_ids == token_ids and alone.finish_reason == reason
@@ -97,6 +98,26 @@ def test_the_packaged_toys_speculate_losslessly():
     assert fast.token_ids == generate("情绪", cloud=cloud, plan=make_plan("cloud"), params=params).run().token_ids
     assert 0.2 < fast.stats.acceptance_rate < 1
     assert fast.stats.num_escalated < 40
+
+
+VOCABS = [
+    toys.VOCAB,
+    toys.vocab(special_ids=[toys.TOOL], end_ids=[]),
+    toys.vocab(special_ids=[toys.EOS, *toys.ids("。", "我们")], end_ids=[toys.EOS, *toys.ids("我们")]),
+]
+vocabs = st.sampled_from(range(len(VOCABS)))
+
+
+@law(120)
+@given(toys.seeds, st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 12), vocabs, vocabs)
+def test_each_side_has_a_vocabulary_of_its_own(seed, drafter, params, k, mine, theirs):
+    """Two files of one tokenizer may call other tokens special: what a text is made of is for its author to say."""
+    edge = toys.toy(seed, drafter[0], sign=drafter[1], vocab=VOCABS[mine])
+    cloud = toys.toy(seed, vocab=VOCABS[theirs])
+    lossless = decode(make_plan("lossless", k=k), params, edge, cloud)
+    assert (lossless.token_ids, lossless.finish_reason) == reference.plain(cloud, PROMPT_IDS, params)
+    alone = decode(make_plan("edge"), params, edge, cloud)
+    assert (alone.token_ids, alone.finish_reason) == reference.plain(edge, PROMPT_IDS, params)
 
 
 @law(60)
@@ -173,12 +194,7 @@ def passes(gate: str, signals: Signals) -> bool:
 def test_top_r_accepts_exactly_what_ranks_below_r(pair, params, k, top):
     edge, cloud = pair
     generation = generate(
-        PROMPT,
-        edge=edge,
-        cloud=cloud,
-        plan=make_plan(gate="always", k=k, accept=f"top:{top}"),
-        params=params,
-        raw=True,
+        PROMPT, edge=edge, cloud=cloud, plan=make_plan(gate="always", k=k, accept=f"top:{top}"), params=params, raw=True
     )
     context = list(PROMPT_IDS)
     for done, _ in generation.rounds():
@@ -210,13 +226,20 @@ class HostilePolicy:
 @law(60)
 @given(toys.pairs(), toys.params(), st.lists(st.integers(0, 9), min_size=1, max_size=5))
 def test_no_choice_of_k_changes_the_text(pair, params, ks):
-    loop, context = toys.loop_of(*pair, params, policy=HostilePolicy(ks))
+    loop, context = toys.loop_of(*pair, params, k=HostilePolicy(ks))
     rounds = list(loop.rounds())
-    assert (tuple(context.token_ids[len(PROMPT_IDS) :].tolist()), context.finish) == reference.plain(
-        pair[1], PROMPT_IDS, params
-    )
+    assert (tuple(context.generated.tolist()), context.finish) == reference.plain(pair[1], PROMPT_IDS, params)
     for done in rounds:
         assert (done.origins == ("cloud",)) == (done.record.num_draft == 0)
+
+
+@law(40)
+@given(toys.pairs(), toys.params(), st.integers(1, 9))
+def test_a_fixed_k_learns_nothing(pair, params, k):
+    loop, _ = toys.loop_of(*pair, params, k=k)
+    for done in loop.rounds():
+        assert len(done.block.token_ids) == k or done.block.ended_by == "stop"
+        assert (done.block.finish is None) == (done.block.ended_by == "k")
 
 
 @law(40)
@@ -227,9 +250,14 @@ def test_the_same_request_gives_the_same_answer_twice(pair, params, gate, k):
     assert first.token_ids == second.token_ids and first.origins == second.origins
 
 
+class Slow(ToyEngine):
+    """A drafter not worth waiting for."""
+
+    profile = RowProfile(1, (1000.0,))
+
+
 def test_an_adaptive_k_drafts_nothing_only_where_every_block_is_the_targets_anyway():
-    edge, cloud = toys.toy(4), toys.toy(4)
-    edge._profile = RowProfile(1, (1000.0,))  # a drafter not worth waiting for
+    edge, cloud = toys.toy(4, kind=Slow), toys.toy(4)
     params = DecodingParams(max_new_tokens=30, min_new_tokens=30)
     always = decode(make_plan(k="auto"), params, edge, cloud)
     gated = decode(make_plan(gate="entropy:0.5", k="auto"), params, edge, cloud)

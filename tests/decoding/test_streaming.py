@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.decoding.streaming import TextStream
+from skydraft.decoding.generation import TextStream
 from skydraft.engines.vocab import Vocab
 
-from . import toys
-from .toys import EOS, TOOL, VOCAB, ids, law
+from .. import toys
+from ..toys import EOS, TOOL, VOCAB, ids, law
 
 
 def stream(pieces, stop=()):

@@ -10,42 +10,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import DecodingParams, generate, make_plan
-from skydraft.decoding.choose import Chooser
-from skydraft.decoding.context import BaseMismatch
+from skydraft.choosing.stopping import Stopping
+from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.gates import Gate
 from skydraft.decoding.loop import SpeculativeLoop
-from skydraft.errors import EngineError, LimitExceeded
-from skydraft.types import DraftBlock, Signals, Verdict
+from skydraft.decoding.verification import TargetSession
+from skydraft.errors import BaseMismatch, EngineError, LimitExceeded, PromptError
+from skydraft.gating.gates import GateSpec, ThresholdGate
+from skydraft.types import Cost, DraftBlock, Prompt, Signals, Verdict
 
-from . import reference, toys
-from .toys import PROMPT, PROMPT_IDS, VOCAB, FlakyEngine, law
+from .. import reference, toys
+from ..toys import ASKED, PROMPT, PROMPT_IDS, VOCAB, FlakyEngine, law
 
 any_token = st.integers(0, VOCAB.size - 1)
 
 
-def target_choices(target, params, start, num_tokens):
-    """What the target would write after `start`, whatever the stopping rules say."""
-    token_ids = list(start)
+def choices(engine, params, generated, num_tokens, prompt=PROMPT_IDS):
+    """What a model would write after `prompt` and `generated`, whatever the stopping rules say."""
+    token_ids = [*prompt, *generated]
     for _ in range(num_tokens):
-        token_ids.append(reference.next_token(target, token_ids, len(PROMPT_IDS), params))
-    return token_ids[len(start) :]
+        token_ids.append(reference.next_token(engine, token_ids, len(prompt), params))
+    return token_ids[len(token_ids) - num_tokens :]
 
 
-def expected_verdict(target, params, committed, block):
+def expected_verdict(target, params, generated, block, prompt=PROMPT_IDS):
     """The verdict from its definition: walk the block until a difference or an end."""
-    _, stopping = toys.rules(params)
+    stopping, base = Stopping(params, VOCAB, params.max_new_tokens), len(generated)
     for index, drafted in enumerate(block):
-        prefix = [*committed, *block[:index]]
-        choice = reference.next_token(target, prefix, len(PROMPT_IDS), params)
-        finish = stopping.finish(toys.array([*prefix, choice]))
+        written = [*generated, *block[:index]]
+        (choice,) = choices(target, params, written, 1, prompt)
+        finish = stopping.finish(toys.array([*written, choice]))
         if choice != drafted:
-            return Verdict(len(committed), index, choice, finish)
+            return Verdict(base, index, choice, finish)
         if finish:
-            return Verdict(len(committed), index + 1, None, finish)
-    bonus = reference.next_token(target, [*committed, *block], len(PROMPT_IDS), params)
-    finish = stopping.finish(toys.array([*committed, *block, bonus]))
-    return Verdict(len(committed), len(block), bonus, finish)
+            return Verdict(base, index + 1, None, finish)
+    (bonus,) = choices(target, params, [*generated, *block], 1, prompt)
+    return Verdict(base, len(block), bonus, stopping.finish(toys.array([*generated, *block, bonus])))
+
+
+def audit(target, params, generated, num_audited):
+    """(whether the target would have written each of the last tokens, the ranks of those that it would not have)."""
+    flags, ranks = [], []
+    for at in range(len(generated) - num_audited, len(generated)):
+        prefix, token_id = [*PROMPT_IDS, *generated[:at]], generated[at]
+        flags.append(reference.next_token(target, prefix, len(PROMPT_IDS), params) == token_id)
+        if not flags[-1]:
+            ranks.append(reference.rank(target, prefix, token_id, len(PROMPT_IDS), params))
+    return tuple(flags), tuple(ranks)
 
 
 def endless():
@@ -60,8 +71,8 @@ def requests(draw):
     # Catch-up tokens past the length limit cannot be: the generation would have ended there.
     catch_up = draw(st.lists(any_token, max_size=min(10, params.max_new_tokens - 1)))
     if draw(st.booleans()):
-        catch_up = target_choices(target, params, PROMPT_IDS, len(catch_up))
-    block = target_choices(target, params, [*PROMPT_IDS, *catch_up], draw(st.integers(0, 8)))
+        catch_up = choices(target, params, [], len(catch_up))
+    block = choices(target, params, catch_up, draw(st.integers(0, 8)))
     if block and draw(st.booleans()):
         block[draw(st.integers(0, len(block) - 1))] = draw(any_token)
     return target, params, tuple(catch_up), tuple(block)
@@ -71,16 +82,10 @@ def requests(draw):
 @given(requests(), st.integers(1, 9))
 def test_a_verdict_is_the_definition_for_any_block_and_any_split_into_passes(request_, max_rows):
     target, params, catch_up, block = request_
-    committed = [*PROMPT_IDS, *catch_up]
-    verdict = toys.verifier_of(target, params, max_rows=max_rows).verify(DraftBlock(len(committed), block), catch_up)
-    audit, ranks = [], []
-    for length in range(len(PROMPT_IDS), len(committed)):
-        choice = reference.next_token(target, committed[:length], len(PROMPT_IDS), params)
-        audit.append(choice == committed[length])
-        if not audit[-1]:
-            ranks.append(reference.rank(target, committed[:length], committed[length], len(PROMPT_IDS), params))
-    expected = expected_verdict(target, params, committed, block)
-    assert verdict == dataclasses.replace(expected, audit=tuple(audit), audit_ranks=tuple(ranks))
+    verdict = toys.verifier_of(target, params, max_rows=max_rows).verify(DraftBlock(len(catch_up), block), catch_up)
+    flags, ranks = audit(target, params, catch_up, len(catch_up))
+    expected = expected_verdict(target, params, catch_up, block)
+    assert verdict == dataclasses.replace(expected, audit=flags, audit_ranks=ranks)
     assert verdict.num_tokens == expected.num_accepted + (expected.token_id is not None)
     # Rows: the catch-up and one per judged position, in passes of max_rows; no pass after the last judged row.
     needed = len(catch_up) + verdict.num_tokens
@@ -95,11 +100,11 @@ def test_a_stop_inside_an_accepted_block_counts_only_what_comes_before_it():
         last[toys.ids(before), toys.ids(after)] = 9
     target = toys.ToyEngine(VOCAB, last)
     block = tuple(toys.ids("a", "b", "e", "S"))
-    verdict = toys.verifier_of(target, params).verify(DraftBlock(2, block), ())
-    assert verdict == Verdict(2, 2, None, "stop_string")
-    context = toys.Context(PROMPT_IDS)
-    assert context.commit_verdict(DraftBlock(2, block), verdict) == block[:2]
-    assert len(context) == 4 and context.finish == "stop_string" and context.seen_len == 4
+    verdict = toys.verifier_of(target, params).verify(DraftBlock(0, block), ())
+    assert verdict == Verdict(0, 2, None, "stop_string")
+    context = Context(ASKED)
+    assert context.commit_verdict(DraftBlock(0, block), verdict) == block[:2]
+    assert (context.base, context.finish, context.num_seen) == (2, "stop_string", 2)
 
 
 @law(60)
@@ -107,11 +112,12 @@ def test_a_stop_inside_an_accepted_block_counts_only_what_comes_before_it():
 def test_a_wrong_base_raises_and_changes_nothing(first, shift, second):
     target, params, catch_up, block = first
     verifier, untouched = (toys.verifier_of(target, params) for _ in range(2))
-    base = len(PROMPT_IDS) + len(catch_up)
-    for wrong in ((base + shift), base + 100):
+    base = len(catch_up)
+    wrong_bases = {base + shift, base + 100, base + len(PROMPT_IDS)}
+    for wrong in wrong_bases - {number for number in wrong_bases if number < 0}:
         with pytest.raises(BaseMismatch) as raised:
-            verifier.verify(DraftBlock(max(1, wrong), block), catch_up)
-        assert raised.value.length == len(PROMPT_IDS)  # what is committed on that side, without the catch-up
+            verifier.verify(DraftBlock(wrong, block), catch_up)
+        assert raised.value.length == 0  # what is committed on that side, without the catch-up
     verdicts = [side.verify(DraftBlock(base, block), catch_up) for side in (verifier, untouched)]
     assert verdicts[0] == verdicts[1]
     with pytest.raises(BaseMismatch):  # the same block once more: it was committed
@@ -126,18 +132,18 @@ def test_a_wrong_base_raises_and_changes_nothing(first, shift, second):
 
 
 def test_a_context_refuses_what_does_not_extend_it_and_stays_as_it_was():
-    context = toys.Context([1, 2, 3])
-    block = DraftBlock(3, (4, 5))
+    context = Context(Prompt((1, 2, 3)))
+    block = DraftBlock(0, (4, 5))
     context.commit_skip(block, None)
     for commit in (
         lambda: context.commit_skip(block, "eos"),
-        lambda: context.commit_verdict(block, Verdict(3, 0, 9)),
-        lambda: context.commit_verdict(DraftBlock(5, (6,)), Verdict(4, 1, 9)),
+        lambda: context.commit_verdict(block, Verdict(0, 0, 9)),
+        lambda: context.commit_verdict(DraftBlock(2, (6,)), Verdict(1, 1, 9)),
     ):
         with pytest.raises(BaseMismatch):
             commit()
         assert context.token_ids.tolist() == [1, 2, 3, 4, 5]
-        assert (context.catch_up, context.seen_len, context.finish) == ((4, 5), 3, None)
+        assert (context.catch_up, context.num_seen, context.finish) == ((4, 5), 0, None)
 
 
 @law(120)
@@ -145,20 +151,20 @@ def test_a_context_refuses_what_does_not_extend_it_and_stays_as_it_was():
 def test_a_failed_forward_can_be_repeated_as_if_it_had_not_been(data, seed, params, fail_at, max_rows):
     target = toys.toy(seed, kind=FlakyEngine)
     verifier, sound = toys.verifier_of(target, params, max_rows=max_rows), toys.verifier_of(toys.toy(seed), params)
-    base = len(PROMPT_IDS)
+    generated = []
     for _ in range(2):
         catch_up = tuple(data.draw(st.lists(any_token, max_size=6)))
-        block = target_choices(toys.toy(seed), params, [*sound._session.token_ids.tolist(), *catch_up], 4)
+        block = choices(toys.toy(seed), params, [*generated, *catch_up], 4)
         if data.draw(st.booleans()):
             block[data.draw(st.integers(0, 3))] = data.draw(any_token)
-        request_ = DraftBlock(base + len(catch_up), tuple(block))
+        asked = DraftBlock(len(generated) + len(catch_up), tuple(block))
         target.fail_at, target.num_asked = fail_at, 0
         try:
-            verdict = verifier.verify(request_, catch_up)
+            verdict = verifier.verify(asked, catch_up)
         except EngineError:
-            verdict = verifier.verify(request_, catch_up)
-        assert verdict == sound.verify(request_, catch_up)
-        base = request_.base + verdict.num_tokens
+            verdict = verifier.verify(asked, catch_up)
+        assert verdict == sound.verify(asked, catch_up)
+        generated += [*catch_up, *verdict.commits(asked)]
         if verdict.finish:
             break
 
@@ -171,7 +177,7 @@ def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, p
     edge = toys.toy(seed, drafter[0], sign=drafter[1], kind=FlakyEngine)
     cloud = toys.toy(seed, kind=FlakyEngine)
     edge.fail_at, cloud.fail_at = fail_at
-    loop, context = toys.loop_of(edge, cloud, params, policy=toys.FixedK(k))
+    loop, context = toys.loop_of(edge, cloud, params, k=k)
     rounds = []
     for _ in range(3):
         try:
@@ -179,72 +185,107 @@ def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, p
                 rounds.append(done)
         except EngineError:
             continue
-    assert [token_id for done in rounds for token_id in done.token_ids] == context.token_ids[2:].tolist()
+    assert [token_id for done in rounds for token_id in done.token_ids] == context.generated.tolist()
     expected = reference.plain(toys.toy(seed), PROMPT_IDS, params)
-    assert (tuple(context.token_ids[2:].tolist()), context.finish) == expected
+    assert (tuple(context.generated.tolist()), context.finish) == expected
 
 
 @law(100)
 @given(toys.pairs(), endless(), st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_a_verifier_that_catches_up_judges_like_one_that_saw_all(pair, params, skips):
     edge, cloud = pair
-    token_ids = list(PROMPT_IDS)
-    late = toys.verifier_of(cloud, params)
+    generated, late = [], toys.verifier_of(cloud, params)
     for num_tokens in skips:  # several catch-ups, each after a verdict of its own
-        catch_up = tuple(target_choices(edge, params, token_ids, num_tokens))
-        token_ids += catch_up
-        block = DraftBlock(len(token_ids), tuple(target_choices(edge, params, token_ids, 3)))
+        catch_up = tuple(choices(edge, params, generated, num_tokens))
+        generated += catch_up
+        block = DraftBlock(len(generated), tuple(choices(edge, params, generated, 3)))
         verdict = late.verify(block, catch_up)
-        saw_all = toys.TargetVerifier(cloud, token_ids, *toys.rules(params), max_rows=2).verify(block, ())
+        saw_all = judged(seated(cloud, params, committed=generated), block)
         assert dataclasses.replace(verdict, audit=(), audit_ranks=()) == saw_all
-        token_ids += [*block.token_ids[: verdict.num_accepted], verdict.token_id]
+        generated += verdict.commits(block)
         if verdict.finish:
             break
 
 
-def unsure_after(num_rounds):
-    """A gate that skips so many rounds and then asks the target, over and over."""
+def seated(target, params, *, prompt=ASKED, committed=()):
+    """A session with a sequence of its own, its prompt in the cache."""
+    session = TargetSession(target, prompt, params, committed=committed)
+    session.adopt(target.begin(prompt.token_ids))
+    while session.needs_prefill:
+        session.prefill()
+    return session
 
-    class Rhythm(Gate):
-        num_rounds_seen = 0
 
-        def reason(self, context, block, vocab):
-            Rhythm.num_rounds_seen += 1
-            return "" if Rhythm.num_rounds_seen % (num_rounds + 1) else "uncertain"
+def judged(session, block, catch_up=(), max_rows=2):
+    """The verdict of a session, step by step."""
+    session.check(block, catch_up)
+    work = session.begin(block, catch_up)
+    while (token_ids := work.next_feed(max_rows)) is not None:
+        work.absorb(work.sequence.extend(token_ids))
+    return session.commit(work, Cost())
 
-    return Rhythm("entropy", 1.0)
+
+class Rhythm(ThresholdGate):
+    """Skips so many rounds and then asks the target, over and over."""
+
+    def __init__(self, num_skips):
+        super().__init__(GateSpec("entropy", 1.0))
+        self.num_skips, self.num_rounds = num_skips, 0
+
+    def reason(self, history, block, vocab):
+        self.num_rounds += 1
+        return "" if self.num_rounds % (self.num_skips + 1) else "uncertain"
 
 
 @law(60)
 @given(toys.pairs(), toys.params(), st.integers(0, 5), st.integers(1, 5))
 def test_rounds_carry_one_audit_flag_per_catch_up_token_and_it_is_true(pair, params, num_skips, k):
-    chooser, stopping = toys.rules(params)
-    context = toys.Context(PROMPT_IDS)
-    loop = SpeculativeLoop(
-        context,
-        Drafter(pair[0], chooser, stopping),
-        unsure_after(num_skips),
-        toys.verifier_of(pair[1], params),
-        toys.FixedK(k),
-        stopping,
-        VOCAB,
-    )
-    pending = list(PROMPT_IDS)  # everything committed, and how much of it the target has judged
-    seen_len = len(pending)
+    edge, cloud = pair
+    context = Context(ASKED)
+    drafter, verifier = toys.drafter_of(edge, params), toys.verifier_of(cloud, params)
+    loop = SpeculativeLoop(context, drafter, Rhythm(num_skips), verifier, k, VOCAB)
+    generated, num_seen = [], 0  # everything committed, and how much of it the target has judged
     for done in loop.rounds():
+        assert done.block.base == done.record.base == len(generated)
         if done.record.outcome == "verified":
-            expected = [
-                reference.next_token(pair[1], pending[:at], len(PROMPT_IDS), params) == pending[at]
-                for at in range(seen_len, len(pending))
-            ]
-            assert list(done.audit) == expected
-            seen_len = len(pending) + len(done.token_ids)
+            assert (done.audit, done.audit_ranks) == audit(cloud, params, generated, len(generated) - num_seen)
+            assert (done.record.num_audited, done.record.num_agreed) == (len(done.audit), sum(done.audit))
+            num_seen = len(generated) + len(done.token_ids)
         else:
-            assert done.audit == ()
-        pending += done.token_ids
-        assert context.token_ids.tolist() == pending
-        assert context.seen_len == seen_len
-        assert context.catch_up == tuple(pending[seen_len:])
+            assert (done.audit, done.audit_ranks, done.record.num_audited) == ((), (), 0)
+        generated += done.token_ids
+        assert context.generated.tolist() == generated
+        assert context.num_seen == num_seen
+        assert context.catch_up == tuple(generated[num_seen:])
+
+
+other_prompts = st.lists(any_token, min_size=1, max_size=12).map(lambda token_ids: Prompt(tuple(token_ids)))
+
+
+@law(80)
+@given(toys.pairs(), toys.params(), other_prompts, st.integers(0, 3), st.integers(1, 6))
+def test_a_target_that_reads_another_prompt_judges_by_its_own_at_the_same_bases(pair, params, other, num_skips, k):
+    edge, cloud = pair
+    context, drafter = Context(ASKED), toys.drafter_of(edge, params)
+    verifier = toys.verifier_of(cloud, params, max_rows=3, prompt=other)
+    loop = SpeculativeLoop(context, drafter, Rhythm(num_skips), verifier, k, VOCAB)
+    for done in loop.rounds():
+        for index, (token_id, origin) in enumerate(zip(done.token_ids, done.origins, strict=True)):
+            model, prompt = (edge, PROMPT_IDS) if origin == "skipped" else (cloud, other.token_ids)
+            assert [token_id] == choices(model, params, context.generated[: done.record.base + index], 1, prompt)
+    if num_skips == 0:
+        expected = reference.plain(cloud, other.token_ids, params)
+        assert (tuple(context.generated.tolist()), context.finish) == expected
+
+
+@law(60)
+@given(requests(), other_prompts, st.integers(1, 9))
+def test_the_verdict_of_a_target_with_a_prompt_of_its_own_is_the_definition(request_, other, max_rows):
+    target, params, catch_up, block = request_
+    verifier = toys.verifier_of(target, params, max_rows=max_rows, prompt=other)
+    verdict = verifier.verify(DraftBlock(len(catch_up), block), catch_up)
+    expected = expected_verdict(target, params, catch_up, block, other.token_ids)
+    assert dataclasses.replace(verdict, audit=(), audit_ranks=()) == expected
 
 
 @law(60)
@@ -284,33 +325,156 @@ def test_an_interrupt_that_comes_during_a_forward_is_not_lost():
 
 def test_the_drafter_repeats_a_draft_and_follows_any_context():
     params = DecodingParams(temperature=1.0, seed=5)
-    chooser, stopping = toys.rules(params)
     edge = toys.toy(6)
-    drafter = Drafter(edge, chooser, stopping)
-    context = toys.Context(PROMPT_IDS)
+    drafter = toys.drafter_of(edge, params)
+    context = Context(ASKED)
     first = drafter.draft(context, 6)
     assert drafter.draft(context, 6) == first
     assert drafter.draft(context, 3).token_ids == first.token_ids[:3]
     for tokens in (first.token_ids[:2], (7, 8, 9), first.token_ids):
-        context.commit_skip(DraftBlock(len(context), tokens), None)
-        expected = target_choices(edge, params, context.token_ids.tolist(), 4)
-        drafted = drafter.draft(context, 4).token_ids
-        assert drafted == tuple(expected)[: len(drafted)] and drafted
+        context.commit_skip(DraftBlock(context.base, tokens), None)
+        drafted = drafter.draft(context, 4)
+        expected = tuple(choices(edge, params, context.generated.tolist(), 4))
+        assert drafted.base == context.base
+        assert drafted.token_ids == expected[: len(drafted.token_ids)] and drafted.token_ids
+
+
+@law(60)
+@given(st.data(), toys.seeds, endless())
+def test_the_drafter_goes_on_from_whatever_was_committed_of_its_draft_and_instead_of_it(data, seed, params):
+    edge = toys.toy(seed)
+    drafter, context = toys.drafter_of(edge, params), Context(ASKED)
+    for _ in range(3):
+        drafted = drafter.draft(context, data.draw(st.integers(1, 6)))
+        expected = choices(edge, params, context.generated.tolist(), len(drafted.token_ids))
+        assert list(drafted.token_ids) == expected
+        kept = drafted.token_ids[: data.draw(st.integers(0, len(drafted.token_ids)))]
+        others = tuple(data.draw(st.lists(any_token, max_size=5)))
+        context.commit_skip(DraftBlock(context.base, (*kept, *others)), None)
+
+
+def test_the_drafter_says_why_its_last_token_ends_the_text():
+    params, edge = DecodingParams(max_new_tokens=9), toys.toy(6)
+    context = Context(ASKED)
+    drafter = Drafter(edge, ASKED, params, 4)  # of a context that ends after 4 tokens
+    whole = drafter.draft(context, 3)
+    assert (whole.finish, whole.ended_by) == (None, "k")
+    context.commit_skip(whole, whole.finish)
+    last = drafter.draft(context, 3)
+    assert (len(last.token_ids), last.finish, last.ended_by) == (1, "length", "stop")
 
 
 def test_a_loop_without_verifier_takes_no_gate_that_needs_one():
-    chooser, stopping = toys.rules(DecodingParams())
-    drafter = Drafter(toys.toy(1), chooser, stopping)
+    always = ThresholdGate(GateSpec("always"))
+    loop = SpeculativeLoop(Context(ASKED), toys.drafter_of(toys.toy(1), DecodingParams()), always, None, 1, VOCAB)
     with pytest.raises(ValueError, match="verifier"):
-        SpeculativeLoop(toys.Context(PROMPT_IDS), drafter, Gate("always"), None, toys.FixedK(1), stopping, VOCAB)
+        next(loop.rounds())
+
+
+# --- the target's side of one generation
+
+
+def test_a_session_owns_one_sequence_from_adopt_to_release():
+    target, params = toys.toy(3), DecodingParams()
+    session = seated(target, params)
+    own = session.release()
+    assert not session.is_seated and not own.is_closed
+    session.adopt(own)
+    with pytest.raises(EngineError, match="has a sequence already"):
+        session.adopt(target.begin(PROMPT_IDS))
+    assert session.is_seated and session.release() is own  # the first stays
+
+
+def test_a_session_without_a_sequence_refuses_to_work_and_stays_as_it_was():
+    target, params = toys.toy(3), DecodingParams()
+    session = TargetSession(target, ASKED, params)
+    block = DraftBlock(0, (1, 2))
+    assert not session.is_seated and not session.needs_prefill
+    for use in (session.prefill, session.release, lambda: session.begin(block, ())):
+        with pytest.raises(EngineError, match="has no sequence"):
+            use()
+    session.close()
+    assert (session.base, session.finish, session.token_ids.tolist()) == (0, None, list(PROMPT_IDS))
+    session.adopt(target.begin(PROMPT_IDS))
+    while session.needs_prefill:
+        session.prefill()
+    assert judged(session, block) == judged(seated(target, params), block)
+
+
+def test_a_closed_session_gives_its_sequence_back_and_forgets_it():
+    session = seated(toys.toy(3), DecodingParams())
+    own = session.release()
+    session.adopt(own)
+    session.close()
+    session.close()
+    assert own.is_closed and not session.is_seated
+
+
+texts = st.lists(any_token, max_size=8)
+
+
+@law(80)
+@given(toys.seeds, endless(), texts, texts, texts, st.integers(1, 4))
+def test_a_session_takes_over_the_sequence_of_another_with_the_same_prompt(
+    seed, params, mine, theirs, drafted, max_rows
+):
+    """Whatever the KV cache holds of the other text, the verdict is that of a fresh sequence."""
+    target = toys.toy(seed)
+    former = seated(target, params, committed=theirs)
+    judged(former, DraftBlock(len(theirs), tuple(drafted)))
+    session = TargetSession(target, ASKED, params, committed=mine)
+    session.adopt(former.release())
+    block = DraftBlock(len(mine), tuple(choices(target, params, mine, 3)))
+    assert judged(session, block, max_rows=max_rows) == expected_verdict(target, params, mine, block.token_ids)
+
+
+@law(40)
+@given(st.data(), toys.seeds, st.integers(1, 6))
+def test_what_was_committed_elsewhere_is_committed(data, seed, num_committed):
+    target, params = toys.toy(seed), data.draw(endless())
+    committed = choices(target, params, [], num_committed)
+    session = seated(target, params, committed=committed)
+    assert (session.base, session.token_ids.tolist()) == (num_committed, [*PROMPT_IDS, *committed])
+    with pytest.raises(BaseMismatch):
+        session.check(DraftBlock(0, ()), ())
+    block = tuple(choices(target, params, committed, 3))
+    assert judged(session, DraftBlock(num_committed, block)) == expected_verdict(target, params, committed, block)
+
+
+def test_a_session_refuses_a_prompt_that_does_not_fit_and_a_text_that_is_complete():
+    params = DecodingParams(max_new_tokens=3)
+    with pytest.raises(PromptError):
+        TargetSession(toys.toy(1, context_len=20), Prompt((1,) * 20), params)
+    with pytest.raises(LimitExceeded, match="3 tokens has reached its end"):
+        TargetSession(toys.toy(1), ASKED, params, committed=(1, 2, 3))
+    with pytest.raises(LimitExceeded):  # the context ends before
+        TargetSession(toys.toy(1, context_len=20), Prompt((1,) * 18), params, committed=(1, 2))
+
+
+def test_a_verification_that_was_overtaken_commits_nothing():
+    target, params = toys.toy(3), DecodingParams(max_new_tokens=50, min_new_tokens=50)
+    session = seated(target, params)
+    late, first = (session.begin(DraftBlock(0, ()), ()) for _ in range(2))
+    for work in (late, first):
+        while (token_ids := work.next_feed(4)) is not None:
+            work.absorb(work.sequence.extend(token_ids))
+            work.sequence.align(toys.array(PROMPT_IDS))
+    verdict = session.commit(first, Cost())
+    before = session.token_ids.tolist()
+    with pytest.raises(BaseMismatch):
+        session.commit(late, Cost())
+    assert session.token_ids.tolist() == before == [*PROMPT_IDS, verdict.token_id]
 
 
 def test_verdicts_and_blocks_are_valid_by_construction():
-    for wrong in ((0, 0, 5, None), (3, -1, 5, None), (3, 0, None, "eos"), (3, 2, None, None)):
+    for wrong in ((-1, 0, 5, None), (3, -1, 5, None), (3, 0, None, "eos"), (3, 2, None, None)):
         with pytest.raises(ValueError):
             Verdict(*wrong)
+    for audits, ranks in (((True,), (1,)), ((False,), ()), ((False, True), (1, 2))):
+        with pytest.raises(ValueError, match="ranks"):
+            Verdict(3, 0, 5, audit=audits, audit_ranks=ranks)
     with pytest.raises(ValueError):
-        DraftBlock(0, (1,))
+        DraftBlock(-1, (1,))
     with pytest.raises(ValueError):
-        DraftBlock(1, (1, 2), signals=(Signals(0.0, 1.0, 1.0),))
-    assert isinstance(Chooser(DecodingParams(), VOCAB, 1).choose(np.ones(VOCAB.size, np.float32), toys.array([1])), int)
+        DraftBlock(0, (1, 2), signals=(Signals(0.0, 1.0, 1.0),))
+    assert DraftBlock(0, ()).base == Verdict(0, 0, 5).base == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,9 +20,9 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudTimeout, NotAuthorized
-from skydraft.evaluation.link import EmulatedLink, LinkShape
+from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
-from ..serving import serving
+from ..serving import PATIENCE_S, Serving, free_port, serving
 
 PROMPT = "语速"
 PARAMS = DecodingParams(max_new_tokens=120, min_new_tokens=120, temperature=0.8, seed=5)
@@ -52,8 +51,7 @@ class Process:
     """`skydraft serve` as a process that can be killed and started again on the same port."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.start()
 
@@ -69,14 +67,18 @@ class Process:
         assert self._process.stderr is not None
         with self._process.stderr:
             self.last_words = self._process.stderr.read()
-        return self._process.wait(10)
+        return self._process.wait(PATIENCE_S)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
 
 @pytest.fixture
 def process() -> Iterator[Process]:
     running = Process()
     yield running
-    if running._process.poll() is None:
+    if running.is_running:
         running.end(signal.SIGKILL)
 
 
@@ -103,9 +105,9 @@ def test_a_server_that_is_killed_and_restarted_costs_no_token(
         cloud.close()
 
 
-def test_a_gated_run_goes_on_alone_within_a_second_and_resyncs(process: Process) -> None:
+def test_a_gated_run_goes_on_alone_within_its_patience_and_resyncs(process: Process, unhurried: None) -> None:
     lines: list[str] = []
-    cloud = skydraft.connect(process.address, notify=lines.append)
+    cloud = skydraft.connect(process.address, timeout_s=PATIENCE_S, notify=lines.append)
     generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=GATED, params=PARAMS)
     restarted = False
     for number, (done, _) in enumerate(generation.rounds()):
@@ -114,11 +116,9 @@ def test_a_gated_run_goes_on_alone_within_a_second_and_resyncs(process: Process)
         if done.record.outcome == "fallback" and not restarted:
             restarted = True
             process.start()
-            deadline = time.monotonic() + 10
-            while len(lines) < 2 and time.monotonic() < deadline:
-                time.sleep(0.02)
+            Serving.wait_until(lambda: len(lines) >= 2)
     slowest = max(record.wall_ms for record in generation.records if record.outcome == "fallback")
-    assert slowest < 1000
+    assert slowest < PATIENCE_S * 1e3 / 3
     last_fallback = max(n for n, origin in enumerate(generation.origins) if origin == "edge-fallback")
     assert "recovered" in generation.origins[last_fallback:]
     assert "gone" in lines[0] and "back" in lines[1] and len(lines) == 2
@@ -138,7 +138,7 @@ def test_ten_percent_of_chunks_cut_the_connection(expected: Generation, gated: G
                 assert generation.token_ids == undisturbed.token_ids[:60]
                 assert link.num_cut > num_cut or not plan.drafts
             cloud.close()
-        server.wait_until(lambda: server.worker.num_sessions <= 1)
+        server.wait_until(lambda: server.num_sessions <= 1)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "cloud"])
@@ -157,40 +157,40 @@ def test_a_stall_of_two_seconds_is_waited_for_where_all_is_verified(expected: Ge
 
 
 @pytest.mark.parametrize("fault", ["stall", "down", "black hole"])
-def test_a_gated_run_falls_back_within_a_second_whatever_the_link_died_of(fault: str) -> None:
+def test_a_gated_run_falls_back_within_its_patience_whatever_the_link_died_of(fault: str, unhurried: None) -> None:
     with serving(open_toy("toy")) as server, EmulatedLink(("127.0.0.1", server.port)) as link:
         lines: list[str] = []
-        cloud = skydraft.connect(link.address, notify=lines.append)
+        cloud = skydraft.connect(link.address, timeout_s=PATIENCE_S, notify=lines.append)
         generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=GATED, params=PARAMS)
         for number, (done, _) in enumerate(generation.rounds()):
             if number == 5:
                 if fault == "down":
                     link.down()
                 else:
-                    link.stall(3600 if fault == "black hole" else 1.5)
+                    link.stall(3600 if fault == "black hole" else 6.0)
             if fault == "stall" and done.record.outcome == "fallback":
-                deadline = time.monotonic() + 8
-                while len(lines) < 2 and time.monotonic() < deadline:
-                    time.sleep(0.02)
-        fallback = [record.wall_ms for record in generation.records if record.outcome == "fallback"]
-        assert fallback and max(fallback) < 1000
+                server.wait_until(lambda: len(lines) >= 2)
+        fallback = [record for record in generation.records if record.outcome == "fallback"]
+        assert fallback and max(record.wall_ms for record in fallback) < PATIENCE_S * 1e3 / 3
         # Only the first round without the cloud waits for it.
-        assert sorted(fallback)[-2] < 100 if fault != "stall" else len(lines) == 2
+        assert [record.link.rtt_ms > 0 for record in fallback] == [True] + [False] * (len(fallback) - 1)
+        assert len(lines) == (2 if fault == "stall" else 1)
         assert len(generation.token_ids) == 120
         cloud.close()
 
 
 def test_lossless_never_falls_back_but_says_what_is_missing(process: Process) -> None:
-    cloud = skydraft.connect(process.address, timeout_s=0.6)
+    timeout_s = 2.0
+    cloud = skydraft.connect(process.address, timeout_s=timeout_s)
     generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=LOSSLESS, params=PARAMS)
     rounds = generation.rounds()
     next(rounds)
     process.end(signal.SIGKILL)
     began = time.monotonic()
-    with pytest.raises(CloudTimeout, match=r"could not be had.*doctor"):
+    with pytest.raises(CloudTimeout, match=r"did not answer.*doctor"):
         for _ in rounds:
             pass
-    assert time.monotonic() - began < 3
+    assert timeout_s / 2 < time.monotonic() - began < 5 * timeout_s
     assert "edge-fallback" not in generation.origins
     cloud.close()
 
@@ -219,23 +219,24 @@ def test_four_clients_on_two_seats_evict_each_other_and_lose_nothing(expected: G
         finally:
             cloud.close()
 
-    with serving(open_toy("toy"), max_sessions=2) as server, ThreadPoolExecutor(4) as pool:
+    with serving(open_toy("toy"), max_sessions=2, metrics_port=free_port()) as server, ThreadPoolExecutor(4) as pool:
         runs = [pool.submit(run, server, plan) for plan in (LOSSLESS, GATED, LOSSLESS, GATED)]
         for done, undisturbed in zip(runs, (expected, gated, expected, gated), strict=True):
-            assert done.result(60).token_ids == undisturbed.token_ids
-        assert server.sessions.num_evicted > 4
-        assert server.worker.num_sessions <= 2
+            assert done.result(2 * PATIENCE_S).token_ids == undisturbed.token_ids
+        server.wait_until(lambda: server.metric("sessions_evicted") > 4)
+        assert server.num_sessions <= 2
 
 
 def test_a_session_that_expired_is_opened_again(expected: Generation) -> None:
-    with serving(open_toy("toy"), session_ttl_s=0.1) as server:
+    with serving(open_toy("toy"), session_ttl_s=1.0, metrics_port=free_port()) as server:
         cloud = skydraft.connect(server.address)
         generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=LOSSLESS, params=PARAMS)
         for number, _ in enumerate(generation.rounds()):
             if number in (3, 8):
-                server.wait_until(lambda: server.worker.num_sessions == 0)
+                server.wait_until(lambda: server.num_sessions == 0)
         assert generation.token_ids == expected.token_ids
-        assert server.sessions.num_expired == 2
+        server.wait_until(lambda: server.metric("sessions_expired") >= 2)
+        assert server.metric("sessions_expired") == 2
         cloud.close()
 
 
@@ -249,11 +250,11 @@ def test_a_server_that_is_full_is_asked_again(expected: Generation) -> None:
 
     with serving(open_toy("toy"), max_sessions=1, max_queue=1) as server, ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(run, server) for _ in range(4)]:
-            assert done.result(60).token_ids == expected.token_ids
+            assert done.result(2 * PATIENCE_S).token_ids == expected.token_ids
 
 
 def test_a_token_that_is_revoked_ends_lossless_with_a_line_and_leaves_a_gated_run_alone(
-    tmp_path: Path, expected: Generation
+    tmp_path: Path, expected: Generation, unhurried: None
 ) -> None:
     token_file = tmp_path / "tokens"
     for plan in (LOSSLESS, GATED):
@@ -268,7 +269,7 @@ def test_a_token_that_is_revoked_ends_lossless_with_a_line_and_leaves_a_gated_ru
             token_file.write_text("other another-token-of-24-chars\n")
             time.sleep(1.1)  # the file is looked at once a second
             if plan is LOSSLESS:
-                with pytest.raises(NotAuthorized, match="not known"):
+                with pytest.raises(NotAuthorized, match="does not know"):
                     next(rounds)
                 num_tokens = len(generation.token_ids)
                 assert generation.token_ids == expected.token_ids[:num_tokens]
@@ -277,7 +278,7 @@ def test_a_token_that_is_revoked_ends_lossless_with_a_line_and_leaves_a_gated_ru
                     pass
                 assert len(generation.token_ids) == 120
                 assert "edge-fallback" in generation.origins
-                assert len(lines) == 1 and "not known" in lines[0]
+                assert len(lines) == 1 and "does not know" in lines[0]
             cloud.close()
 
 
@@ -288,7 +289,7 @@ def test_a_script_that_leaves_a_generation_half_way_ends() -> None:
             f"cloud = skydraft.connect('{server.address}');"
             "rounds = skydraft.generate('我', edge=open_toy('toy:drift=0.1'), cloud=cloud).rounds(); next(rounds)"
         )
-        assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+        assert subprocess.run([sys.executable, "-c", code], timeout=2 * PATIENCE_S).returncode == 0
 
 
 def test_the_line_about_an_outage_is_one_line() -> None:

@@ -14,11 +14,13 @@ import trustme
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.cloud.server import CloudServer, ServeOptions
-from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudLost, EngineError, NotAuthorized
-from skydraft.evaluation.link import EmulatedLink, LinkShape
+from skydraft.engines.options import RowProfile
+from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.errors import CloudLost, CloudTimeout, EngineError, NotAuthorized
+from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
-from ..serving import serving
+from .. import toys
+from ..serving import PATIENCE_S, serving
 
 PARAMS = DecodingParams(max_new_tokens=40, min_new_tokens=40, temperature=0.8, seed=5)
 GATED = make_plan(gate="entropy:0.3", k=4)
@@ -34,7 +36,7 @@ def expected(plan: Any, params: DecodingParams = PARAMS) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("rtt_ms", [100, 160])
 @pytest.mark.parametrize("plan", [make_plan(k=8), make_plan("cloud"), GATED], ids=["lossless", "cloud", "gated"])
-def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, rtt_ms: int) -> None:
+def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, rtt_ms: int, unhurried: None) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -56,7 +58,7 @@ def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, rtt_ms: i
 
 
 @pytest.mark.parametrize("plan", [make_plan(k=4), make_plan("cloud"), GATED], ids=["lossless", "cloud", "gated"])
-def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any) -> None:
+def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurried: None) -> None:
     lines: list[str] = []
     with serving(open_toy("toy"), rows_per_s=45.0) as server:
         cloud = skydraft.connect(server.address, notify=lines.append)
@@ -135,16 +137,19 @@ def test_an_adaptive_k_with_a_gate_does_not_need_the_cloud_to_begin() -> None:
 
 
 def test_an_adaptive_k_keeps_to_the_servers_block() -> None:
-    target = open_toy("toy")
-    target._profile = skydraft.engines.base.RowProfile(64, (50.0,) * 8)
-    with serving(target, max_block=3) as server:
+    class Slow(ToyEngine):
+        profile = RowProfile(64, (50.0,) * 8)
+
+    with serving(toys.toy(4, kind=Slow), max_block=3) as server:
         cloud = skydraft.connect(server.address)
-        generation = run(cloud, make_plan(k="auto"))
+        plan = make_plan(k="auto")
+        generation = skydraft.generate(toys.PROMPT, edge=toys.toy(4), cloud=cloud, plan=plan, params=PARAMS, raw=True)
+        generation.run()
         assert max(record.num_draft for record in generation.records) == 3
         cloud.close()
 
 
-def test_a_text_that_outgrows_the_clouds_context_goes_on_alone_with_one_line() -> None:
+def test_a_text_that_outgrows_the_clouds_context_goes_on_alone_with_one_line(unhurried: None) -> None:
     lines: list[str] = []
     with serving(open_toy("toy", context_len=24)) as server:
         cloud = skydraft.connect(server.address, notify=lines.append)
@@ -164,18 +169,29 @@ def test_runs_that_are_left_leave_no_session(ahead: bool) -> None:
             next(generation.rounds())
             generation.close()
             cloud.close()
-        server.wait_until(lambda: server.worker.num_sessions == 0)
+        server.wait_until(lambda: server.num_sessions == 0)
 
 
 def test_a_server_whose_worker_died_ends_with_an_error() -> None:
-    async def serve() -> None:
-        server = CloudServer(open_toy("toy"), ServeOptions(port=0))
-        server._worker.step = lambda: 1 / 0  # type: ignore[method-assign,assignment]
-        await server.start()
-        await asyncio.wait_for(server.run(asyncio.Event()), 10)
+    class Died(BaseException):
+        """What no worker survives."""
 
-    with pytest.raises(EngineError, match="worker died"):
-        asyncio.run(serve())
+    def forward(feeds: Any, *, want_logits: bool) -> Any:
+        raise Died
+
+    async def serve() -> None:
+        engine = open_toy("toy")
+        engine.forward = forward  # type: ignore[method-assign]
+        server = CloudServer(engine, ServeOptions(port=0))
+        cloud = skydraft.connect(f"127.0.0.1:{await server.start()}", timeout_s=0.5)
+        asked = asyncio.create_task(asyncio.to_thread(run, cloud, make_plan(k=4)))
+        with pytest.raises(EngineError, match="worker thread failed"):
+            await asyncio.wait_for(server.run(asyncio.Event()), PATIENCE_S)
+        with pytest.raises(CloudTimeout, match="did not answer"):
+            await asked  # who had asked was told
+        cloud.close()
+
+    asyncio.run(serve())
 
 
 @pytest.mark.parametrize("token", ["with a space", "line\n", "", "ü"])

@@ -17,12 +17,17 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.plan import Plan
-from skydraft.edge.link import Link
+from skydraft.decoding.verification import Verifier
+from skydraft.edge.connection import Cloud
+from skydraft.edge.link import Link, LinkOptions
 from skydraft.errors import CloudLost, CloudTimeout, SkydraftError
+from skydraft.protocol import codec
+from skydraft.protocol.values import Opening, SessionCall
+from skydraft.types import DraftBlock, LinkCost, Prompt, Round, Verdict
 
-from ..decoding import reference, toys
-from ..decoding.toys import PROMPT, PROMPT_IDS, law
-from ..serving import Serving
+from .. import reference, toys
+from ..serving import PATIENCE_S, Relay, Serving
+from ..toys import PROMPT, PROMPT_IDS, VOCAB, law
 
 SEED = 4
 FATES = ["pass", "pass", "pass", "lose request", "lose reply", "late reply", "twice", "old again", "forget", "restart"]
@@ -31,24 +36,26 @@ FATES = ["pass", "pass", "pass", "lose request", "lose reply", "late reply", "tw
 class UnreliableLink:
     """Stands in for Link.call: each call meets the next fate. Pings pass."""
 
-    def __init__(self, link: Link, server: Serving, fates: list[str]) -> None:
+    def __init__(self, link: Link, fates: list[str]) -> None:
         self._call = link.call
-        self._server = server
         self._fates = iter(fates)
         self._sent: list[tuple[str, bytes]] = []
+        self._sessions: set[int] = set()
 
     def __call__(self, method: str, request: bytes, timeout_s: float, ping_s: float = 5.0) -> bytes:
         if method not in ("Verify", "Open"):
             return self._call(method, request, timeout_s)
+        decode = codec.decode_verify_call if method == "Verify" else codec.decode_session_call
+        self._sessions.add(decode(request).session)
         fate = next(self._fates, "pass")
         if fate == "lose request":
             raise CloudLost("lost on the way up")
         if fate == "old again" and self._sent:
             self._quietly(*self._sent[0])
         if fate == "forget":
-            self._server.forget_sessions(keep_verdicts=False)
-        if fate == "restart":  # other sessions under the same numbers are not there either
-            self._server.forget_sessions(keep_verdicts=False)
+            self._forget()
+        if fate == "restart":
+            self._forget()
             raise CloudLost("connection reset")
         self._sent.append((method, request))
         reply = self._call(method, request, timeout_s)
@@ -58,9 +65,14 @@ class UnreliableLink:
             raise CloudTimeout("too late")
         return self._call(method, request, timeout_s) if fate == "twice" else reply
 
+    def _forget(self) -> None:
+        """Nothing is left on the server of any session that was asked for, verdicts included."""
+        for session in self._sessions:
+            self._call("Close", codec.encode_close(session), PATIENCE_S)
+
     def _quietly(self, method: str, request: bytes) -> None:
         try:
-            self._call(method, request, 1.0)
+            self._call(method, request, PATIENCE_S)
         except SkydraftError:
             return
 
@@ -73,15 +85,16 @@ def server() -> Iterator[Serving]:
 
 
 def decode(
-    server: Serving, plan: Plan, params: DecodingParams, edge: Any, fates: list[str], **options: Any
-) -> Generation:
-    cloud = skydraft.connect(server.address, **options)
-    unreliable = UnreliableLink(cloud.link, server, fates)
+    server: Serving, plan: Plan, params: DecodingParams, edge: Any, fates: list[str]
+) -> tuple[Generation, list[Round]]:
+    cloud = skydraft.connect(server.address, require=True)
+    unreliable = UnreliableLink(cloud.link, fates)
     cloud.link.call = unreliable  # type: ignore[method-assign]
     cloud.link.call_watched = unreliable  # type: ignore[method-assign]
     cloud.link.start = lambda *_: None  # type: ignore[method-assign]  # Close never arrives
     try:
-        return skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True).run()
+        generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
+        return generation, [done for done, _ in generation.rounds()]
     finally:
         cloud.close()
 
@@ -95,7 +108,7 @@ def test_lossless_over_an_unreliable_link_is_the_target(
     server: Serving, drafter: tuple[float, int], params: DecodingParams, k: int, fates: list[str]
 ) -> None:
     edge = toys.toy(SEED, drafter[0], sign=drafter[1])
-    generation = decode(server, make_plan("lossless", k=k), params, edge, fates)
+    generation, _ = decode(server, make_plan("lossless", k=k), params, edge, fates)
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)
 
 
@@ -106,11 +119,50 @@ def test_a_gated_run_that_requires_the_cloud_is_the_undisturbed_one(
 ) -> None:
     plan = make_plan(gate=f"entropy:{theta}", k=k)
     edge = toys.toy(SEED, 0.7)
-    disturbed = decode(server, plan, params, edge, fates, require=True)
-    calm = decode(server, plan, params, edge, [])
+    disturbed, rounds = decode(server, plan, params, edge, fates)
+    calm, undisturbed = decode(server, plan, params, edge, [])
     assert disturbed.token_ids == calm.token_ids
     assert disturbed.origins == calm.origins
-    assert [done.audit for done in disturbed._rounds] == [done.audit for done in calm._rounds]
+    for done, other in zip(rounds, undisturbed, strict=True):
+        assert (done.token_ids, done.audit, done.audit_ranks) == (other.token_ids, other.audit, other.audit_ranks)
+
+
+class Losing:
+    """A verifier whose verdicts are lost as told; half of the time the server has judged what the edge gives up."""
+
+    def __init__(self, verifier: Verifier, outages: list[str]) -> None:
+        self._verifier = verifier
+        self._outages = iter(outages)
+
+    def verify(self, block: DraftBlock, catch_up: Any) -> Verdict:
+        is_lost = next(self._outages, "pass") == "gone"
+        if not is_lost or len(block.token_ids) % 2:
+            verdict = self._verifier.verify(block, catch_up)
+        if is_lost:
+            raise CloudLost("gone")
+        return verdict
+
+    def spent(self) -> LinkCost:
+        return self._verifier.spent()
+
+    def close(self) -> None:
+        self._verifier.close()
+
+
+class LosingCloud:
+    """A cloud that is patient itself, so that it is lost where it is told to be and nowhere else."""
+
+    engine = None
+
+    def __init__(self, cloud: Cloud, outages: list[str]) -> None:
+        self._cloud = cloud
+        self._outages = outages
+
+    def verifier(self, *given: Any) -> Losing:
+        return Losing(self._cloud.verifier(*given), self._outages)
+
+    def falls_back(self, plan: Plan) -> bool:
+        return plan.is_gated
 
 
 @law(60)
@@ -119,23 +171,10 @@ def test_tokens_of_a_run_that_falls_back_come_from_the_model_they_are_said_to_co
     server: Serving, params: DecodingParams, theta: float, k: int, outages: list[str]
 ) -> None:
     edge, target = toys.toy(SEED, 0.7), toys.toy(SEED)
-    cloud = skydraft.connect(server.address)
+    cloud = skydraft.connect(server.address, require=True)
+    losing: Any = LosingCloud(cloud, outages)
     plan = make_plan(gate=f"entropy:{theta}", k=k)
-    generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
-    verifier = generation._loop._verifier
-    assert verifier is not None
-    fate, verify = iter(outages), verifier.verify
-
-    def flaky(block: Any, catch_up: Any) -> Any:
-        verdict_first = len(block.token_ids) % 2  # half of the time the server has judged what the edge gave up
-        if next(fate, "pass") == "gone":
-            if verdict_first:
-                verify(block, catch_up)
-            raise CloudLost("gone")
-        return verify(block, catch_up)
-
-    verifier.verify = flaky  # type: ignore[method-assign]
-    generation.run()
+    generation = skydraft.generate(PROMPT, edge=edge, cloud=losing, plan=plan, params=params, raw=True).run()
     token_ids = [*PROMPT_IDS, *generation.token_ids]
     for index, origin in enumerate(generation.origins):
         model = edge if origin in ("skipped", "edge-fallback") else target
@@ -147,23 +186,43 @@ def test_tokens_of_a_run_that_falls_back_come_from_the_model_they_are_said_to_co
     cloud.close()
 
 
-@pytest.mark.parametrize("broken", ["digest", "base"])
-def test_a_divergence_is_noticed_in_its_round_and_mended(server: Serving, broken: str) -> None:
+COMMITTED = {
+    "other tokens": lambda ids: (*ids[:-2], (ids[-2] + 1) % VOCAB.size, ids[-1]),
+    "fewer tokens": lambda ids: ids[:-1],
+    "more tokens": lambda ids: (*ids, 1),
+    "another prompt": lambda ids: ids,
+    "a longer prompt": lambda ids: ids,
+}
+
+
+@pytest.mark.parametrize("held", COMMITTED)
+def test_a_divergence_is_noticed_in_its_round_and_mended(server: Serving, held: str) -> None:
+    """Somebody puts a session in the place of the edge's: of the same number and epoch, with something else in it."""
     params = DecodingParams(max_new_tokens=24, min_new_tokens=24)
     lines: list[str] = []
-    cloud = skydraft.connect(server.address, notify=lines.append)
-    generation = skydraft.generate(PROMPT, edge=toys.toy(SEED, 0.7), cloud=cloud, params=params, raw=True)
-    rounds = generation.rounds()
-    for _ in range(3):
+    stranger = Link(LinkOptions(server.address))
+    with Relay(server.address) as relay:
+        cloud = skydraft.connect(relay.address, notify=lines.append)
+        generation = skydraft.generate(PROMPT, edge=toys.toy(SEED, 0.7), cloud=cloud, params=params, raw=True)
+        rounds = generation.rounds()
+        for _ in range(3):
+            next(rounds)
+        last = codec.decode_verify_call([data for name, data in relay.requests if name == "Verify"][-1])
+        own = tuple(PROMPT_IDS)
+        prompt = {"another prompt": (own[1], own[0]), "a longer prompt": (*own, 1)}.get(held, own)
+        fingerprint = codec.short_fingerprint(VOCAB.fingerprint)
+        opening = Opening(fingerprint, Prompt(prompt), COMMITTED[held](generation.token_ids), params)
+        stranger.call("Close", codec.encode_close(last.session), PATIENCE_S)
+        call = codec.encode_session_call(SessionCall(last.session, last.epoch, opening))
+        assert codec.decode_opened(stranger.call("Open", call, PATIENCE_S)).base == len(opening.committed_ids)
+        num_asked = len(relay.requests)
         next(rounds)
-    session = list(server.sessions._table.values())[-1]
-    context = session.target._context
-    if broken == "digest":
-        context._tokens._store[len(context) - 2] += 1  # the server's copy changes under it
-    else:
-        context._tokens.truncate(len(context) - 1)
-    for _ in rounds:
-        pass
+        assert len(relay.requests) > num_asked + 1  # it was asked again, with an opening
+        assert codec.decode_verify_call(relay.requests[-1][1]).opening is not None
+        for _ in rounds:
+            pass
+        cloud.close()
+    stranger.close()
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)
-    assert any("different tokens" in line for line in lines) == (broken == "digest")
-    cloud.close()
+    is_noticed_by_digest = held not in ("fewer tokens", "more tokens")
+    assert [("different tokens" in line) for line in lines] == [True] * is_noticed_by_digest

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.engines.base import EngineOptions, PrefillCost
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import to_numpy
 from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.errors import EngineError
-from skydraft.types import Media
+from skydraft.types import Cost, Media
 
 from .tiny_checkpoint import NUM_PADDING_ROWS, OPTIONS
 from .tiny_omni import AUDIO, clip, greedy, heard, spoken
@@ -117,18 +117,25 @@ def test_a_long_prompt_goes_in_by_parts_with_one_encoding(
     expected = to_numpy(omni.open(prompt, media).extend(prompt[-1:]))
     monkeypatch.setattr(omni, "max_batch_rows", 16)
     sequence, lengths = omni.begin(prompt, media), []
-    assert len(encodings) == 1 and sequence.prefill_cost == PrefillCost()
+    assert len(encodings) == 1 and sequence.prefill_cost == Cost()
     while omni.prefill(sequence, prompt):
         lengths.append(sequence.length)
     assert lengths == list(range(16, len(prompt) - 1, 16)) and len(encodings) == 2
     assert np.abs(to_numpy(sequence.extend(prompt[-1:])) - expected).max() < TOLERANCE
 
 
-def test_a_sequence_tells_what_its_prompt_cost(omni: OmniEngine) -> None:
+def test_a_sequence_tells_what_its_prompt_cost(omni: OmniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, media = spoken(omni, 1, 2.7)
     cost = omni.open(prompt, media).prefill_cost
-    assert 0 < cost.encode_ms < cost.prefill_ms < 10_000
+    assert 0 < cost.encode_ms < cost.prefill_ms == cost.forward_ms < 10_000
+    assert (cost.num_passes, cost.num_rows) == (0, 0)
     assert omni.open(prompt[:2]).prefill_cost.encode_ms == 0 < omni.open(prompt[:2]).prefill_cost.prefill_ms
+    monkeypatch.setattr(omni, "max_batch_rows", 2)  # the audio comes after the first part
+    sequence, costs = omni.begin(prompt, media), []
+    while omni.prefill(sequence, prompt):
+        costs.append((sequence.prefill_cost.prefill_ms, sequence.prefill_cost.encode_ms))
+    at = next(part for part, (_, encode_ms) in enumerate(costs) if encode_ms)
+    assert at > 0 and costs == sorted(costs) and costs[at][0] > costs[at - 1][0] + costs[at][1]
 
 
 # --- positions (F8) ---

@@ -7,21 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skydraft.decoding.drafting import feed, roll_back
-from skydraft.engines.base import Engine, EngineOptions
-from skydraft.engines.probe import probe
-from skydraft.engines.toy import ToyEngine, character_vocab, open_toy, random_toy
+from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.toy import ToyEngine, open_toy, random_toy
 from skydraft.errors import EngineError, OptionError, PromptError
 
-VOCAB = character_vocab("我你他在说，。ab")
-SIZE = VOCAB.size
+from .tiny_toy import SIZE, VOCAB, toy
+
 law = settings(max_examples=60, deadline=None, derandomize=True)
-
-
-def toy(kind: type[ToyEngine] = ToyEngine, context_len: int = 256, **options) -> ToyEngine:
-    rng = np.random.default_rng(4)
-    tables = [rng.normal(0, 2, (rows, SIZE)).astype(np.float32) for rows in (SIZE, SIZE, 7)]
-    return kind(VOCAB, tables[0], by_previous=tables[1], by_position=tables[2], context_len=context_len, **options)
 
 
 def rows_alone(engine: Engine, token_ids: list[int], num_rows: int) -> np.ndarray:
@@ -160,11 +153,12 @@ ids = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 def test_rolling_back_keeps_the_longest_shared_prefix_and_leaves_a_token_to_feed(before, wanted, max_rows):
     sequence = toy().open([0])
     sequence.extend(before)
-    roll_back(sequence, np.array(wanted, np.int32))
+    sequence.align(np.array(wanted, np.int32))
     shared = next((n for n, pair in enumerate(zip(before, wanted, strict=False)) if pair[0] != pair[1]), len(before))
     assert sequence.length == min(shared, len(before), len(wanted) - 1)
     assert sequence.token_ids.tolist() == wanted[: sequence.length]
-    last = feed(sequence, wanted[sequence.length :], max_rows)
+    while sequence.length < len(wanted):
+        last = sequence.extend(wanted[sequence.length :][:max_rows])[-1]
     assert np.array_equal(last, rows_alone(toy(), wanted, 1)[0])
 
 
@@ -222,31 +216,6 @@ def test_a_prompt_is_fed_in_as_few_forwards_as_it_takes_and_none_is_empty(prompt
     assert engine.num_forwards == num_forwards
 
 
-class WideRowsDiffer(ToyEngine):
-    """From three rows on the last bits are others, as with other kernels."""
-
-    def forward(self, feeds, *, want_logits):
-        rows = super().forward(feeds, want_logits=want_logits)
-        num_rows = sum(len(token_ids) for _, token_ids in feeds)
-        return rows if not want_logits or num_rows < 3 else [np.nextafter(row, np.float32(9)) for row in rows]
-
-
-class ThreeRowsDiffer(WideRowsDiffer):
-    def forward(self, feeds, *, want_logits):
-        is_three = sum(len(token_ids) for _, token_ids in feeds) == 3
-        kind = super() if is_three else super(WideRowsDiffer, self)
-        return kind.forward(feeds, want_logits=want_logits)
-
-
-def test_probing_finds_how_many_rows_are_bit_equal():
-    assert probe(toy(context_len=600)).invariant_rows == 8
-    assert probe(toy(context_len=32)).invariant_rows == 8
-    assert probe(toy(ThreeRowsDiffer, context_len=600)).invariant_rows == 2  # four are equal again: no help
-    profile = probe(toy(WideRowsDiffer, context_len=600))
-    assert profile.invariant_rows == 2
-    assert len(profile.forward_ms) == 8 and min(profile.forward_ms) > 0
-
-
 def test_drift_moves_a_model_away_from_itself():
     def agreement(drift):
         twin, other = random_toy(VOCAB, drift=0.0), random_toy(VOCAB, drift=drift)
@@ -260,12 +229,12 @@ def test_drift_moves_a_model_away_from_itself():
 
 @pytest.mark.parametrize("spec", ["toy:drift=-1", "toy:drift=nan", "toy:drift=inf", "toy:drift=x", "toy:size=3"])
 def test_what_is_no_toy_is_refused(spec):
-    with pytest.raises(OptionError, match="no toy model"):
+    with pytest.raises(OptionError, match="is not a toy model"):
         open_toy(spec)
     assert open_toy("toy").name == "toy"
 
 
 def test_options_are_checked():
-    for wrong in ({"context_len": 15}, {"num_threads": -1}):
-        with pytest.raises(OptionError):
+    for wrong, message in (({"context_len": 15}, "is too short"), ({"num_threads": -1}, "must be 0 or more, not -1")):
+        with pytest.raises(OptionError, match=message):
             EngineOptions(**wrong)

@@ -13,7 +13,8 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.engines.base import Engine, EngineOptions, Sequence
+from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import to_numpy
 from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import skydraft
-from skydraft.engines.base import Engine, EngineOptions
+from skydraft.engines.base import Engine
 from skydraft.engines.checkpoint import read_vocab
+from skydraft.engines.llamacpp import LlamaCppEngine
+from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel
 from skydraft.models import cache_dir, default_pair, known_models
 from skydraft.models.cache import model_path
@@ -106,7 +107,7 @@ def test_the_fingerprint_is_that_of_the_gguf(tmp_path: Path) -> None:
         token["special"] = token["id"] < 151657
     file.write_text(json.dumps(parts))
     ours = read_vocab(transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|im_end|>"), None)
-    engine = skydraft.load(known.name, EngineOptions(context_len=64), offline=True)
+    engine = LlamaCppEngine(path, EngineOptions(context_len=64))
     assert ours.size == engine.vocab.size and ours.fingerprint == engine.vocab.fingerprint
     assert ours.special_ids != engine.vocab.special_ids
     for text in [

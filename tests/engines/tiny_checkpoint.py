@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skydraft.engines.base import EngineOptions
+from skydraft.engines.options import EngineOptions
 
 TEXT = [
     "今天天气很好，我们去公园走走。公园里有很多人在散步，孩子们在草地上跑来跑去。",

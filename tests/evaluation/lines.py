@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from skydraft.evaluation.records import GenerationLine, ModelEntry, PromptEntry, RoundEntry, RunLine, ScoreLine
+from skydraft.config import DecodingParams, decoding_params
+from skydraft.evaluation.modes import Mode, parse_modes
+from skydraft.evaluation.records import (
+    GenerationLine,
+    ModelEntry,
+    PromptEntry,
+    RoundEntry,
+    RunLine,
+    ScoreLine,
+    write_line,
+)
+from skydraft.types import Cost, StepRecord
 
-_MODEL = ModelEntry(name="toy", fingerprint="f", invariant_rows=8, forward_ms=(1.0, 1.5))
+MODEL = ModelEntry(name="toy", fingerprint="f", invariant_rows=8, forward_ms=(1.0, 1.5))
+
+
+def resolve(style: str | None) -> DecodingParams:
+    """What a mode's own style makes of a command without decoding options."""
+    return decoding_params(style, max_new_tokens=3)
+
+
+def modes(text: str) -> tuple[Mode, ...]:
+    """Modes by their names."""
+    return parse_modes(text, resolve)
 
 
 def run_line(**changes: Any) -> RunLine:
@@ -18,14 +40,12 @@ def run_line(**changes: Any) -> RunLine:
         "machine": "a machine",
         "versions": {"skydraft": "0.1.0"},
         "command": "skydraft compare",
-        "draft": _MODEL,
-        "target": _MODEL,
+        "draft": MODEL,
+        "target": MODEL,
         "vocab_fingerprint": "v",
         "execution": "exact",
-        "modes": ("edge", "cloud"),
+        "modes": modes("edge,cloud"),
         "repetitions": 1,
-        "max_new_tokens": 3,
-        "overrides": {"max_new_tokens": 3},
         "workload": "p.txt",
         "workload_sha256": "0" * 64,
         "prompts": (PromptEntry(id="a", prompt="今天"), PromptEntry(id="b", prompt="你好", references=("好",))),
@@ -35,13 +55,23 @@ def run_line(**changes: Any) -> RunLine:
     return RunLine(**(given | changes))
 
 
+def record(**changes: Any) -> StepRecord:
+    """A round that was escalated: two of three drafts accepted, one token recovered."""
+    given: dict[str, Any] = {
+        "round": 0, "base": 0, "num_draft": 3, "num_accepted": 2, "num_committed": 3, "outcome": "verified",
+        "reason": "always", "wall_ms": 10.0, "ended_ms": 12.0, "draft": Cost(2, 2, forward_ms=3.0),
+        "target": Cost(1, 4, forward_ms=5.0, prefill_ms=1.0),
+    }  # fmt: skip
+    return StepRecord(**(given | changes))
+
+
 def round_line(**changes: Any) -> RoundEntry:
     given: dict[str, Any] = {
-        "base": 2, "num_draft": 3, "num_accepted": 2, "num_committed": 3, "outcome": "verified", "reason": "always",
-        "ended_by": "k", "draft_ms": 3.0, "wall_ms": 10.0, "ended_ms": 12.0, "num_passes": 1, "num_rows": 4,
-        "forward_ms": 5.0, "prefill_ms": 1.0, "queue_ms": 0.0, "rtt_ms": 0.0, "bytes_up": 0, "bytes_down": 0,
-        "num_audited": 0, "num_agreed": 0, "draft_ids": (1, 2, 3), "signals": ((0.5, 0.5, 0.75),) * 3,
-    }  # fmt: skip
+        "record": record(),
+        "ended_by": "k",
+        "draft_ids": (1, 2, 3),
+        "signals": ((0.5, 0.5, 0.75),) * 3,
+    }
     return RoundEntry(**(given | changes))
 
 
@@ -77,7 +107,11 @@ def score(**changes: Any) -> ScoreLine:
 
 
 def text_of(*lines: BaseModel) -> str:
-    return "".join(line.model_dump_json(by_alias=True) + "\n" for line in lines)
+    """The lines as they are written."""
+    file = io.StringIO()
+    for line in lines:
+        write_line(file, line)
+    return file.getvalue()
 
 
 def write(folder: Path, *lines: BaseModel) -> Path:

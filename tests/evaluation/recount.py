@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.decoding.stopping import ends_sentence
+from skydraft.choosing.stopping import ends_sentence
 
 Line = dict[str, Any]
 Pair = tuple[float, float]
@@ -25,6 +25,14 @@ Pair = tuple[float, float]
 def style_of(mode: str) -> str | None:
     found = [part.partition("=")[2] for part in mode.split(";") if part.startswith("style=")]
     return found[0] if found else None
+
+
+def at(record: Line, place: str) -> float:
+    """A number inside a record, by the names on the way to it."""
+    found: Any = record
+    for step in place.split("."):
+        found = found[step]
+    return float(found)
 
 
 def name_of(line: Line) -> str:
@@ -96,31 +104,32 @@ class Recount:
         }
 
     def _of_rounds(self, line: Line) -> dict[str, Pair]:
-        rounds, num_tokens = line["rounds"], len(line["token_ids"])
-        judged = [entry for entry in rounds if entry["outcome"] == "verified"]
+        rounds, num_tokens = [entry["record"] for entry in line["rounds"]], len(line["token_ids"])
+        judged = [record for record in rounds if record["outcome"] == "verified"]
 
-        def total(field: str, of: list[Line] = rounds) -> float:
-            return math.fsum(entry[field] for entry in of)
+        def total(place: str, of: list[Line] = rounds) -> float:
+            return math.fsum(at(record, place) for record in of)
 
         overhead = [
-            entry["wall_ms"] - entry["draft_ms"] - (entry["rtt_ms"] or entry["queue_ms"] + entry["forward_ms"])
-            for entry in rounds
-        ]
+            record["wall_ms"] - at(record, "draft.forward_ms")
+            - (at(record, "link.rtt_ms") or at(record, "target.queue_ms") + at(record, "target.forward_ms"))
+            for record in rounds
+        ]  # fmt: skip
         return {
             "cloud_calls_per_token": (len(judged), num_tokens),
-            "target_passes_per_token": (total("num_passes"), num_tokens),
-            "target_rows_per_token": (total("num_rows"), num_tokens),
+            "target_passes_per_token": (total("target.num_passes"), num_tokens),
+            "target_rows_per_token": (total("target.num_rows"), num_tokens),
             "acceptance_rate": (total("num_accepted", judged), total("num_draft", judged)),
             "mean_acceptance_length": (total("num_committed", judged), len(judged)),
             "audited_agreement": (total("num_agreed"), total("num_audited")),
             "tokens_per_s": (num_tokens, line["wall_ms"] / 1e3),
             "ttft_ms": (rounds[0]["ended_ms"], 1),
             "itl_ms": (rounds[-1]["ended_ms"] - rounds[0]["ended_ms"], num_tokens - rounds[0]["num_committed"]),
-            "draft_ms_per_token": (total("draft_ms"), num_tokens),
-            "target_ms_per_token": (total("forward_ms"), num_tokens),
+            "draft_ms_per_token": (total("draft.forward_ms"), num_tokens),
+            "target_ms_per_token": (total("target.forward_ms"), num_tokens),
             "overhead_ms_per_round": (math.fsum(overhead), len(rounds)),
             "bytes_per_token": (0, 0) if line["link_ms"] is None
-            else (total("bytes_up") + total("bytes_down"), num_tokens),
+            else (total("link.bytes_up") + total("link.bytes_down"), num_tokens),
         }  # fmt: skip
 
     def _of_text(self, line: Line) -> dict[str, Pair]:
@@ -133,7 +142,7 @@ class Recount:
             "adjacent_repeat": (len(twice) - len(doubled), len(text)),
             "lexical_doubles": (len(doubled), len(text)),
             "ends_sentence": (ends_sentence(text), 1),
-            "loops": (sum(_loops(line["token_ids"], period) for period in range(1, 9)), 1),
+            "cycles": (sum(_cycles(line["token_ids"], period) for period in range(1, 9)), 1),
         }
         for n in (2, 3):
             grams = [tuple(content[at : at + n]) for at in range(len(content) - n + 1)]
@@ -151,7 +160,7 @@ def _doubles() -> set[str]:
     return {word for line in lines if not line.startswith("#") for word in line.split()}
 
 
-def _loops(tokens: list[int], period: int) -> int:
+def _cycles(tokens: list[int], period: int) -> int:
     """Places where a cycle of this period has gone round twice (one token: four in a row) for the first time."""
     size = (4 if period == 1 else 2) * period
 

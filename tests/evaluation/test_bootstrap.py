@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from skydraft.evaluation.bootstrap import LEVEL, NUM_RESAMPLES, Floats, Resamples
 
-from ..decoding.toys import law
+from ..toys import law
 
 Side = tuple[Floats, Floats]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 
 import numpy as np
@@ -11,12 +12,30 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from skydraft.decoding.calibration import MAX_BLOCK, features
+import skydraft
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
 from skydraft.errors import PromptError
-from skydraft.evaluation.fitting import Told, auroc, curve, fit, fit_weights, table, told, walk
+from skydraft.evaluation.fitting import (
+    LabelledText,
+    Replay,
+    alone_agreement,
+    auroc,
+    curve,
+    fit,
+    fit_weights,
+    label_texts,
+    labelled,
+    table,
+    walk,
+)
+from skydraft.evaluation.scoring import Scorer
+from skydraft.gating.calibration import MAX_BLOCK, PairSide, features
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import read_prompt
 from skydraft.types import Signals
 
-from ..decoding.toys import law
+from ..toys import law
 from . import lines, pairs
 
 some = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.5, 0.9]) | st.floats(-5, 5)
@@ -64,18 +83,32 @@ def replayed(found: list[tuple[float, bool]], limit: float, max_block: int, adds
 @given(positions, limits, blocks, st.booleans())
 def test_a_replay_is_the_slow_one(found: list[tuple[float, bool]], limit: float, max_block: int, adds: bool) -> None:
     risks, flags = [risk for risk, _ in found], [flag for _, flag in found]
-    outcome = walk(risks, flags, limit, max_block, adds=adds)
-    assert (outcome.num_wrong, outcome.num_calls) == replayed(found, limit, max_block, adds)
-    assert outcome.num_tokens == len(found)
+    replay = walk(risks, flags, limit, max_block, adds=adds)
+    assert (replay.num_wrong, replay.num_calls) == replayed(found, limit, max_block, adds)
+    assert replay.num_tokens == len(found)
+
+
+@law(200)
+@given(positions, limits, blocks, st.booleans())
+def test_what_is_drafted_is_at_most_a_block_for_each_call_and_skip(
+    found: list[tuple[float, bool]], limit: float, max_block: int, adds: bool
+) -> None:
+    risks, flags = [risk for risk, _ in found], [flag for _, flag in found]
+    ended, whole = (walk(risks, flags, limit, max_block, adds=adds, ends=ends) for ends in (True, False))
+    for replay in (ended, whole):
+        # Each token is drafted or the target's own; each call throws away less than a block.
+        assert replay.num_tokens - replay.num_calls <= replay.num_drafted
+        assert replay.num_drafted <= replay.num_tokens + replay.num_calls * (max_block - 1)
+    assert walk(risks, flags, math.inf, max_block, adds=adds) == Replay(len(found), sum(flags), 0, len(found))
 
 
 @law(200)
 @given(positions, limits, blocks, st.booleans())
 def test_no_policy_beats_the_oracle(found: list[tuple[float, bool]], limit: float, max_block: int, adds: bool) -> None:
     risks, flags = [risk for risk, _ in found], [flag for _, flag in found]
-    outcome = walk(risks, flags, limit, max_block, adds=adds)
-    agreement, alone = 1 - outcome.num_wrong / len(found), 1 - sum(flags) / len(found)
-    assert outcome.num_calls / len(found) >= agreement - alone - 1e-9
+    replay = walk(risks, flags, limit, max_block, adds=adds)
+    agreement, alone = 1 - replay.num_wrong / len(found), 1 - sum(flags) / len(found)
+    assert replay.num_calls / len(found) >= agreement - alone - 1e-9
 
 
 @law(100)
@@ -102,8 +135,8 @@ def test_no_block_is_longer_than_the_gate_drafts() -> None:
     assert walk([0.1] * 30, [False] * 30, 0.1 * MAX_BLOCK - 0.05).num_calls == 2  # 12 tokens and a bonus each
 
 
-def test_a_scored_text_is_told_by_positions() -> None:
-    found = told(lines.score(drafted=(1, 9, 4), choices=(1, 2, 4)), "draft")
+def test_a_scored_text_is_labelled_by_positions() -> None:
+    found = labelled(lines.score(drafted=(1, 9, 4), choices=(1, 2, 4)), "draft")
     assert found.disagrees == (False, True, False)
     assert found.signals == (Signals(0.5, 0.5, 0.75),) * 3
     assert found.agreement == pytest.approx(2 / 3)
@@ -115,7 +148,7 @@ def test_a_scored_text_is_told_by_positions() -> None:
 TRUTH, BIAS = (0.3, 0.5, -1.5, -0.6), 0.2
 
 
-def simulated(seed: int, num_texts: int, num_tokens: int) -> list[Told]:
+def simulated(seed: int, num_texts: int, num_tokens: int) -> list[LabelledText]:
     """Texts whose disagreements fall by a known law."""
     rng = np.random.default_rng(seed)
     texts = []
@@ -123,12 +156,30 @@ def simulated(seed: int, num_texts: int, num_tokens: int) -> list[Told]:
         signals = [Signals(*values) for values in rng.uniform((0, 0, 0.05), (5, 1, 0.99), (num_tokens, 3)).tolist()]
         chances = [risk(TRUTH, BIAS, token) for token in signals]
         wrong = (rng.random(num_tokens) < chances).tolist()
-        texts.append(Told("target", tuple(signals), tuple(wrong)))
+        texts.append(LabelledText("target", tuple(signals), tuple(wrong)))
     return texts
 
 
 def risk(weights: tuple[float, ...], bias: float, signals: Signals) -> float:
     return 1 / (1 + math.exp(-(bias + sum(w * x for w, x in zip(weights, features(signals), strict=True)))))
+
+
+def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
+    (edge, cloud), workload, done = pairs.pair(0.3), pairs.workload(4, 3), []
+    texts = label_texts(edge, cloud, workload, 20, lambda: done.append(1))
+    assert [text.path for text in texts] == ["target", "draft"] * 3 and len(done) == 3
+    params, slow = DecodingParams(max_new_tokens=20), []
+    for entry in workload.prompts:
+        for path, mode in (("target", "cloud"), ("draft", "edge")):
+            alone = skydraft.generate(entry.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
+            scorer = Scorer(edge, cloud, params)
+            prompts = read_prompt(edge, asked(entry.prompt))
+            slow.append(labelled(scorer.score(entry.id, prompts, alone.token_ids), path))  # type: ignore[arg-type]
+            scorer.close()
+    assert texts == slow
+    agreement, num_tokens = alone_agreement(texts)
+    flags = [flag for text in texts[1::2] for flag in text.disagrees]
+    assert num_tokens == len(flags) == 60 and agreement == pytest.approx(1 - sum(flags) / 60) and 0.2 < agreement < 1
 
 
 def test_a_known_law_is_found_again() -> None:
@@ -142,16 +193,22 @@ def test_a_known_law_is_found_again() -> None:
 
 def test_a_curve_keeps_on_fresh_texts_what_it_promised() -> None:
     fitted, fresh = simulated(2, 60, 100), simulated(3, 60, 100)
-    side = pairs.side(pairs.pair(0.1)[0])
-    found = fit(fitted, side, side, workload="", sha256="", date="", num_prompts=60, max_new_tokens=100)
-    assert found.fitted.num_tokens == 6000
+    draft, target = pairs.pair(0.1)
+    found = fit(fitted, draft, target, pairs.workload(0, 60), 100)
+    about = found.fitted
+    assert (about.num_tokens, about.num_prompts, about.max_new_tokens) == (6000, 60, 100)
+    assert (about.workload, about.sha256) == ("toys", "0" * 64)
+    assert (found.draft, found.target) == tuple(
+        PairSide(name=engine.name, fingerprint=engine.fingerprint) for engine in (draft, target)
+    )
+    assert abs(datetime.now(UTC).date() - date.fromisoformat(about.date)) <= timedelta(days=1)
     assert found.fitted.auroc == pytest.approx(
         roc_auc_score([w for t in fitted for w in t.disagrees], [found.risk(s) for t in fitted for s in t.signals]),
         abs=2e-4,
     )
     for wanted in (0.8, 0.9, 0.95):
         walked = [walk([found.risk(s) for s in t.signals], t.disagrees, found.limit(wanted, 12)) for t in fresh]
-        assert 1 - sum(outcome.num_wrong for outcome in walked) / 6000 == pytest.approx(wanted, abs=0.03)
+        assert 1 - sum(replay.num_wrong for replay in walked) / 6000 == pytest.approx(wanted, abs=0.03)
 
 
 def test_a_curve_runs_from_all_to_nothing() -> None:
@@ -169,10 +226,10 @@ def test_a_curve_runs_from_all_to_nothing() -> None:
     [
         ([], "0 tokens with 0 disagreements"),
         (simulated(0, 1, 199), "199 tokens"),
-        ([Told("draft", (Signals(1.0, 0.5, 0.6),) * 300, (False,) * 300)], "300 tokens with 0 disagreements"),
-        ([Told("draft", (Signals(1.0, 0.5, 0.6),) * 300, (True,) * 300)], "300 tokens with 300 disagreements"),
+        ([LabelledText("draft", (Signals(1.0, 0.5, 0.6),) * 300, (False,) * 300)], "300 tokens with 0 disagreements"),
+        ([LabelledText("draft", (Signals(1.0, 0.5, 0.6),) * 300, (True,) * 300)], "300 tokens with 300 disagreements"),
     ],
 )
-def test_too_little_to_fit_says_how_much_there_was(texts: list[Told], says: str) -> None:
+def test_too_little_to_fit_says_how_much_there_was(texts: list[LabelledText], says: str) -> None:
     with pytest.raises(PromptError, match=says):
         fit_weights(texts)

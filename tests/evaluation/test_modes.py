@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from skydraft.config import MODES
+from skydraft.config import MODES, STYLES, DecodingParams, decoding_params
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import OptionError
 from skydraft.evaluation.modes import PEERS, Mode, parse_mode, parse_modes
+
+from .lines import resolve
 
 
 @pytest.mark.parametrize(
@@ -26,20 +30,50 @@ from skydraft.evaluation.modes import PEERS, Mode, parse_mode, parse_modes
     ],
 )
 def test_what_a_mode_plans(text: str, plan: dict[str, object], style: str | None) -> None:
-    assert parse_mode(text) == Mode(text.strip(), make_plan(**plan), style)  # type: ignore[arg-type]
+    params = decoding_params(style, max_new_tokens=3)
+    expected = Mode(text.strip(), make_plan(**plan), params, style)  # type: ignore[arg-type]
+    assert parse_mode(text, resolve) == expected
+
+
+@pytest.mark.parametrize("style", [None, *STYLES])
+def test_parameters_are_those_that_the_style_resolves_to(style: str | None) -> None:
+    asked: list[str | None] = []
+
+    def resolved(style: str | None) -> DecodingParams:
+        asked.append(style)
+        return decoding_params(style, seed=9)
+
+    mode = parse_mode(f"quality;style={style}" if style else "quality", resolved)
+    assert (mode.params, mode.style, asked) == (decoding_params(style, seed=9), style, [style])
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_is_another_program(name: str) -> None:
-    mode = parse_mode(name)
-    assert (mode.plan, mode.peer, mode.uses_link) == (None, name, False)
+    mode = parse_mode(name, resolve)
+    assert (mode.plan, mode.peer, mode.uses_link, mode.is_target_alone) == (None, name, False, False)
+    assert mode.params == DecodingParams(max_new_tokens=3)
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("given", [{"temperature": 0.5}, {"seed": 1}, {"stop": ("a",)}, {"style": "zh-short"}])
+def test_a_peer_takes_no_parameters_but_a_length(name: str, given: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="greedily and without a style"):
+        parse_mode(name, lambda style: decoding_params(**given))
 
 
 @pytest.mark.parametrize(
     ("text", "uses_link"), [("edge", False), ("cloud", True), ("lossless", True), ("gate=never", False), ("auto", True)]
 )
 def test_what_crosses_the_link(text: str, uses_link: bool) -> None:
-    assert parse_mode(text).uses_link == uses_link
+    assert parse_mode(text, resolve).uses_link == uses_link
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [("edge", False), ("cloud", True), ("cloud;style=zh-short", True), ("lossless", False), ("gate=always", False)],
+)
+def test_where_the_target_works_alone(text: str, alone: bool) -> None:
+    assert parse_mode(text, resolve).is_target_alone == alone
 
 
 @pytest.mark.parametrize(
@@ -58,18 +92,21 @@ def test_what_crosses_the_link(text: str, uses_link: bool) -> None:
         ("lossless;gate=entropy:1", "lossy"),
         ("edge;k=3", "one model works alone"),
         ("lossless;eager", "--eager"),
+        ("lossless;accept=top:3", "lossy"),
+        ("cloud;eager", "one model works alone"),
+        ("auto;k=auto", "does not go with a calibrated gate"),
         ("hf-assisted;k=3", "no mode 'hf-assisted'"),
         ("", "does not fit"),
     ],
 )
 def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(OptionError) as caught:
-        parse_mode(text)
+        parse_mode(text, resolve)
     assert says in str(caught.value)
 
 
 def test_several_modes_in_the_order_they_were_named() -> None:
-    assert [mode.name for mode in parse_modes("lossless, edge,,gate=entropy:2;k=3")] == [
+    assert [mode.name for mode in parse_modes("lossless, edge,,gate=entropy:2;k=3", resolve)] == [
         "lossless",
         "edge",
         "gate=entropy:2;k=3",
@@ -81,4 +118,4 @@ def test_several_modes_in_the_order_they_were_named() -> None:
 )
 def test_none_and_twice_are_refused(text: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        parse_modes(text)
+        parse_modes(text, resolve)

@@ -19,10 +19,7 @@ _FLAGS = [
     "--v=0",
 ]  # fmt: skip
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no Chromium"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no Chromium")]
 
 
 @pytest.fixture(scope="module")

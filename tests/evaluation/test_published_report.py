@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from skydraft.evaluation.gate_study import study
 from skydraft.evaluation.records import Records, read_records
 from skydraft.evaluation.report.page import render
-from skydraft.evaluation.study import study
 from skydraft.evaluation.summary import Findings, summarize
 
 FOLDER = Path(__file__).parents[2] / "docs" / "report-zh-dev"

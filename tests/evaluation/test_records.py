@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +13,60 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from skydraft import config
+from skydraft.decoding.plan import make_plan
 from skydraft.errors import RecordsError
 from skydraft.evaluation import records
-from skydraft.evaluation.records import GenerationLine, Records, drop_cut_line, keys, read_records, round_entry
-from skydraft.types import DraftBlock, Round, Signals, StepRecord, VerifyCost
+from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.records import GenerationLine, Records, RunLine, drop_cut_line, keys, read_records, round_entry
+from skydraft.evaluation.report.page import render
+from skydraft.evaluation.summary import Findings, summarize
+from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals
 
-from ..decoding.toys import law
+from ..toys import law, params
 from . import lines
 
-times = st.floats(0, 1e6)
+times = st.floats(0, 1e6).map(lambda ms: round(ms, 5))  # with as many digits as are written
 counts = st.integers(0, 10_000)
 texts = st.text(max_size=12)  # line separators, quotes and other scripts among them
 token_ids = st.lists(st.integers(0, 150_000), max_size=6).map(tuple)
-signals = st.tuples(times, st.floats(0, 1), st.floats(0, 1))
+shares = st.floats(0, 1).map(lambda share: round(share, 5))
+signals = st.tuples(times, shares, shares)
 
 rounds = st.builds(
     lines.round_line,
-    base=counts, num_draft=counts, num_accepted=counts, num_committed=st.just(1), reason=texts, draft_ms=times,
-    outcome=st.sampled_from(["verified", "skipped", "fallback"]), wall_ms=times, ended_ms=times, num_rows=counts,
-    rtt_ms=times, bytes_up=counts, draft_ids=token_ids, signals=st.lists(signals, max_size=3).map(tuple),
+    record=st.builds(
+        lines.record,
+        round=counts, base=counts, num_draft=counts, num_accepted=counts, num_committed=st.just(1), reason=texts,
+        outcome=st.sampled_from(["verified", "skipped", "fallback"]), wall_ms=times, ended_ms=times,
+        draft=st.builds(Cost, counts, counts, times, times, times, times),
+        target=st.builds(Cost, counts, counts, times, times, times, times),
+        link=st.builds(LinkCost, times, counts, counts, counts), num_audited=counts, num_agreed=counts,
+    ),
+    ended_by=st.sampled_from(["k", "gate", "stop"]),
+    draft_ids=token_ids,
+    signals=st.lists(signals, max_size=3).map(tuple),
 )  # fmt: skip
+numbers = st.floats(1e-9, 1)
+gates = st.one_of(
+    st.just("always"),
+    st.builds("entropy:{}".format, numbers),
+    st.builds("calibrated:{}+digits".format, numbers),
+    st.builds("margin:{}+dates".format, numbers),
+)
+plans = st.builds(make_plan, gate=gates, k=st.integers(1, 32), accept=st.sampled_from([None, "exact", "top:3"]))
+modes = st.lists(st.builds(Mode, texts, plans, params(), texts), max_size=3, unique_by=lambda mode: mode.name)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> RunLine:
+    """Runs with any modes besides those of the generations, and any links."""
+    return lines.run_line(
+        prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),),
+        modes=(*lines.modes("edge,cloud,hf-target"), *draw(modes)),
+        links=(None, *draw(st.lists(st.floats(0, 1e3), max_size=2, unique=True))),
+        link_kbps=draw(st.floats(0, 1e6)),
+    )
 
 
 @st.composite
@@ -41,8 +77,8 @@ def generations(draw: st.DrawFn) -> GenerationLine:
         origins=tuple(draw(st.sampled_from(["accepted", "edge", "edge-fallback"])) for _ in ids),
         pieces=tuple(draw(texts) for _ in ids),
         rounds=tuple(draw(rounds) for _ in ids),
-        wall_ms=draw(st.floats(0.001, 1e6)),
-        link_ms=draw(st.none() | times),
+        wall_ms=draw(st.floats(0.001, 1e6).map(lambda ms: round(ms, 5))),
+        link_ms=draw(st.none() | st.floats(0, 1e6)),
     )
 
 
@@ -71,12 +107,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @law(150)
-@given(st.lists(generations(), max_size=3), st.lists(scores(), max_size=2), texts)
+@given(runs(), st.lists(generations(), max_size=3), st.lists(scores(), max_size=2))
 def test_what_is_written_is_what_is_read(
-    folder: Path, made: list[GenerationLine], judged: list[Any], prompt: str
+    folder: Path, run: RunLine, made: list[GenerationLine], judged: list[Any]
 ) -> None:
     made = numbered(made)
-    run = lines.run_line(prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": prompt}),))
     found = read_records(lines.write(folder, run, *made, *judged))
     assert found == Records(run=run, generations=tuple(made), scores=tuple(judged))
 
@@ -125,17 +160,34 @@ def changed(line: BaseModel, **changes: Any) -> str:
     return json.dumps(json.loads(line.model_dump_json(by_alias=True)) | changes) + "\n"
 
 
+def nested(line: BaseModel, path: str, value: Any) -> str:
+    """A line with something else at a place inside, or something more."""
+    found = json.loads(line.model_dump_json(by_alias=True))
+    *way, last = [int(step) if step.isdecimal() else step for step in path.split(".")]
+    inner = found
+    for step in way:
+        inner = inner[step]
+    inner[last] = value
+    return json.dumps(found) + "\n"
+
+
 RUN, GENERATION, SCORE = lines.run_line(), lines.generation(), lines.score()
+# As the version before wrote it: modes by their names, costs flat in the rounds.
+SCHEMA_1 = (
+    '{"kind":"run","schema":1,"started":"","machine":"","versions":{},"command":"","modes":["edge"],"repetitions":1,'
+    '"max_new_tokens":3,"overrides":{}}\n{"kind":"generation","prompt":"a","mode":"edge","rounds":[{"draft_ms":3.0}]}\n'
+)
 BROKEN: dict[str, tuple[str, str]] = {
-    "empty": ("", "does not begin with the line"),
-    "no first line": (lines.text_of(GENERATION), "does not begin with the line"),
+    "empty": ("", "does not begin with a line"),
+    "no first line": (lines.text_of(GENERATION), "does not begin with a line"),
     "a run in the middle": (broken(lines.text_of(RUN)), "more than one run"),
     "a line cut in the middle": (broken('{"kind":"gene\n'), "Line 2"),
     "a word": (broken("word\n"), "Line 2"),
     "a list": (broken("[1]\n"), "Line 2"),
     "null": (broken("null\n"), "Line 2"),
-    "newer schema": (changed(RUN, schema=2), "schema 2, and this version reads up to 1. Use a newer skydraft."),
-    "older schema": (changed(RUN, schema=0), "schema"),
+    "newer schema": (changed(RUN, schema=3), "schema 3, and this version reads schema 2. Use a newer skydraft."),
+    "older schema": (changed(RUN, schema=1), "schema 1, and this version reads schema 2. Use an older skydraft."),
+    "schema 1": (SCHEMA_1, "schema 1, and this version reads schema 2. Use an older skydraft."),
     "unknown kind": (broken(changed(GENERATION, kind="opinion")), "Line 2"),
     "unknown field": (broken(changed(GENERATION, colour="red")), "colour"),
     "missing field": (broken('{"kind":"generation","prompt":"a"}\n'), "Line 2"),
@@ -147,7 +199,16 @@ BROKEN: dict[str, tuple[str, str]] = {
     "fewer origins than tokens": (broken(changed(GENERATION, origins=["edge"])), "lists differ in length"),
     "fewer pieces than tokens": (broken(changed(GENERATION, pieces=["a"])), "lists differ in length"),
     "fewer choices than tokens": (broken(changed(SCORE, choices=[1])), "lists differ in length"),
-}
+    "a round that commits nothing": (
+        broken(nested(GENERATION, "rounds.0.record.num_committed", 0)), "a round commits at least one token"
+    ),
+    "a time that is no number": (broken(nested(GENERATION, "rounds.0.record.wall_ms", math.nan)), "wall_ms"),
+    "an unknown outcome": (broken(nested(GENERATION, "rounds.0.record.outcome", "lost")), "outcome"),
+    "a peer that is none": (nested(RUN, "modes.0.peer", "hf"), "modes.0.peer"),
+    "a plan that cannot be": (nested(RUN, "modes.0.plan.k", 0), "Line 1"),
+    "a gate that is none": (nested(RUN, "modes.0.plan.gate.kind", "mood"), "no gate 'mood'"),
+    "parameters out of range": (nested(RUN, "modes.0.params.temperature", -1), "--temperature"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -161,6 +222,33 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+INSIDE = {
+    "a round": (GENERATION, "rounds.0.colour"),
+    "a record": (GENERATION, "rounds.0.record.colour"),
+    "the draft model's cost": (GENERATION, "rounds.0.record.draft.colour"),
+    "the target's cost": (GENERATION, "rounds.0.record.target.colour"),
+    "the link's cost": (GENERATION, "rounds.0.record.link.colour"),
+    "a prompt": (RUN, "prompts.0.colour"),
+    "a model": (RUN, "draft.colour"),
+    "a mode": (RUN, "modes.0.colour"),
+    "a plan": (RUN, "modes.0.plan.colour"),
+    "a gate": (RUN, "modes.0.plan.gate.colour"),
+    "parameters": (RUN, "modes.0.params.colour"),
+}
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_an_unknown_key_at_any_depth_is_refused(tmp_path: Path, case: str) -> None:
+    """What a newer version meant by it cannot be known, so no figure is made without it."""
+    line, place = INSIDE[case]
+    content = nested(line, place, "red")
+    path = tmp_path / "records.jsonl"
+    path.write_text(content if line is RUN else broken(content), encoding="utf-8")
+    with pytest.raises(RecordsError, match=rf"{place.replace('.', '[.]')}: ") as caught:
+        read_records(path)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("field", ["nll", "signals", "drafted", "choice_pieces"])
 def test_every_list_of_a_score_is_as_long_as_its_text(tmp_path: Path, field: str) -> None:
     path = tmp_path / "records.jsonl"
@@ -171,7 +259,9 @@ def test_every_list_of_a_score_is_as_long_as_its_text(tmp_path: Path, field: str
 
 
 def test_rounds_commit_as_many_tokens_as_there_are(tmp_path: Path) -> None:
-    path = lines.write(tmp_path, RUN, lines.generation(rounds=(lines.round_line(num_committed=2),)))
+    path = lines.write(
+        tmp_path, RUN, lines.generation(rounds=(lines.round_line(record=lines.record(num_committed=2)),))
+    )
     with pytest.raises(RecordsError):
         read_records(path)
 
@@ -186,23 +276,73 @@ def test_files_that_are_no_files_of_text(tmp_path: Path) -> None:
         read_records(tmp_path / "records.jsonl")
 
 
-def test_a_round_is_written_as_it_happened() -> None:
-    cost = VerifyCost(2, 7, 5.00049, 1.25, 0.5, 9.0, 40, 17)
-    record = StepRecord(3, 12, 3, 2, 3, "verified", "loop", 2.0, 15.1234, 99.9, cost, 4, 3)
+def test_a_round_is_written_as_it_happened(tmp_path: Path) -> None:
+    record = lines.record(
+        round=3, base=12, reason="repetition", wall_ms=15.1234567, ended_ms=99.9,
+        draft=Cost(2, 2, 2.0, 1.0, 0.25), target=Cost(2, 7, 5.0004949, 1.25, 0.5, 0.125),
+        link=LinkCost(9.0, 40, 17, 8), num_audited=4, num_agreed=3,
+    )  # fmt: skip
     block = DraftBlock(12, (5, 6, 7), (Signals(1.23456, 0.1234567, 0.5),) * 3, "gate")
     entry = round_entry(Round(record, block, (5, 6, 8), ("accepted", "accepted", "recovered")))
     assert (entry.draft_ids, entry.ended_by, entry.signals) == ((5, 6, 7), "gate", ((1.2346, 0.12346, 0.5),) * 3)
-    assert (entry.wall_ms, entry.forward_ms, entry.bytes_up, entry.bytes_down) == (15.123, 5.0, 40, 17)
-    again = entry.record(3)
-    assert (again.round, again.base, again.outcome, again.reason) == (3, 12, "verified", "loop")
-    assert (again.num_draft, again.num_accepted, again.num_committed) == (3, 2, 3)
-    assert (again.num_audited, again.num_agreed) == (4, 3)
-    assert again.cost == entry.record(3).cost == VerifyCost(2, 7, 5.0, 1.25, 0.5, 9.0, 40, 17)
-    assert again.cost.rtt_ms == 9.0 and again.overhead_ms == pytest.approx(15.123 - 2.0 - 9.0)
+    path = lines.write(tmp_path, RUN, lines.generation(rounds=(entry,)))
+    (again,) = read_records(path).generations[0].records
+    assert again == replace(record, wall_ms=15.12346, target=replace(record.target, forward_ms=5.00049))
+    assert again.overhead_ms == pytest.approx(15.12346 - 2.0 - 9.0)
+
+
+def test_what_was_asked_for_keeps_all_its_digits(tmp_path: Path) -> None:
+    """Rounded, a temperature of a millionth would be greedy, and a run could not be gone on with."""
+    found = replace(lines.resolve(None), temperature=1e-6, min_p=1.5e-7, repetition_penalty=1.00000001)
+    mode = Mode("fine", make_plan(gate="entropy:0.0000012"), found)
+    run = lines.run_line(modes=(mode,), links=(None, 100 / 3), link_kbps=1 / 3)
+    line = lines.generation(mode="fine", link_ms=100 / 3)
+    read = read_records(lines.write(tmp_path, run, line))
+    assert read.run == run and read.run.modes[0].params.temperature == 1e-6
+    assert keys(read.generations) == keys([line])
 
 
 def test_text_and_keys() -> None:
     line = lines.generation(link_ms=20.0, repetition=2)
     assert line.text == "我在。"
     assert keys([line, line, lines.generation()]) == {("a", "edge", 2, 20.0), ("a", "edge", 0, None)}
-    assert records.SCHEMA == 1
+    assert records.SCHEMA == 2
+
+
+def a_report(path: Path) -> tuple[dict[str, Any], str]:
+    findings = Findings(read_records(path))
+    summary = summarize(findings) | {"study": None}
+    return summary, render(findings, summary)
+
+
+def test_records_keep_what_their_modes_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Presets and styles may say something else by now; what was run is what the records say."""
+    names = "edge,cloud,lossless,quality,auto,quality;style=zh-short"
+    run = lines.run_line(modes=lines.modes(names), links=(None, 20.0))
+    # Only what verifies crosses the link, so that a mode that changes its gate would change the settings.
+    made = [lines.generation(prompt=prompt, mode=mode.name, link_ms=link_ms)
+            for prompt in "ab" for link_ms in run.links for mode in run.modes
+            if link_ms is None or mode.uses_link]  # fmt: skip
+    path = lines.write(tmp_path, run, *made, lines.score(), lines.score(prompt="b"))
+    before = a_report(path)
+    never = config.ModeSpec("never", None)
+    for name in ("lossless", "quality", "auto"):
+        monkeypatch.setitem(config.MODES, name, never)
+    monkeypatch.setitem(config.MODES, "edge", config.ModeSpec("always", 7))
+    monkeypatch.setitem(config.STYLES, "zh-short", {"sentences": 3})
+    assert lines.modes(names) != run.modes  # the same names mean something else now
+    assert read_records(path).run.modes == run.modes
+    assert a_report(path) == before
+    monkeypatch.setattr(config, "MODES", {})
+    monkeypatch.setattr(config, "STYLES", {})
+    assert a_report(path) == before
+
+
+def test_the_run_line_says_what_each_mode_plans(tmp_path: Path) -> None:
+    run = lines.run_line(modes=lines.modes("auto,edge;style=zh-short,hf-target"))
+    auto, edge, peer = json.loads(lines.write(tmp_path, run).read_text().splitlines()[0])["modes"]
+    assert (auto["plan"]["gate"], auto["plan"]["k"], auto["plan"]["eager"], auto["plan"]["drafts"]) == (
+        {"kind": "calibrated", "threshold": 0.95, "content_rules": []}, 12, True, True
+    )  # fmt: skip
+    assert (edge["params"]["sentences"], edge["params"]["max_new_tokens"], edge["style"]) == (1, 3, "zh-short")
+    assert (peer["plan"], peer["peer"], peer["params"]["max_new_tokens"]) == (None, "hf-target", 3)

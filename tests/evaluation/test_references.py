@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from skydraft.evaluation.references import corpus, rouge_l
 
-from ..decoding.toys import law
+from ..toys import law
 
 
 def longest_common(mine: str, theirs: str) -> int:
@@ -57,10 +57,7 @@ def test_rouge_l_cases(text: str, references: list[str], score: float) -> None:
 
 
 CHINESE = [("今天天气很好", ("今天的天气很好",)), ("我们去公园走走", ("我们去公园散步", "我们到公园走走"))]
-ENGLISH = [
-    ("The cat sat on the mat.", ("The cat is on the mat.",)),
-    ("It rains a lot here.", ("It rains here.",)),
-]
+ENGLISH = [("The cat sat on the mat.", ("The cat is on the mat.",)), ("It rains a lot here.", ("It rains here.",))]
 
 
 @pytest.mark.parametrize(("texts", "tokenize"), [(CHINESE, "zh"), (ENGLISH, "13a")])

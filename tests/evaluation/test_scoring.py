@@ -13,25 +13,26 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from skydraft.config import DecodingParams
-from skydraft.decoding.question import plain
-from skydraft.decoding.signals import measure
-from skydraft.engines.base import RowProfile
+from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine
 from skydraft.evaluation.records import ScoreLine, signals_entry
 from skydraft.evaluation.scoring import Scorer
+from skydraft.gating.signals import measure
+from skydraft.prompts.pair import PromptPair
+from skydraft.types import Prompt
 
-from ..decoding import reference, toys
-from ..decoding.toys import PROMPT_IDS, VOCAB, law
+from .. import reference, toys
+from ..toys import PROMPT_IDS, VOCAB, law
 
 Pair = tuple[ToyEngine, ToyEngine]
 texts = st.lists(st.integers(0, VOCAB.size - 1), max_size=12).map(tuple)
-OTHER_PROMPT = VOCAB.encode("我在说")
+PROMPT, OTHER_PROMPT = (PromptPair(Prompt(ids), Prompt(ids)) for ids in (PROMPT_IDS, VOCAB.encode("我在说")))
 
 
 def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> ScoreLine:
     """The score of one text by a scorer that has seen no other."""
     scorer = Scorer(*pair, params)
-    line = scorer.score("p", plain(PROMPT_IDS), tuple(token_ids))
+    line = scorer.score("p", PROMPT, tuple(token_ids))
     scorer.close()
     return line
 
@@ -74,13 +75,26 @@ def test_texts_that_share_a_beginning_are_scored_as_if_alone(
     for grows, tail in found:
         shared = data.draw(st.integers(0, len(last))) if grows else 0
         last = (*last[:shared], *tail)
-        assert scorer.score("p", plain(PROMPT_IDS), last) == fresh(pair, params, last)
-    assert scorer.score("p", plain(PROMPT_IDS), last) == fresh(pair, params, last)  # the same once more
-    other = scorer.score("q", plain(OTHER_PROMPT), last)
+        assert scorer.score("p", PROMPT, last) == fresh(pair, params, last)
+    assert scorer.score("p", PROMPT, last) == fresh(pair, params, last)  # the same once more
+    other = scorer.score("q", OTHER_PROMPT, last)
     alone = Scorer(*pair, params)
-    assert other == alone.score("q", plain(OTHER_PROMPT), last)
+    assert other == alone.score("q", OTHER_PROMPT, last)
     scorer.close()
-    assert scorer.score("p", plain(PROMPT_IDS), last) == fresh(pair, params, last)  # a closed one opens again
+    assert scorer.score("p", PROMPT, last) == fresh(pair, params, last)  # a closed one opens again
+
+
+@law(30)
+@given(toys.pairs(), toys.params(), texts)
+def test_each_side_reads_its_own_prompt(pair: Pair, params: DecodingParams, token_ids: tuple[int, ...]) -> None:
+    """They differ where the target does not hear what the draft model hears."""
+
+    def scored(prompts: PromptPair) -> ScoreLine:
+        return Scorer(*pair, params).score("p", prompts, token_ids)
+
+    found, one, other = map(scored, (PromptPair(PROMPT.edge, OTHER_PROMPT.target), PROMPT, OTHER_PROMPT))
+    assert (found.drafted, found.signals) == (one.drafted, one.signals)
+    assert (found.choices, found.nll) == (other.choices, other.nll)
 
 
 class Counting(ToyEngine):
@@ -111,18 +125,18 @@ def test_rows_go_in_within_what_keeps_them_exact(max_rows: int) -> None:
 def test_what_a_text_shares_with_the_last_is_not_computed_again() -> None:
     pair = (toys.toy(3, 0.5, kind=Counting), toys.toy(3, kind=Counting))
     scorer = Scorer(*pair, DecodingParams())
-    scorer.score("p", plain(PROMPT_IDS), (1, 2, 3, 4, 5, 6))
-    scorer.score("p", plain(PROMPT_IDS), (1, 2, 3, 4, 9, 9))
-    scorer.score("p", plain(PROMPT_IDS), (1, 2))
+    scorer.score("p", PROMPT, (1, 2, 3, 4, 5, 6))
+    scorer.score("p", PROMPT, (1, 2, 3, 4, 9, 9))
+    scorer.score("p", PROMPT, (1, 2))
     assert [sum(engine.rows) for engine in pair] == [8, 8]
 
 
 def test_seats_are_given_back() -> None:
     scorer = Scorer(toys.toy(3, 0.5), toys.toy(3), DecodingParams(), "zh-short")
-    assert scorer.score("p", plain(PROMPT_IDS), (1, 2)).style == "zh-short"
+    assert scorer.score("p", PROMPT, (1, 2)).style == "zh-short"
     assert scorer._sides is not None
     sequences = [side._sequence for side in scorer._sides]
-    scorer.score("q", plain(OTHER_PROMPT), (1, 2))
+    scorer.score("q", OTHER_PROMPT, (1, 2))
     assert all(sequence.is_closed for sequence in sequences)
     sequences = [side._sequence for side in scorer._sides]
     scorer.close()

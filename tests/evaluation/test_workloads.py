@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
+from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
-from skydraft.evaluation.workloads import Prompt, read_prompts
+from skydraft.evaluation.records import PromptEntry
+from skydraft.evaluation.workloads import read_prompts
+
+
+def entry(id: str, prompt: str, category: str = "", references: tuple[str, ...] = ()) -> PromptEntry:
+    return PromptEntry(id=id, prompt=prompt, category=category, references=references)
 
 
 def jsonl(path: Path, *lines: Any) -> Path:
@@ -22,7 +28,7 @@ def test_lines_of_text(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_bytes("  今天天气 \n\n你好\r\nlast".encode())
     found = read_prompts(path)
-    assert found.prompts == (Prompt("line-1", "今天天气"), Prompt("line-3", "你好"), Prompt("line-4", "last"))
+    assert found.prompts == (entry("line-1", "今天天气"), entry("line-3", "你好"), entry("line-4", "last"))
     assert found.name == "p.txt"
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -35,9 +41,9 @@ def test_lines_of_json(tmp_path: Path) -> None:
         {"prompt": "三", "reference": "z", "note": "unknown fields are left alone"},
     )
     assert read_prompts(path).prompts == (
-        Prompt("line-1", "一"),
-        Prompt("b", "二", "food", ("x", "y")),
-        Prompt("line-3", "三", "", ("z",)),
+        entry("line-1", "一"),
+        entry("b", "二", "food", ("x", "y")),
+        entry("line-3", "三", "", ("z",)),
     )
 
 
@@ -63,6 +69,13 @@ def test_which_prompts_are_chosen(tmp_path: Path, options: dict[str, Any], chose
     assert "".join(prompt.prompt for prompt in found.prompts) == chosen
     assert found.sha256 == whole.sha256  # of the file, not of what was chosen
     assert set(found.prompts) <= set(whole.prompts)  # with the ids that they have in the file
+
+
+def test_a_recording_lies_beside_its_file_and_asks_about_its_speaker(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "p.jsonl", {"audio": "a.flac"}, {"prompt": "说", "audio": "sub/b.flac", "id": "b"})
+    first, second = read_prompts(path).prompts
+    assert first == PromptEntry(id="line-1", prompt=CAPTION_PROMPT, audio=str(tmp_path / "a.flac"))
+    assert second == PromptEntry(id="b", prompt="说", audio=str(tmp_path / "sub" / "b.flac"))
 
 
 BROKEN: dict[str, tuple[str, bytes, str]] = {
@@ -104,10 +117,10 @@ def test_a_choice_that_leaves_nothing_says_what_was_asked(tmp_path: Path) -> Non
 @pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85"])
 def test_a_prompt_may_hold_any_character(tmp_path: Path, char: str) -> None:
     path = jsonl(tmp_path / "p.jsonl", {"prompt": f"a{char}b"})
-    assert read_prompts(path).prompts == (Prompt("line-1", f"a{char}b"),)
+    assert read_prompts(path).prompts == (entry("line-1", f"a{char}b"),)
 
 
 @pytest.mark.parametrize(("name", "line"), [("p.txt", "a"), ("p.jsonl", '{"prompt": "a"}')])
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, line: str) -> None:
     (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + line.encode())
-    assert read_prompts(tmp_path / name).prompts == (Prompt("line-1", "a"),)
+    assert read_prompts(tmp_path / name).prompts == (entry("line-1", "a"),)

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 
 import skydraft
+from skydraft.choosing import constraints
+from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.sampling import gumbel_noise, sample
 from skydraft.config import DecodingParams, decoding_params
-from skydraft.decoding import constraints
-from skydraft.decoding.choose import Chooser
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.gates import Gate, Reason, parse_gate
+from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.sampling import gumbel_noise, sample
-from skydraft.decoding.stopping import Stopping
+from skydraft.decoding.target import LocalVerifier
 from skydraft.engines.base import Engine, Rows, Sequence
-from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
+from skydraft.engines.toy import ToyEngine, character_vocab
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError
-from skydraft.types import DraftBlock
+from skydraft.gating.gates import Gate, GateSpec, History, Reason, ThresholdGate, parse_gate
+from skydraft.types import DraftBlock, Prompt
 
-VOCAB = character_vocab("今天天气很好我们去公园走，。员在的一是")
+CHARACTERS = "今天天气很好我们去公园走，。员在的一是"
+VOCAB = character_vocab(CHARACTERS)
 PROMPT = VOCAB.encode("今天天气")
 GREEDY = DecodingParams(max_new_tokens=64)
 
@@ -41,35 +42,60 @@ def plain(engine: Engine, prefix: Iterable[int], num_tokens: int) -> list[int]:
     return token_ids[start:]
 
 
-def drafter_follows_the_context(engine: Engine, drafter_type: type[Drafter]) -> bool:
+def random_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits by the last token, the one before and the position; bytes and the end are all but ruled out."""
+    rng = np.random.default_rng(0)
+    last, previous, position = (
+        rng.normal(0, 3, (rows, VOCAB.size)).astype(np.float32) for rows in (VOCAB.size, VOCAB.size, 7)
+    )
+    last[:, len(set(CHARACTERS)) :] -= 20
+    return last, previous * np.float32(0.5), position * np.float32(0.3)
+
+
+LAST, PREVIOUS, POSITION = random_tables()
+
+
+def model(kind: type[ToyEngine] = ToyEngine) -> ToyEngine:
+    """The same weights in a sound engine, or in a broken one."""
+    return kind(VOCAB, LAST, by_previous=PREVIOUS, by_position=POSITION)
+
+
+def drafter_follows_the_context(engine: Engine) -> bool:
     """Draft, commit something else than was drafted, draft again: each block must be the model's own continuation."""
-    chooser = Chooser(GREEDY, engine.vocab, len(PROMPT))
-    stopping = Stopping(GREEDY, engine.vocab, len(PROMPT), 200)
-    drafter = drafter_type(engine, chooser, stopping)
-    context = Context(PROMPT)
+    prompt = Prompt(PROMPT)
+    drafter, context = Drafter(engine, prompt, GREEDY, 200), Context(prompt)
     for round_number in range(6):
         block = drafter.draft(context, 3)
-        if list(block.token_ids) != plain(engine, context.token_ids, 3):
+        if list(block.token_ids) != plain(model(), context.token_ids, 3):
             return False
         kept = block.token_ids[: round_number % 4]
         other = (block.token_ids[-1] + 1) % 20
-        context.commit_skip(DraftBlock(len(context), (*kept, other)), None)
+        context.commit_skip(DraftBlock(context.base, (*kept, other)), None)
     return True
 
 
 def test_f1_a_stale_last_token_is_no_state_that_could_exist() -> None:
-    class Stale(Drafter):
-        """Starts the next block from the logits that it remembers."""
+    class Stale(ToyEngine):
+        """After a rollback it goes on from the logits that it remembers."""
 
-        row: Rows = None
+        last: Rows = None
+        rolled_back = False
 
-        def _catch_up(self, context: Context) -> tuple[Sequence, Rows]:
-            sequence, row = super()._catch_up(context)
-            self.row = row.copy() if self.row is None else self.row
-            return sequence, self.row
+        def roll_back(self, sequence: Sequence, length: int) -> None:
+            super().roll_back(sequence, length)
+            self.rolled_back = True
 
-    assert drafter_follows_the_context(random_toy(VOCAB), Drafter)
-    assert not drafter_follows_the_context(random_toy(VOCAB), Stale)
+        def forward(self, feeds: list[tuple[Sequence, list[int]]], *, want_logits: bool) -> list[Rows]:  # type: ignore[override]
+            rows = super().forward(feeds, want_logits=want_logits)
+            if want_logits:
+                remembered, self.last = self.last, rows[0][-1].copy()
+                if self.rolled_back:
+                    rows[0][-1] = remembered
+                self.rolled_back = False
+            return rows
+
+    assert drafter_follows_the_context(model())
+    assert not drafter_follows_the_context(model(Stale))
 
 
 class TwiceAdvanced(ToyEngine):
@@ -89,11 +115,6 @@ class TwiceAndSilent(TwiceAdvanced):
         return sequence.length
 
 
-def broken(engine_type: type[ToyEngine]) -> ToyEngine:
-    good = random_toy(VOCAB)
-    return engine_type(VOCAB, good._by_last, by_previous=good._by_previous, by_position=good._by_position)
-
-
 def replays_alike(engine: Engine) -> bool:
     """Logits after extend, truncate and extend again equal those of a sequence that never left the path."""
     token_ids = [int(i) for i in np.random.default_rng(0).integers(0, 20, 40)]
@@ -110,13 +131,12 @@ def replays_alike(engine: Engine) -> bool:
 
 
 def test_f2_a_cache_advanced_twice_is_caught() -> None:
-    assert replays_alike(random_toy(VOCAB))
+    assert replays_alike(model())
     with pytest.raises(EngineError, match="KV cache holds"):
-        replays_alike(broken(TwiceAdvanced))
-    engine = broken(TwiceAndSilent)
-    sequence = engine.open(PROMPT)
+        replays_alike(model(TwiceAdvanced))
+    sequence = model(TwiceAndSilent).open(PROMPT)
     step_by_step = [sequence.extend([token_id])[0] for token_id in PROMPT]
-    assert not np.array_equal(step_by_step, random_toy(VOCAB).open(PROMPT).extend(PROMPT))
+    assert not np.array_equal(step_by_step, model().open(PROMPT).extend(PROMPT))
 
 
 def test_f3_a_rollback_that_does_not_happen_is_caught() -> None:
@@ -129,13 +149,13 @@ def test_f3_a_rollback_that_does_not_happen_is_caught() -> None:
             return sequence.length
 
     with pytest.raises(EngineError, match="KV cache holds"):
-        replays_alike(broken(NoRollback))
-    assert not replays_alike(broken(SilentNoRollback))
-    assert not drafter_follows_the_context(broken(SilentNoRollback), Drafter)
+        replays_alike(model(NoRollback))
+    assert not replays_alike(model(SilentNoRollback))
+    assert not drafter_follows_the_context(model(SilentNoRollback))
 
 
 def test_f3_truncate_is_absolute_idempotent_and_loud() -> None:
-    sequence = random_toy(VOCAB).open(PROMPT)
+    sequence = model().open(PROMPT)
     sequence.extend([1, 2, 3])
     sequence.truncate(4)
     sequence.truncate(4)
@@ -182,36 +202,38 @@ def test_f5_the_ngram_ban_sees_every_ngram_and_not_just_doubles() -> None:
     assert not ends_every_cycle(only_doubles, 2)
 
 
-def cycling_toy(cycle: str) -> ToyEngine:
-    """A draft model that goes round a cycle, very sure of itself."""
+def cycling_table(cycle: str) -> np.ndarray:
+    """Logits of a draft model that goes round a cycle, very sure of itself. [vocab, vocab]"""
     table = np.zeros((VOCAB.size, VOCAB.size), np.float32)
     ids = VOCAB.encode(cycle)
     for here, there in zip(ids, [*ids[1:], ids[0]], strict=True):
         table[here, there] = 40
     table[VOCAB.encode("气")[0], ids[0]] = 40
-    return ToyEngine(VOCAB, table)
+    return table
 
 
-def escalations(cycle: str, k: int, gate: Gate, target: Engine, num_tokens: int = 32) -> list[str]:
-    plan = replace(make_plan(gate="entropy:2", k=k), gate=gate)
-    params = DecodingParams(max_new_tokens=num_tokens)
-    edge = cycling_toy(cycle)
-    with skydraft.generate("今天天气", edge=edge, cloud=target, plan=plan, params=params) as generation:
-        return [record.reason for record in generation.run().records if record.outcome == "verified"]
+def escalations(cycle: str, k: int, gate: Gate) -> list[str]:
+    """Why blocks of the cycle were escalated to a target that loves it as much."""
+    edge, target = (ToyEngine(VOCAB, cycling_table(cycle)) for _ in range(2))
+    prompt, params = Prompt(PROMPT), DecodingParams(max_new_tokens=32)
+    drafter = Drafter(edge, prompt, params, 32, with_signals=True)
+    verifier = LocalVerifier(target, prompt, params)
+    rounds = list(SpeculativeLoop(Context(prompt), drafter, gate, verifier, k, VOCAB).rounds())
+    assert sum(len(done.token_ids) for done in rounds) == 32
+    return [done.record.reason for done in rounds if done.record.outcome == "verified"]
 
 
 @pytest.mark.parametrize("cycle", ["员", "员在", "员在的", "员在的一"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7])
 def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(cycle: str, k: int) -> None:
-    class Blind(Gate):
+    class Blind(ThresholdGate):
         """A gate on uncertainty alone."""
 
-        def reason(self, context: Context, block: DraftBlock, vocab: Vocab) -> Reason:
+        def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
             return "uncertain" if self.is_unsure(block.signals) else ""
 
-    agreeing = cycling_toy(cycle)
-    assert escalations(cycle, k, parse_gate("entropy:2"), agreeing) == ["loop"]
-    assert escalations(cycle, k, Blind("entropy", 2.0), agreeing) == []
+    assert escalations(cycle, k, ThresholdGate(parse_gate("entropy:2"))) == ["repetition"]
+    assert escalations(cycle, k, Blind(GateSpec("entropy", 2.0))) == []
 
 
 @pytest.mark.parametrize("cycle", ["员在", "员在的", "员在的一"])
@@ -222,7 +244,7 @@ def test_f6_one_escalation_breaks_the_loop_when_the_target_knows_better(cycle: s
     path = VOCAB.encode("公园走")
     for here, there in itertools.pairwise(path):
         table[here, there] = 80
-    edge_table = cycling_toy(cycle)._by_last.copy()
+    edge_table = cycling_table(cycle)
     for here, there in itertools.pairwise([*path, *VOCAB.encode("今天我们去很好")]):
         edge_table[here, there] = 80  # once out of the loop, the draft model goes on as sure, and straight
     with skydraft.generate(
@@ -235,19 +257,19 @@ def test_f6_one_escalation_breaks_the_loop_when_the_target_knows_better(cycle: s
         text = generation.run().text
     reasons = [record.reason for record in generation.records if record.reason]
     looped, _, after = text.partition("公")
-    assert reasons == ["loop"]
+    assert reasons == ["repetition"]
     # Blocks before were skipped; the one that closed the second copy was escalated, and the target ended the loop.
     assert len(looped) < 2 * len(cycle) + k
     assert (cycle * 9).startswith(looped) and after.startswith("园走今天我们去"[: len(after)])
 
 
-def follows_the_definition(sampler: object) -> bool:
+def follows_the_definition(sampler: Callable[[np.ndarray, DecodingParams, int], int]) -> bool:
     """One temperature: over many positions the token is argmax(logits / T + noise)."""
     row = np.random.default_rng(1).normal(0, 2, 50).astype(np.float32)
     params = decoding_params(temperature=0.7, seed=3)
     ids = np.arange(50)
     wanted = [int((row.astype(np.float64) / 0.7 + gumbel_noise(3, at, ids)).argmax()) for at in range(300)]
-    return [sampler(row, params, at) for at in range(300)] == wanted  # type: ignore[operator]
+    return [sampler(row, params, at) for at in range(300)] == wanted
 
 
 def test_f7_temperature_is_applied_once() -> None:
@@ -275,12 +297,19 @@ def test_f8_positions_follow_the_sequence_in_incremental_steps() -> None:
         """Counts positions from the start of each feed, as a step without explicit positions does."""
 
         def forward(self, feeds: list[tuple[Sequence, list[int]]], *, want_logits: bool) -> list[Rows]:  # type: ignore[override]
-            rows = []
-            for sequence, token_ids in feeds:
-                for index, token_id in enumerate(token_ids):
-                    sequence.slot.append((int(token_id), index))
-                    rows.append(self._row(sequence.slot))
-            return [np.array(rows)]
+            before = [[*sequence.token_ids.tolist(), *token_ids] for sequence, token_ids in feeds]
+            super().forward(feeds, want_logits=False)
+            return [rows_of(written, len(feed)) for written, (_, feed) in zip(before, feeds, strict=True)]
 
-    assert incremental_equals_full(random_toy(VOCAB))
-    assert not incremental_equals_full(broken(PositionFromTheFeed))
+    def rows_of(written: list[int], num_rows: int) -> np.ndarray:
+        ends = range(len(written) - num_rows, len(written))
+        return np.array([
+            LAST[written[end]] + PREVIOUS[written[max(end - 1, 0)]] + POSITION[index % len(POSITION)]
+            for index, end in enumerate(ends)
+        ])  # fmt: skip
+
+    assert incremental_equals_full(model())
+    assert not incremental_equals_full(model(PositionFromTheFeed))
+    token_ids = [*PROMPT, *PROMPT]  # as one feed from position 0 it is right, so that nothing but positions is broken
+    right, wrong = (model(kind).open(token_ids[:1]).extend(token_ids) for kind in (ToyEngine, PositionFromTheFeed))
+    assert np.array_equal(right, wrong)

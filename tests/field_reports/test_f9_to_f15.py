@@ -9,14 +9,15 @@ import pytest
 
 import skydraft
 from skydraft.characters import COMMA_LIKE, is_cjk, punctuation_density
+from skydraft.choosing.chooser import Chooser
 from skydraft.config import MODES, STYLES, DecodingParams, decoding_params
-from skydraft.decoding.choose import Chooser
 from skydraft.decoding.context import Context
-from skydraft.decoding.gates import parse_gate
 from skydraft.decoding.plan import make_plan
+from skydraft.engines.base import Rows, Sequence
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.engines.vocab import Vocab
-from skydraft.types import DraftBlock, Signals
+from skydraft.gating.gates import ThresholdGate, parse_gate
+from skydraft.types import DraftBlock, Prompt, Signals
 
 WORDS = "今天气很好我们去公园走路看花听风说话员在的一是有人"
 VOCAB = character_vocab(WORDS + "，。！3.5,abc ")
@@ -97,11 +98,11 @@ def test_f11_density_is_counted_on_characters_of_merged_tokens_and_width_variant
     pieces = [*(char.encode() for char in "，好今天气很我们"), "，，，，".encode(), "﹐".encode(), b",", b"<eos>"]
     vocab = Vocab(pieces, lambda text: [0], special_ids=[11], end_ids=[11])
     sure = Signals(0.0, 1.0, 1.0)
-    gate = parse_gate("entropy:5")
+    gate = ThresholdGate(parse_gate("entropy:5"))
 
     def reason(token_ids: tuple[int, ...]) -> str:
-        block = DraftBlock(3, token_ids, (sure,) * len(token_ids))
-        return gate.reason(Context([0, 0, 0]), block, vocab)
+        block = DraftBlock(0, token_ids, (sure,) * len(token_ids))
+        return gate.reason(Context(Prompt((0, 0, 0))), block, vocab)
 
     assert reason((1, 2, 8)) == "density"  # one of three tokens, but four of six characters
     assert reason((1, 9, 2, 10)) == "density"  # both of other widths
@@ -139,10 +140,13 @@ class ScriptedToy(ToyEngine):
         super().__init__(vocab, table)
         self.script = script
 
-    def _row(self, cache: list[tuple[int, int]]) -> np.ndarray:
-        row = np.full(self.vocab.size, -9.0, np.float32)
-        row[self.script[(len(cache) - 1) % len(self.script)]] = 9
-        return row
+    def forward(self, feeds: list[tuple[Sequence, list[int]]], *, want_logits: bool) -> list[Rows]:  # type: ignore[override]
+        rows = super().forward(feeds, want_logits=want_logits)
+        for (sequence, token_ids), found in zip(feeds, rows, strict=True):
+            for index in range(len(token_ids) if want_logits else 0):
+                found[index] = -9
+                found[index, self.script[(sequence.length + index) % len(self.script)]] = 9
+        return rows
 
 
 def test_f13_a_model_that_has_said_its_sentence_may_end_before_the_minimum() -> None:
@@ -177,8 +181,9 @@ def test_f14_skipped_segments_are_what_the_edge_alone_would_have_written(gate: s
     all_ids = [*VOCAB.encode("今天天气"), *mixed.token_ids]
     chooser = Chooser(params, VOCAB, mixed.num_prompt_tokens)
     for record in skipped:
-        prefix = all_ids[: record.base]
-        for token_id in all_ids[record.base : record.base + record.num_committed]:
+        begin = mixed.num_prompt_tokens + record.base
+        prefix = all_ids[:begin]
+        for token_id in all_ids[begin : begin + record.num_committed]:
             sequence = edge.open(prefix)
             row = sequence.extend(prefix[-1:])[0]
             assert chooser.choose(row, np.array(prefix, np.int32)) == token_id
@@ -193,7 +198,7 @@ def test_f15_blocks_are_whole_unless_asked_otherwise() -> None:
         plan = make_plan(gate="entropy:1.5", k=4, eager=eager)
         with skydraft.generate("今天天气", edge=edge, cloud=cloud, plan=plan, params=params) as generation:
             records = generation.run().records
-            return [record.num_draft for record in records if record.base + 4 <= generation.num_prompt_tokens + 60]
+            return [record.num_draft for record in records if record.base + 4 <= 60]
 
     assert set(block_lengths(eager=False)) == {4}
     assert min(block_lengths(eager=True)) < 4

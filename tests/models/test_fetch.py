@@ -212,7 +212,7 @@ def test_a_wheel_without_its_member_is_named(published: Published, world: FakeWo
 
 def test_no_disk_is_found_before_anything_is_downloaded(published: Published, world: FakeWorld, cache: Path) -> None:
     world.free_bytes = DISK_MARGIN_BYTES + len(published.content) - 1
-    with pytest.raises(NotEnoughDisk, match=r"needs 67 MB free and has 67 MB") as raised:
+    with pytest.raises(NotEnoughDisk, match=r"needs 67 MB of free space and has 67 MB") as raised:
         fetch_model(published.model, cache, sources=world.sources())
     assert "SKYDRAFT_HOME" in one_line(raised.value)
     assert world.asked == []
@@ -252,7 +252,7 @@ def test_a_home_that_is_a_file_is_said_in_one_line(published: Published, world: 
 
 
 def test_offline_asks_neither_hub_nor_index(published: Published, world: FakeWorld, cache: Path) -> None:
-    with pytest.raises(NetworkUnavailable, match="we are offline") as raised:
+    with pytest.raises(NetworkUnavailable, match="nothing is downloaded offline") as raised:
         fetch_model(published.model, cache, offline=True, sources=world.sources())
     assert "skydraft models fetch tiny" in one_line(raised.value)
     assert world.asked == []

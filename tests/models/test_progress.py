@@ -60,10 +60,7 @@ def test_one_bar_for_each_step() -> None:
     progress(5, 10, "downloading tiny")
     progress(2, 10, "joining tiny")
     bars.stop()
-    assert [(task.description, task.completed) for task in bars.tasks] == [
-        ("downloading tiny", 5),
-        ("joining tiny", 2),
-    ]
+    assert [(task.description, task.completed) for task in bars.tasks] == [("downloading tiny", 5), ("joining tiny", 2)]
 
 
 def test_silence_is_silent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("toy", "toy", None),
         ("toy:seed=3", "toy", None),
+        ("mlx:{place}/good.gguf", "mlx", None),
+        ("mlx:", "mlx", None),
+        ("tiny:x", "tiny", None),
         ("good.gguf", "gguf", "good.gguf"),
         ("./good.gguf", "gguf", "good.gguf"),
         ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
@@ -50,7 +53,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_local_specs(place: Path, cache: Path, world: FakeWorld, spec: str, kind: ModelKind, path: str | None) -> None:
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))
-    assert resolve(spec, cache, sources=world.sources(), models={}) == ResolvedModel(spec, kind, expected)
+    names = {"toy", "mlx", "tiny"}
+    found = resolve(spec, cache, engine_names=names, sources=world.sources(), models={})
+    assert found == ResolvedModel(spec, kind, expected)
     assert world.asked == []
 
 
@@ -67,24 +72,19 @@ def test_local_specs(place: Path, cache: Path, world: FakeWorld, spec: str, kind
         ("many", BrokenModel, r"2 \.gguf files.*a\.gguf"),
         ("nothing", BrokenModel, r"no config\.json"),
         ("tinny", UnknownModel, r"Did you mean tiny\? Known: tiny"),
-        ("toys", UnknownModel, r"Known: tiny\..*toy"),
+        ("toys", UnknownModel, r"Known: tiny\. Or give mlx, toy, a \.gguf file"),
+        ("other:x", UnknownModel, "not a known model"),
         ("", UnknownModel, "Known"),
-        ("/no/such/folder", UnknownModel, "no known model"),
-        ("a/b/c", UnknownModel, "no known model"),
+        ("/no/such/folder", UnknownModel, "not a known model"),
+        ("a/b/c", UnknownModel, "not a known model"),
         ("https://example.org/x.gguf", UnknownModel, "no file https://"),
     ],
 )
 def test_specs_that_lead_nowhere(
-    place: Path,
-    cache: Path,
-    world: FakeWorld,
-    published: Published,
-    spec: str,
-    error: type[SkydraftError],
-    match: str,
+    place: Path, cache: Path, world: FakeWorld, published: Published, spec: str, error: type[SkydraftError], match: str
 ) -> None:
     with pytest.raises(error, match=match) as raised:
-        resolve(spec, cache, sources=world.sources(), models={"tiny": published.model})
+        resolve(spec, cache, engine_names={"toy", "mlx"}, sources=world.sources(), models={"tiny": published.model})
     assert raised.value.hint and "\n" not in str(raised.value)
     assert world.asked == []
 
@@ -128,7 +128,7 @@ def test_a_hub_repository_without_a_checkpoint(place: Path, cache: Path, world: 
 @pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
 @pytest.mark.parametrize("offline", [False, True])
 def test_an_unreachable_hub(cache: Path, world: FakeWorld, spec: str, offline: bool) -> None:
-    with pytest.raises(NetworkUnavailable):
+    with pytest.raises(NetworkUnavailable, match=r"nothing is downloaded offline|no hub"):
         resolve(spec, cache, offline=offline, sources=world.sources())
     assert len(world.asked) == (0 if offline and spec.endswith(".gguf") else 1)
 
@@ -153,7 +153,12 @@ def test_a_hub_file_that_is_no_gguf(place: Path, cache: Path, world: FakeWorld) 
         resolve("org/name/bad.gguf", cache, sources=world.sources())
 
 
+def test_without_names_of_engines_there_are_none(cache: Path, world: FakeWorld) -> None:
+    with pytest.raises(UnknownModel, match=r"'toy' is not a known model, file or folder.* Or give a \.gguf file"):
+        resolve("toy", cache, sources=world.sources())
+
+
 @pytest.mark.parametrize(("kind", "path"), [("toy", Path("x")), ("gguf", None), ("folder", None)])
-def test_only_a_toy_has_no_path(kind: ModelKind, path: Path | None) -> None:
+def test_a_path_is_what_a_file_or_folder_has(kind: ModelKind, path: Path | None) -> None:
     with pytest.raises(ValueError, match=kind):
         ResolvedModel("x", kind, path)

@@ -20,12 +20,13 @@ from skydraft.errors import ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
-from skydraft.types import Verdict, VerifyCost
-from tests.decoding.toys import law
+from skydraft.types import Cost, Media, Prompt, Verdict
+from tests.toys import law
 
 UINT32 = 2**32 - 1
 MAX_ID = 2**31 - 1
 numbers = st.integers(0, UINT32)
+sessions = st.integers(1, UINT32)
 few_ids = st.lists(st.integers(0, 200_000) | st.just(MAX_ID), max_size=12).map(tuple)
 texts = st.text(max_size=12)
 finishes = st.sampled_from([None, "eos", "stop_string", "sentences", "length"])
@@ -56,25 +57,29 @@ any_params = st.builds(
     stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
     max_new_tokens=st.integers(1, MAX_ID),
 )
+# Features as they cross the wire: in half precision already.
+media = st.builds(
+    lambda num_mels, num_frames, value: Media(np.full((num_mels, num_frames), value, np.float16).astype(np.float32)),
+    st.integers(1, 5),
+    st.integers(3, 9),
+    st.floats(-60_000, 60_000, width=16),
+)
 openings = st.builds(
     Opening,
     fingerprint=fingerprints,
-    prompt_ids=few_ids,
+    prompt=st.builds(Prompt, few_ids, st.none() | media),
     committed_ids=few_ids,
     params=st.just(DecodingParams()) | any_params,
     top=numbers,
     model=texts,
 )
-session_calls = st.builds(SessionCall, session=numbers, epoch=numbers, opening=openings)
-costs = st.builds(
-    VerifyCost,
-    num_passes=st.integers(1, 2**32),
-    num_rows=numbers,
-    forward_ms=between(0, 4e7),
-    prefill_ms=between(0, 4e7),
-    queue_ms=between(0, 4e7),
+session_calls = st.builds(SessionCall, session=sessions, epoch=numbers, opening=openings)
+times = {name: between(0, 4e7) for name in ("forward_ms", "prefill_ms", "encode_ms", "queue_ms")}
+costs = st.one_of(
+    st.builds(Cost, num_passes=st.just(0) | numbers, **times),  # of a prompt, or of nothing: no rows
+    st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=numbers.filter(bool), **times),
 )
-emissions = st.builds(Emission, base=numbers.filter(bool), token_ids=few_ids.filter(bool), finish=finishes, cost=costs)
+emissions = st.builds(Emission, base=numbers, token_ids=few_ids.filter(bool), finish=finishes, cost=costs)
 infos = st.builds(
     ServerInfo,
     version=texts,
@@ -89,14 +94,15 @@ infos = st.builds(
     num_sessions=numbers,
     invariant_rows=numbers,
     forward_ms=st.lists(between(0, 4e6), max_size=6).map(tuple),
+    weights=texts,
 )
 
 
 @st.composite
 def verify_calls(draw: st.DrawFn) -> VerifyCall:
-    catch_up, opening = draw(few_ids), draw(st.none() | openings.filter(lambda opening: opening.base > 0))
-    before = opening.base if opening else draw(st.integers(1, UINT32 - len(catch_up)))
-    session, epoch, digest = draw(numbers), draw(numbers), draw(numbers)
+    catch_up, opening = draw(few_ids), draw(st.none() | openings)
+    before = len(opening.committed_ids) if opening else draw(st.integers(0, 3) | st.integers(0, UINT32 - len(catch_up)))
+    session, epoch, digest = draw(sessions), draw(numbers), draw(numbers)
     return VerifyCall(session, epoch, before + len(catch_up), catch_up, draw(few_ids), digest, opening)
 
 
@@ -108,30 +114,32 @@ def verdicts(draw: st.DrawFn) -> Verdict:
     token_id = draw(st.integers(0, MAX_ID) | st.none()) if may_lack_token else draw(st.integers(0, MAX_ID))
     audit = tuple(draw(st.lists(st.booleans(), max_size=40)))
     ranks = tuple(draw(numbers) for agreed in audit if not agreed)
-    return Verdict(draw(st.integers(1, UINT32)), num_accepted, token_id, finish, audit, ranks, draw(costs))
+    return Verdict(draw(numbers), num_accepted, token_id, finish, audit, ranks, draw(costs))
 
 
-def as_sent(cost: VerifyCost) -> VerifyCost:
+def as_sent(cost: Cost) -> Cost:
     """Times as they cross the wire: in units of 10 microseconds."""
-    times = {name: round(getattr(cost, name) * 100) / 100 for name in ("forward_ms", "prefill_ms", "queue_ms")}
-    return dataclasses.replace(cost, **times)
+    return dataclasses.replace(cost, **{name: round(getattr(cost, name) * 100) / 100 for name in times})
 
 
 @law(250)
 @given(session_calls)
-@example(SessionCall(0, 0, Opening("", (), params=DecodingParams(full_stop_shift=0.0))))  # a zero, but no default
+@example(SessionCall(1, 0, Opening("", Prompt(()), params=DecodingParams(full_stop_shift=0.0))))  # 0, but no default
 def test_an_opening_comes_back_with_any_parameters(call: SessionCall) -> None:
     assert codec.decode_session_call(codec.encode_session_call(call)) == call
 
 
 @law(200)
 @given(verify_calls())
+@example(VerifyCall(1, 0, 0, (), (5, 6), 7))  # right after the prompt
+@example(VerifyCall(1, 0, 2, (8, 9), (), 7))  # all that was generated is caught up
 def test_a_verify_call_comes_back(call: VerifyCall) -> None:
     assert codec.decode_verify_call(codec.encode_verify_call(call)) == call
 
 
 @law(250)
 @given(verdicts())
+@example(Verdict(0, 0, 5))
 def test_a_verdict_comes_back_with_its_audit_and_its_cost(verdict: Verdict) -> None:
     decoded = codec.decode_verdict(codec.encode_verdict(verdict), len(verdict.audit))
     assert decoded == verdict
@@ -152,12 +160,27 @@ def test_server_info_comes_back_with_times_to_a_microsecond(info: ServerInfo) ->
     assert codec.decode_info(codec.encode_info(info)) == dataclasses.replace(info, forward_ms=forward_ms)
 
 
+@law(200)
+@given(costs, st.integers(0, 12) | numbers)
+@example(Cost(), 0)
+@example(Cost(1, 1), 0)
+@example(Cost(num_passes=2**32, num_rows=UINT32, forward_ms=42_949_672.95, queue_ms=0.01), UINT32)
+def test_a_cost_comes_back_in_all_three_replies(cost: Cost, base: int) -> None:
+    opened = codec.decode_opened(codec.encode_opened(Opened(base, cost)))
+    verdict = codec.decode_verdict(codec.encode_verdict(Verdict(base, 0, 5, cost=cost)), 0)
+    emission = codec.decode_emission(codec.encode_emission(Emission(base, (5,), cost=cost)))
+    for reply in (opened, verdict, emission):
+        assert (reply.base, reply.cost) == (base, as_sent(cost))
+
+
+def test_rows_without_a_pass_cannot_be_sent() -> None:
+    with pytest.raises(ProtocolError):
+        codec.encode_opened(Opened(3, Cost(num_passes=0, num_rows=1)))
+
+
 @law(50)
-@given(numbers.filter(bool))
-def test_a_length_and_a_close_come_back(number: int) -> None:
-    opened = Opened(number, prefill_ms=71.25)
-    decoded = codec.decode_opened(codec.encode_opened(opened))
-    assert (decoded.base, decoded.prefill_ms) == (number, 71.25)
+@given(numbers)
+def test_a_close_comes_back(number: int) -> None:
     assert codec.decode_close(codec.encode_close(number)) == number
 
 
@@ -179,10 +202,14 @@ def assert_valid(value: Any) -> None:
     """What `__post_init__` and the server rely on."""
     if isinstance(value, SessionCall | VerifyCall) and value.opening:
         dataclasses.replace(value.opening.params)  # checks itself again
-        assert all(0 <= token_id <= MAX_ID for token_id in value.opening.prompt_ids + value.opening.committed_ids)
+        ids = value.opening.prompt.token_ids + value.opening.committed_ids
+        assert len(ids) == value.opening.num_ids and all(0 <= token_id <= MAX_ID for token_id in ids)
+        assert value.opening.prompt.media is None or value.opening.prompt.media.num_tokens > 0
+    if isinstance(value, SessionCall | VerifyCall):
+        assert value.session > 0
     if isinstance(value, VerifyCall):
-        assert value.block.base == value.base > len(value.catch_up_ids)
-        assert value.opening is None or value.opening.base + len(value.catch_up_ids) == value.base
+        assert value.block.base == value.base >= len(value.catch_up_ids)
+        assert value.opening is None or len(value.opening.committed_ids) + len(value.catch_up_ids) == value.base
         assert all(0 <= token_id <= MAX_ID for token_id in value.catch_up_ids + value.draft_ids)
     if isinstance(value, Verdict):
         dataclasses.replace(value)
@@ -207,18 +234,23 @@ def read_all(data: bytes) -> int:
 
 def messages() -> Iterator[bytes]:
     """One of each, with all fields set."""
-    params = DecodingParams(0.8, 40, 0.9, 0.05, 2**63, 1.1, 3, 1.2, 2, True, 4, 8, -6.0, 2, 16, ("。\n", "ab"), 300)
-    opening = Opening("0123456789abcdef", (5, 151_643, 9), (1, 2), params, 3, "toy")
-    cost = VerifyCost(3, 17, 71.27, 40.0, 1.5)
+    params = DecodingParams(
+        temperature=0.8, top_k=40, top_p=0.9, min_p=0.05, seed=2**63, repetition_penalty=1.1, no_repeat_ngram_size=3,
+        content_penalty=1.2, content_ngram_size=2, no_adjacent_repeat=True, comma_gap=4, full_stop_gap=8,
+        full_stop_shift=-6.0, sentences=2, min_new_tokens=16, stop=("。\n", "ab"), max_new_tokens=300,
+    )  # fmt: skip
+    heard = Media(np.arange(12, dtype=np.float32).reshape(2, 6))
+    opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), heard), (1, 2), params, 3, "toy")
+    cost = Cost(3, 17, 71.27, 40.0, 8.25, 1.5)
     audit = (True, False, True, True, True, True, True, True, False, True, True)
     yield codec.encode_session_call(SessionCall(2_000_000, 7, opening))
-    yield codec.encode_verify_call(VerifyCall(2_000_000, 7, 7, (8, 9), (1, 2, 3), 0xDEADBEEF, opening))
+    yield codec.encode_verify_call(VerifyCall(2_000_000, 7, 4, (8, 9), (1, 2, 3), 0xDEADBEEF, opening))
     yield codec.encode_verdict(Verdict(400, 3, 151_643, "sentences", audit, (1, 700), cost))
     yield codec.encode_verdict(Verdict(400, 3, None, "stop_string", cost=cost))
     yield codec.encode_emission(Emission(300, (5, 70_000), "eos", cost))
-    info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 8, 32, 8, 1, 2, (0.5, 7.125))
+    info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 8, 32, 8, 1, 2, (0.5, 7.125), "aa")
     yield codec.encode_info(info)
-    yield codec.encode_opened(Opened(300, 12.5))
+    yield codec.encode_opened(Opened(300, cost))
 
 
 def test_decoding_is_total_over_truncated_and_damaged_messages() -> None:
@@ -257,9 +289,14 @@ def test_decoding_is_total_over_messages_with_something_put_in(message: bytes, e
     read_all(message[:at] + extra + message[at:])
 
 
-def opening_with(**fields: Any) -> bytes:
+def opening_with(session: int = 1, **fields: Any) -> bytes:
     opening = pb.Opening(**{"prompt_ids": [1, 2], **fields})
-    return pb.OpenRequest(session=1, epoch=1, opening=opening).SerializeToString()
+    return pb.OpenRequest(session=session, epoch=1, opening=opening).SerializeToString()
+
+
+def heard(**fields: Any) -> bytes:
+    """An opening with three frames of four mels."""
+    return opening_with(media={"num_mels": 4, "features": b"\x00" * 24, **fields})
 
 
 def call_with(**fields: Any) -> bytes:
@@ -282,15 +319,22 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("top_p 0", codec.decode_session_call, opening_with(params={"top_p": 0})),
     ("an empty stop string", codec.decode_session_call, opening_with(params={"stop": [""]})),
     ("an n-gram of 2^32 - 1", codec.decode_session_call, opening_with(params={"no_repeat_ngram_size": UINT32})),
-    ("base 0", codec.decode_verify_call, call_with(base=0)),
-    ("catch-up tokens and nothing before them", codec.decode_verify_call, call_with(base=2, catch_up_ids=[3, 4])),
+    ("an opening of no session", codec.decode_session_call, opening_with(session=0)),
+    ("features of no mels", codec.decode_session_call, opening_with(media={"features": b"\x00" * 24})),
+    ("features that fill no frame", codec.decode_session_call, heard(num_mels=5)),
+    ("half a feature", codec.decode_session_call, heard(features=b"\x00" * 23)),
+    ("audio too short for a token", codec.decode_session_call, heard(num_mels=6)),
+    ("a feature that is no number", codec.decode_session_call, heard(features=b"\x00\x7e" * 12)),
+    ("a call for no session", codec.decode_verify_call, call_with(session=0)),
+    ("catch-up tokens on base 0", codec.decode_verify_call, call_with(base=0, catch_up_ids=[3])),
+    ("more catch-up tokens than the base holds", codec.decode_verify_call, call_with(base=2, catch_up_ids=[3, 4, 5])),
     ("an id beyond 31 bits in a draft", codec.decode_verify_call, call_with(draft_ids=[1, 2**31])),
     ("an id beyond 31 bits to catch up", codec.decode_verify_call, call_with(catch_up_ids=[2**31])),
-    ("an opening of another length", codec.decode_verify_call, call_with(opening={"prompt_ids": [1] * 8})),
+    ("an opening of another length", codec.decode_verify_call, call_with(opening={"committed_ids": [1] * 8})),
+    ("an opening that counts its prompt", codec.decode_verify_call, call_with(opening={"prompt_ids": [1] * 9})),
     ("an opening without the catch-up", codec.decode_verify_call,
-     call_with(opening={"prompt_ids": [1] * 9}, catch_up_ids=[1])),
+     call_with(opening={"committed_ids": [1] * 9}, catch_up_ids=[1])),
     ("more audit than asked for", partial(codec.decode_verdict, num_audited=0), reply_with(audit=b"\x00")),
-    ("a verdict on base 0", partial(codec.decode_verdict, num_audited=0), reply_with(base=0)),
     ("less audit than asked for", verdict_on_9, reply_with(audit=b"\xff")),
     ("a bit of audit too many", verdict_on_9, reply_with(audit=b"\xff\xc0")),
     ("a rank too few", verdict_on_9, reply_with(audit=b"\xff\x00")),
@@ -298,7 +342,9 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("an unknown finish", verdict_on_9, reply_with(audit=b"\xff\x80", finish=5)),
     ("a token beyond 31 bits", verdict_on_9, reply_with(audit=b"\xff\x80", token_id=2**31)),
     ("neither token nor finish", verdict_on_9, pb.VerifyReply(base=9, audit=b"\xff\x80").SerializeToString()),
-    ("an unknown finish of a stream", codec.decode_emission, pb.GenerateReply(finish=77).SerializeToString()),
+    ("an unknown finish of a stream", codec.decode_emission,
+     pb.GenerateReply(token_ids=[1], finish=77).SerializeToString()),
+    ("no tokens of a stream", codec.decode_emission, pb.GenerateReply(base=3).SerializeToString()),
     ("an id of 32 bits in a stream", codec.decode_emission, pb.GenerateReply(token_ids=[2**31]).SerializeToString()),
     ("an unknown execution", codec.decode_info, pb.GetInfoReply(execution=3).SerializeToString()),
 ]  # fmt: skip
@@ -312,22 +358,31 @@ def test_what_breaks_an_invariant_is_refused(decode: Callable[[bytes], Any], dat
 
 
 def test_what_they_were_made_from_is_accepted() -> None:
-    assert codec.decode_session_call(opening_with()).opening.prompt_ids == (1, 2)
-    assert codec.decode_verify_call(call_with(opening={"prompt_ids": [1] * 8}, catch_up_ids=[1])).base == 9
+    assert codec.decode_session_call(opening_with()).opening.prompt == Prompt((1, 2))
+    assert codec.decode_session_call(heard()).opening.prompt.media == Media(np.zeros((4, 3), np.float32))
+    assert codec.decode_verify_call(call_with(opening={"committed_ids": [1] * 8}, catch_up_ids=[1])).base == 9
+    assert codec.decode_verify_call(call_with(base=2, catch_up_ids=[3, 4])).catch_up_ids == (3, 4)
+    assert codec.decode_verify_call(call_with(base=0, opening={"prompt_ids": [1] * 9})).base == 0
+    assert codec.decode_verdict(reply_with(base=0), 0).base == 0
+    assert codec.decode_emission(pb.GenerateReply(token_ids=[1]).SerializeToString()).base == 0
     assert verdict_on_9(reply_with(audit=b"\xff\x00", audit_ranks=[UINT32])).audit == (True,) * 8 + (False,)
 
 
 def test_nothing_at_all_is_neither_a_verdict_nor_an_execution_nor_a_call() -> None:
-    for decode in (partial(codec.decode_verdict, num_audited=0), codec.decode_info, codec.decode_verify_call):
+    decoders = (codec.decode_info, codec.decode_verify_call, codec.decode_session_call, codec.decode_emission)
+    for decode in (partial(codec.decode_verdict, num_audited=0), *decoders):
         with pytest.raises(ProtocolError):
             decode(b"")
-    assert 0 not in codec._EXECUTIONS.values()
-    assert [reason for reason, number in codec._FINISH.items() if number == 0] == [None]
-    assert set(codec._FINISH.values()) == set(pb.Finish.values())
+
+
+def test_each_number_of_a_finish_is_one_reason_and_0_is_none() -> None:
+    reasons = [codec.decode_verdict(reply_with(finish=number), 0).finish for number in sorted(pb.Finish.values())]
+    assert reasons == [None, "eos", "stop_string", "sentences", "length"]
 
 
 def test_parameters_that_were_left_out_have_the_values_that_the_proto_names_for_ever() -> None:
-    assert codec._params_message(DecodingParams()).SerializeToString() == b""
+    written = codec.encode_session_call(SessionCall(1, 1, Opening("", Prompt((1, 2)))))
+    assert written == opening_with() and not pb.OpenRequest.FromString(written).opening.HasField("params")
     call = codec.decode_session_call(opening_with())
     assert call.opening.params == DecodingParams(
         temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, repetition_penalty=1.0, no_repeat_ngram_size=0,
@@ -357,24 +412,31 @@ def test_the_digest_tells_apart_another_id_another_order_and_another_length(
         assert (codec.digest(np.array(other, np.int32)) == own) == (other == ids)
 
 
+@law(100)
+@given(st.lists(st.lists(st.integers(0, MAX_ID), max_size=8), max_size=4))
+def test_the_digest_of_parts_is_that_of_the_whole(parts: list[list[int]]) -> None:
+    whole = np.array([token_id for part in parts for token_id in part], np.int32)
+    assert codec.digest(*(np.array(part, np.int32) for part in parts)) == codec.digest(whole)
+
+
 def typical_call(**changes: Any) -> bytes:
-    call = VerifyCall(2_000_000, 1, 300, (), (100_001, 100_002, 3_000, 40, 100_005), 0xDEADBEEF)
+    call = VerifyCall(2_000_000, 1, 260, (), (100_001, 100_002, 3_000, 40, 100_005), 0xDEADBEEF)
     return codec.encode_verify_call(dataclasses.replace(call, **changes))
 
 
 def typical_verdict(num_audited: int = 0) -> bytes:
-    cost = VerifyCost(3, 6, 152.31, 0.0, 0.21)
-    return codec.encode_verdict(Verdict(300, 3, 100_001, None, (True,) * num_audited, (), cost))
+    cost = Cost(3, 6, 152.31, queue_ms=0.21)
+    return codec.encode_verdict(Verdict(260, 3, 100_001, None, (True,) * num_audited, (), cost))
 
 
-PROMPT = Opening("0123456789abcdef", tuple(range(100_000, 100_040)))
+PROMPT = Opening("0123456789abcdef", Prompt(tuple(range(100_000, 100_040))))
 SIZES = [
     ("five drafts", typical_call(), 28),
     ("five drafts and eight tokens to catch up", typical_call(catch_up_ids=(100_000,) * 8), 54),
-    ("five drafts that open a session", typical_call(base=40, opening=PROMPT), 162),
-    ("a verdict on them", typical_verdict(), 18),
-    ("a verdict and an audit of eight", typical_verdict(8), 21),
-    ("one token of a stream", codec.encode_emission(Emission(300, (100_001,), None, VerifyCost(1, 1, 71.2))), 13),
+    ("five drafts that open a session", typical_call(base=0, opening=PROMPT), 160),
+    ("a verdict on them", typical_verdict(), 16),
+    ("a verdict and an audit of eight", typical_verdict(8), 19),
+    ("one token of a stream", codec.encode_emission(Emission(260, (100_001,), None, Cost(1, 1, 71.2))), 14),
     ("a close", codec.encode_close(2_000_000), 4),
 ]
 
@@ -386,5 +448,20 @@ def test_a_typical_message_has_this_many_bytes(data: bytes, num_bytes: int) -> N
 
 def test_the_numbers_of_the_fields_stay_what_they_are() -> None:
     """A peer of another version reads these very bytes."""
-    assert typical_call().hex() == "0880897a100118ac022a0ca18d06a28d06b81728a58d0635efbeadde"
-    assert typical_verdict(8).hex() == "08ac02100318a18d062a01ff3802400648ff765815"
+    assert typical_call().hex() == "0880897a10011884022a0ca18d06a28d06b81728a58d0635efbeadde"
+    assert typical_verdict(8).hex() == "088402100318a18d062a01ff3a050206ff7615"
+
+
+def test_the_protocol_has_every_decoding_option_and_no_other() -> None:
+    assert set(pb.DecodingParams.DESCRIPTOR.fields_by_name) == {
+        field.name for field in dataclasses.fields(DecodingParams)
+    }
+
+
+def test_a_decoding_option_that_this_version_does_not_know_is_refused() -> None:
+    opening = Opening("0" * 16, Prompt((1, 2)), params=DecodingParams(temperature=0.5))
+    data = codec.encode_session_call(SessionCall(1, 0, opening))
+    message = pb.OpenRequest.FromString(data)
+    message.opening.params.MergeFromString(b"\xa0\x06\x01")  # field 100
+    with pytest.raises(ProtocolError, match="does not know"):
+        codec.decode_session_call(message.SerializeToString())

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from skydraft import errors
 from skydraft.errors import BaseMismatch, RateLimited, SkydraftError
 from skydraft.protocol.status import from_rpc, to_status
-from tests.decoding.toys import law
 from tests.test_errors import descendants
+from tests.toys import law
 
 KEY = "grpc-status-details-bin"
 CLASSES = [kind for kind in descendants(SkydraftError) if kind.__module__ == "skydraft.errors"]

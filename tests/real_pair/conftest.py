@@ -1,15 +1,27 @@
-"""The demo pair, opened once. Without llama-cpp-python or the files these tests are skipped, and say why."""
+"""The demo pair, opened once. Without llama-cpp-python or the files these tests are skipped, and say why.
+
+Models come from the user's cache, where nothing is written. Each test has the engines to itself: the sequences that it
+leaves open, as one that fails does, are closed after it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import skydraft
 from skydraft import Engine, EngineOptions
+from skydraft.engines.base import Sequence
 from skydraft.errors import NetworkUnavailable
-from skydraft.models import default_pair
+from skydraft.models import cache_dir, default_pair
+
+# Threads of llama.cpp spin while they wait for each other: on busy cores two of them may take minutes for what one
+# does in seconds. Each context is probed up to its end, so a short one opens sooner.
+OPTIONS = EngineOptions(context_len=1024, num_threads=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,33 +30,89 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.model)
 
 
-def load(name: str, options: EngineOptions | None = None) -> Engine:
+@pytest.fixture(scope="package", autouse=True)
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder for these tests alone, with links to the user's models. pytest keeps it for the next run, since
+    probing takes longer than all tests."""
+    kept: pytest.Cache | None = getattr(request.config, "cache", None)
+    home = kept.mkdir("real_pair") if kept else tmp_path_factory.mktemp("home")
+    _link_models(cache_dir() / "models", home / "models")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKYDRAFT_HOME", str(home))
+        yield home
+
+
+def _link_models(theirs: Path, ours: Path) -> None:
+    ours.mkdir(exist_ok=True)
+    for link in ours.glob("*.gguf"):
+        link.unlink(missing_ok=True)
+    for path in theirs.glob("*.gguf"):
+        with suppress(FileExistsError):  # another run was as quick
+            (ours / path.name).symlink_to(path)
+
+
+def load(name: str, max_sequences: int = 1) -> Engine:
+    """A model of the pair. Skips the test where it is not on this machine."""
     pytest.importorskip("llama_cpp")
     try:
-        return skydraft.load(name, options, offline=True)
+        return skydraft.load(name, replace(OPTIONS, max_sequences=max_sequences), offline=True)
     except NetworkUnavailable as error:
         pytest.skip(f"not here and not to be had: {error}")
 
 
-@pytest.fixture(scope="session")
-def edge() -> Iterator[Engine]:
+@contextmanager
+def lent(engine: Engine) -> Iterator[Engine]:
+    """`engine`, which at the end has all sequences back that were begun in the meantime."""
+    begun: list[Sequence] = []
+    begin = engine.begin
+
+    def recorded(*args: object, **options: object) -> Sequence:
+        begun.append(begin(*args, **options))  # type: ignore[arg-type]
+        return begun[-1]
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "begin", recorded)
+            yield engine
+    finally:
+        for sequence in begun:
+            sequence.close()
+
+
+@pytest.fixture(scope="package")
+def draft_model(home: Path) -> Iterator[Engine]:
+    with load(default_pair().draft) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="package")
+def target_model(home: Path) -> Iterator[Engine]:
+    with load(default_pair().target) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="package")
+def draft_model_of_three(home: Path) -> Iterator[Engine]:
+    with load(default_pair().draft, max_sequences=3) as engine:
+        yield engine
+
+
+@pytest.fixture
+def edge(draft_model: Engine) -> Iterator[Engine]:
     """The draft model."""
-    engine = load(default_pair().draft)
-    yield engine
-    engine.close()
+    with lent(draft_model) as engine:
+        yield engine
 
 
-@pytest.fixture(scope="session")
-def cloud() -> Iterator[Engine]:
+@pytest.fixture
+def cloud(target_model: Engine) -> Iterator[Engine]:
     """The target model."""
-    engine = load(default_pair().target)
-    yield engine
-    engine.close()
+    with lent(target_model) as engine:
+        yield engine
 
 
-@pytest.fixture(scope="session")
-def three_seats() -> Iterator[Engine]:
+@pytest.fixture
+def three_seats(draft_model_of_three: Engine) -> Iterator[Engine]:
     """The draft model with room for three sequences."""
-    engine = load(default_pair().draft, EngineOptions(context_len=1024, max_sequences=3))
-    yield engine
-    engine.close()
+    with lent(draft_model_of_three) as engine:
+        yield engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,10 +14,13 @@ import skydraft
 from bench.bare_loop import BareLoop
 from bench.workload import prompts
 from skydraft import DecodingParams, Engine, decoding_params, make_plan
-from skydraft.decoding.chat import render_prompt
-from skydraft.decoding.choose import Chooser
+from skydraft.choosing.chooser import Chooser
 from skydraft.engines.base import Sequence
 from skydraft.models import cache_dir, default_pair, resolve
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import prompt_ids
+
+from .conftest import OPTIONS
 
 DEV = prompts()
 SHORT = DecodingParams(max_new_tokens=20)
@@ -52,9 +54,9 @@ def test_lossless_gives_the_tokens_of_cloud(case: str, edge: Engine, cloud: Engi
 def test_f14_edge_is_a_plain_llama_cpp_loop(edge: Engine, cloud: Engine) -> None:
     path = resolve(default_pair().draft, cache_dir(), offline=True).path
     assert path is not None
-    bare = BareLoop(path, os.cpu_count() or 1)
+    bare = BareLoop(path, OPTIONS.num_threads)
     for prompt in (DEV[3], DEV[30], DEV[58]):
-        expected, _ = bare.generate(edge.vocab.encode(render_prompt(edge.vocab, prompt)), 32)
+        expected, _ = bare.generate(prompt_ids(edge.vocab, asked(prompt)), 32)
         assert list(generate(prompt, "edge", edge, cloud, DecodingParams(max_new_tokens=32)).token_ids) == expected
     bare.close()
 
@@ -66,14 +68,15 @@ def test_f14_skipped_segments_equal_edge_alone_from_their_prefix(edge: Engine, c
         mixed.run()
     skipped = [record for record in mixed.records if record.outcome == "skipped"]
     assert 0 < len(skipped) < len(mixed.records)
-    prompt_ids = edge.vocab.encode(render_prompt(edge.vocab, DEV[15]))
-    all_ids = [*prompt_ids, *mixed.token_ids]
-    chooser = Chooser(params, edge.vocab, len(prompt_ids))
+    prompt = mixed.prompts.edge.token_ids
+    all_ids = [*prompt, *mixed.token_ids]
+    chooser = Chooser(params, edge.vocab, len(prompt))
     for record in skipped:
-        alone = edge.open(prompt_ids)
-        for at in range(len(prompt_ids) - 1, record.base + record.num_committed - 1):
+        begin = len(prompt) + record.base
+        alone = edge.open(prompt)
+        for at in range(len(prompt) - 1, begin + record.num_committed - 1):
             row = alone.extend(all_ids[at : at + 1])[0]  # one token at a time, as the edge alone does
-            if at + 1 >= record.base:
+            if at + 1 >= begin:
                 assert chooser.choose(row, np.array(all_ids[: at + 1], np.int32)) == all_ids[at + 1]
         alone.close()
 
@@ -135,7 +138,8 @@ def test_peak_memory_is_the_two_files_and_a_gigabyte(edge: Engine, cloud: Engine
     prompt = "今天天气很好。" * 60
     code = (
         "import re, sys; from skydraft.cli.main import run;"
-        f"status = run(['generate', '{prompt}', '--max-new-tokens', '8', '--quiet', '--offline', '--context', '4096']);"
+        f"status = run(['generate', '{prompt}', '--max-new-tokens', '8', '--quiet', '--offline',"
+        f"'--context', '4096', '--threads', '{OPTIONS.num_threads}']);"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]); sys.exit(status)"
     )
     done = subprocess.run(

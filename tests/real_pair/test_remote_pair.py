@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 import skydraft
 from bench.workload import prompts
-from skydraft import DecodingParams, Engine, EngineOptions, Generation, make_plan
-from skydraft.cloud.limits import Limits
-from skydraft.cloud.server import ServeOptions
+from skydraft import DecodingParams, Engine, Generation, make_plan
 from skydraft.decoding.context import Context
+from skydraft.edge.connection import Cloud
 from skydraft.edge.link import Link, LinkOptions
 from skydraft.edge.verifier import Patience, RemoteVerifier
 from skydraft.models import default_pair
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import Opening
+from skydraft.types import Prompt, Round
 
-from ..serving import Serving
+from ..serving import Serving, free_port, serving
 from .conftest import load
 
 DEV = prompts()
@@ -31,14 +32,20 @@ SEATS = 2
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
     """The target with two seats."""
-    engine = load(default_pair().target, EngineOptions(context_len=1024, max_sequences=SEATS))
-    running = Serving(engine, ServeOptions(port=0, limits=Limits(max_sessions=SEATS)))
-    yield running
-    running.stop()
-    engine.close()
+    with (
+        load(default_pair().target, SEATS) as engine,
+        serving(engine, max_sessions=SEATS, metrics_port=free_port()) as running,
+    ):
+        yield running
 
 
-def generate(prompt: str, edge: Engine, cloud: object, mode: str, params: DecodingParams) -> Generation:
+@pytest.fixture
+def connected(server: Serving) -> Iterator[Cloud]:
+    with closing(skydraft.connect(server.address)) as connection:
+        yield connection
+
+
+def generate(prompt: str, edge: Engine, cloud: Engine | Cloud, mode: str, params: DecodingParams) -> Generation:
     with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params) as generation:
         return generation.run()
 
@@ -48,14 +55,12 @@ def generate(prompt: str, edge: Engine, cloud: object, mode: str, params: Decodi
     [(0, "lossless", 0.0), (14, "lossless", 0.8), (30, "quality", 0.0), (5, "cloud", 0.8)],
 )
 def test_remote_is_local(
-    edge: Engine, cloud: Engine, server: Serving, index: int, mode: str, temperature: float
+    edge: Engine, cloud: Engine, connected: Cloud, index: int, mode: str, temperature: float
 ) -> None:
     params = replace(PARAMS, temperature=temperature, seed=7)
-    connected = skydraft.connect(server.address)
     far = generate(DEV[index], edge, connected, mode, params)
     near = generate(DEV[index], edge, cloud, mode, params)
     assert (far.token_ids, far.origins, far.text) == (near.token_ids, near.origins, near.text)
-    connected.close()
 
 
 def test_verdicts_in_company_on_fewer_seats_than_clients_are_those_of_a_target_alone(
@@ -63,40 +68,37 @@ def test_verdicts_in_company_on_fewer_seats_than_clients_are_those_of_a_target_a
 ) -> None:
     fingerprint = short_fingerprint(edge.vocab.fingerprint)
 
-    def replay(prompt_ids: tuple[int, ...], rounds: list[skydraft.types.Round]) -> list[tuple[int, ...]]:
-        context, link = Context(prompt_ids), Link(LinkOptions(server.address))
-        verifier = RemoteVerifier(link, context, Opening(fingerprint, prompt_ids, params=PARAMS), Patience(120))
-        committed = []
-        for done in rounds:
-            verdict = verifier.verify(done.block, ())
-            committed.append(context.commit_verdict(done.block, verdict))
-        verifier.close()
-        link.close()
+    def replay(prompt: Prompt, rounds: list[Round]) -> list[tuple[int, ...]]:
+        context, committed = Context(prompt), []
+        with closing(Link(LinkOptions(server.address))) as link:
+            opening = Opening(fingerprint, prompt, params=PARAMS)
+            with closing(RemoteVerifier(link, context, opening, Patience(120))) as verifier:
+                for done in rounds:
+                    committed.append(context.commit_verdict(done.block, verifier.verify(done.block, ())))
         return committed
 
     recorded = []
     for index in (1, 20, 40):
         with skydraft.generate(DEV[index], edge=edge, cloud=cloud, params=PARAMS) as generation:
             rounds = [done for done, _ in generation.rounds()]
-            prompt_ids = tuple(generation._context.token_ids[: generation.num_prompt_tokens].tolist())
-        recorded.append((prompt_ids, rounds))
-    num_evicted = server.sessions.num_evicted
+        recorded.append((generation.prompts.target, rounds))
+    num_evicted = server.metric("sessions_evicted")
     with ThreadPoolExecutor(len(recorded)) as pool:
         replays = [pool.submit(replay, *each) for each in recorded]
         for (_, rounds), future in zip(recorded, replays, strict=True):
             assert future.result(300) == [done.token_ids for done in rounds]
-    assert server.sessions.num_evicted > num_evicted
+    server.wait_until(lambda: server.metric("sessions_evicted") > num_evicted)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "cloud"])
-def test_sessions_lost_in_the_middle_cost_no_token(edge: Engine, cloud: Engine, server: Serving, mode: str) -> None:
+def test_sessions_lost_in_the_middle_cost_no_token(
+    edge: Engine, cloud: Engine, server: Serving, connected: Cloud, mode: str
+) -> None:
     params = replace(PARAMS, max_new_tokens=32)
-    connected = skydraft.connect(server.address)
     generation = skydraft.generate(DEV[3], edge=edge, cloud=connected, plan=make_plan(mode), params=params)
     for number, _ in enumerate(generation.rounds()):
         if number in (2, 4) and mode == "lossless":
-            server.forget_sessions(keep_verdicts=False)
+            server.forget_sessions()
         elif number == 5 and mode == "cloud":
             connected.link.reconnect()
     assert generation.token_ids == generate(DEV[3], edge, cloud, mode, params).token_ids
-    connected.close()

@@ -17,9 +17,10 @@ torch = pytest.importorskip("torch")
 from recipes.tiny_omni.batches import NO_DECISION, audio_inputs, caption_ids, num_audio_tokens, prompt_ids  # noqa: E402
 from recipes.tiny_omni.captions import DEFAULT_PROMPT  # noqa: E402
 from recipes.tiny_omni.tokenizer import AUDIO, SPECIAL, build_tokenizer  # noqa: E402
-from skydraft.decoding.chat import render_prompt  # noqa: E402
 from skydraft.engines.transformers_text import read_vocab  # noqa: E402
 from skydraft.engines.vocab import check_chinese  # noqa: E402
+from skydraft.prompts.chat_template import render  # noqa: E402
+from skydraft.prompts.messages import asked  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "skydraft" / "models" / "tiny_omni"
@@ -61,10 +62,10 @@ def test_ids_in_the_configuration_are_those_of_the_tokenizer(model: Any, tokeniz
 
 def test_a_caption_comes_out_of_noise_too(model: Any, tokenizer: Any) -> None:
     mel = torch.rand(128, 201, generator=torch.Generator().manual_seed(1)).numpy()
-    asked = torch.tensor([prompt_ids(tokenizer, DEFAULT_PROMPT, mel.shape[1])])
+    prompt = torch.tensor([prompt_ids(tokenizer, DEFAULT_PROMPT, mel.shape[1])])
     with torch.inference_mode():
-        logits = model(input_ids=asked, attention_mask=torch.ones_like(asked), **audio_inputs([mel])).logits
-    assert logits.shape == (1, asked.shape[1], len(tokenizer))
+        logits = model(input_ids=prompt, attention_mask=torch.ones_like(prompt), **audio_inputs([mel])).logits
+    assert logits.shape == (1, prompt.shape[1], len(tokenizer))
     assert torch.isfinite(logits).all()
 
 
@@ -74,8 +75,8 @@ def test_one_audio_token_for_each_feature(num_frames: int, tokenizer: Any) -> No
 
     lengths = Qwen2_5OmniAudioEncoder._get_feat_extract_output_lengths(None, torch.tensor(num_frames))
     assert num_audio_tokens(num_frames) == int(lengths[1])
-    asked = prompt_ids(tokenizer, DEFAULT_PROMPT, num_frames)
-    assert asked.count(tokenizer.convert_tokens_to_ids(AUDIO)) == num_audio_tokens(num_frames)
+    prompt = prompt_ids(tokenizer, DEFAULT_PROMPT, num_frames)
+    assert prompt.count(tokenizer.convert_tokens_to_ids(AUDIO)) == num_audio_tokens(num_frames)
 
 
 def test_the_template_adds_no_system_message(tokenizer: Any) -> None:
@@ -87,9 +88,9 @@ def test_the_template_adds_no_system_message(tokenizer: Any) -> None:
 def test_the_package_reads_tokenizer_and_template(model: Any, tokenizer: Any) -> None:
     vocab = read_vocab(tokenizer, model.generation_config)
     check_chinese(vocab)
-    asked = render_prompt(vocab, "说", system="听")
-    assert asked == ("<|im_start|>system\n听<|im_end|>\n<|im_start|>user\n说<|im_end|>\n<|im_start|>assistant\n")
-    assert vocab.encode(asked) == tuple(tokenizer.encode(asked))
+    text = render(vocab, asked("说", system="听"))
+    assert text == ("<|im_start|>system\n听<|im_end|>\n<|im_start|>user\n说<|im_end|>\n<|im_start|>assistant\n")
+    assert vocab.encode(text) == tuple(tokenizer.encode(text))
 
 
 def test_the_class_is_decided_at_one_token(tokenizer: Any) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.base import Sequence
+from skydraft.engines.base import Rows, Sequence
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import PromptError
 from skydraft.types import Media
 
-from ..decoding import toys
+from .. import toys
 
 NUM_MELS = 4
 _FRAME = 160  # samples
@@ -34,9 +34,8 @@ class HearingToy(ToyEngine):
     takes_audio = True
 
     def __init__(self, seed: int, drift: float = 0.0, context_len: int = 4096) -> None:
-        plain = toys.toy(seed, drift)
-        tables = {"by_previous": plain._by_previous, "by_position": plain._by_position}
-        super().__init__(plain.vocab, plain._by_last, context_len=context_len, **tables)
+        last, named = toys.tables(seed, drift)
+        super().__init__(toys.VOCAB, last, context_len=context_len, **named)
         self._tones = np.random.default_rng(seed).normal(0, 3, (_NUM_TONES, self.vocab.size)).astype(np.float32)
         self.num_encoded = 0
 
@@ -56,15 +55,16 @@ class HearingToy(ToyEngine):
         sequence = super().begin(prompt, media)
         if media is not None:
             self.num_encoded += 1
-            sequence.slot.tone = 1 + hash(media) % (_NUM_TONES - 1)
+            sequence.slot.tone = 1 + zlib.crc32(media.features.tobytes()) % (_NUM_TONES - 1)
         return sequence
 
     def allocate(self) -> Heard:
         return Heard()
 
-    def _row(self, cache: Any) -> npt.NDArray[np.float32]:
-        row: npt.NDArray[np.float32] = super()._row(cache) + self._tones[cache.tone]
-        return row
+    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+        rows = super().forward(feeds, want_logits=want_logits)
+        tones = [self._tones[sequence.slot.tone] for sequence, _ in feeds]
+        return [found + tone for found, tone in zip(rows, tones, strict=True)] if want_logits else rows
 
 
 def samples(seed: int, num_frames: int = 12) -> npt.NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,13 +12,16 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Engine, Generation, decoding_params, make_plan
-from skydraft.edge.cloud import Cloud
-from skydraft.engines.audio import Audio
+from skydraft.decoding.context import Context
+from skydraft.decoding.drafting import Drafter
+from skydraft.edge.connection import Cloud
 from skydraft.errors import OptionError, PromptError
+from skydraft.prompts.audio import Audio
+from skydraft.types import DraftBlock
 
-from ..decoding import toys
-from ..decoding.toys import PROMPT, law
+from .. import toys
 from ..serving import serving
+from ..toys import PROMPT, law
 from .hearing import HearingToy, samples
 
 SEED = 17
@@ -66,7 +70,7 @@ def test_remote_is_local_with_speech(cloud: Cloud, seed: int, plan: str, share: 
     there = run(plan, edge, cloud, heard, params, share_audio=share)
     here = run(plan, edge, HearingToy(SEED), heard, params, share_audio=share)
     assert (there.token_ids, there.origins, there.finish_reason) == (here.token_ids, here.origins, here.finish_reason)
-    shared = there.shared_bytes
+    shared = there.stats.shared_bytes
     if share == "features" and plan != "edge" and there.stats.num_escalated:
         assert shared == 2 * 4 * 12 and there.stats.bytes_up > shared
     else:
@@ -100,16 +104,25 @@ def test_f16_each_side_encodes_a_recording_once_in_every_mode(plan: str) -> None
     assert (edge.num_encoded, target.num_encoded) == (int(drafts), int(verifies))
 
 
+class Forgetful:
+    """A draft model's side that begins anew in every round."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.begin = lambda: Drafter(*args, **options)
+
+    def room(self, context: Context) -> int:
+        return self.begin().room(context)
+
+    def draft(self, context: Context, k: int) -> DraftBlock:
+        with closing(self.begin()) as drafter:
+            return drafter.draft(context, k)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
 def test_f16_a_side_that_opened_for_every_round_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from skydraft.decoding.drafting import Drafter
-
-    draft = Drafter.draft
-
-    def forgetful(self: Drafter, *args: Any) -> Any:
-        self._sequence = None
-        return draft(self, *args)
-
-    monkeypatch.setattr(Drafter, "draft", forgetful)
+    monkeypatch.setattr("skydraft.decoding.builder.Drafter", Forgetful)
     edge = HearingToy(SEED, 0.4)
     run("lossless", edge, HearingToy(SEED), recording(3), PARAMS[0])
     assert edge.num_encoded > 1
@@ -119,9 +132,10 @@ def test_what_is_heard_matters_and_is_rounded_for_the_target_alone() -> None:
     edge, target = HearingToy(SEED), HearingToy(SEED)
     texts = {run("edge", edge, target, recording(seed), PARAMS[0]).token_ids for seed in range(12)}
     assert len(texts) > 3
-    question = run("lossless", edge, target, recording(1), PARAMS[0]).question
-    assert question.edge.media is not None and question.target.media == question.edge.media.rounded()
-    assert question.target.media.rounded() == question.target.media
+    prompts = run("lossless", edge, target, recording(1), PARAMS[0]).prompts
+    assert prompts.edge.media is not None and prompts.target.media == prompts.edge.media.rounded()
+    assert prompts.target.media.rounded() == prompts.target.media != prompts.edge.media
+    assert prompts.target.token_ids == prompts.edge.token_ids
 
 
 def test_a_session_that_is_lost_hears_the_recording_again(cloud: Cloud) -> None:
@@ -133,7 +147,7 @@ def test_a_session_that_is_lost_hears_the_recording_again(cloud: Cloud) -> None:
         )  # fmt: skip
         for number, _ in enumerate(generation.rounds()):
             if number == 2:
-                server.forget_sessions(keep_verdicts=False)
+                server.forget_sessions()
         connection.close()
     assert generation.token_ids == run("cloud", HearingToy(SEED), HearingToy(SEED), recording(3), PARAMS[0]).token_ids
 
@@ -145,7 +159,7 @@ def test_who_cannot_hear_says_so() -> None:
     with pytest.raises(PromptError, match="takes no audio"):
         run("lossless", hearing, deaf, recording(1), PARAMS[0])
     assert run("lossless", hearing, deaf, recording(1), PARAMS[0], share_audio="none").token_ids
-    with pytest.raises(OptionError, match="nobody would hear it"):
+    with pytest.raises(OptionError, match="no model would hear"):
         run("cloud", hearing, hearing, recording(1), PARAMS[0], share_audio="none")
 
 
@@ -157,7 +171,7 @@ def test_a_long_recording_fits_into_a_message_where_the_target_hears() -> None:
         edge = HearingToy(SEED, 0.3, context_len=20_000)
         generation = run("lossless", edge, connection, heard, decoding_params(max_new_tokens=8))
         connection.close()
-    assert generation.shared_bytes == 320_000 and generation.stats.bytes_up > 320_000
+    assert generation.stats.shared_bytes == 320_000 and generation.stats.bytes_up > 320_000
 
 
 def test_a_server_that_cannot_hear_says_so() -> None:

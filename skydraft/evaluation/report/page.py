@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from skydraft.config import DecodingParams
 from skydraft.errors import OptionError
 from skydraft.evaluation.bootstrap import LEVEL, NUM_RESAMPLES
+from skydraft.evaluation.gate_study import oracle_ratio, study
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.report.plots import all_plots
-from skydraft.evaluation.study import oracle_ratio, study
 from skydraft.evaluation.summary import Findings, Setting, summarize
 
 HEADLINE = (
@@ -44,7 +45,7 @@ TEXTS = (
     "repeat_rate_3",
     "adjacent_repeat",
     "ends_sentence",
-    "loops",
+    "cycles",
     "same_as_cloud",
     "rouge_l",
 )
@@ -105,6 +106,7 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
     linked = [setting for setting in summary["settings"] if setting["link_ms"] is not None]
     return environment.get_template("page.html.j2").render(
         run=findings.run,
+        changed=_changed(findings),
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
         tables=[
@@ -125,6 +127,18 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
         level=LEVEL,
         resamples=NUM_RESAMPLES,
     )
+
+
+def _changed(findings: Findings) -> dict[str, Any]:
+    """Parameters that differ from the defaults in every mode alike; what a mode's own style sets is in its name."""
+    default, modes = DecodingParams(), findings.modes
+    names = [field.name for field in fields(DecodingParams)]
+    values = {name: {getattr(mode.params, name) for mode in modes if not mode.style} for name in names}
+    return {
+        name: next(iter(found))
+        for name, found in values.items()
+        if len(found) == 1 and found != {getattr(default, name)}
+    }
 
 
 def _name(setting: dict[str, Any]) -> str:
@@ -182,7 +196,7 @@ def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[tuple[str, st
 
 
 def _text(setting: Setting, case: Case) -> tuple[str, str, list[Piece]]:
-    rounds = [number for number, entry in enumerate(case.generation.rounds) for _ in range(entry.num_committed)]
+    rounds = [record.round for record in case.generation.records for _ in range(record.num_committed)]
     return setting.name, case.generation.finish, [_piece(case, index, rounds) for index in range(case.num_tokens)]
 
 

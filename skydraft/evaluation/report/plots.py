@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.errors import MissingDependency
-from skydraft.evaluation import theory
-from skydraft.evaluation.study import entropies, study
+from skydraft.evaluation.gate_study import entropies, study
 from skydraft.evaluation.summary import Findings, Setting
 
 # Okabe and Ito's palette, told apart by people who see few colours
@@ -102,7 +103,7 @@ def speed_against_rtt(findings: Findings) -> str | None:
     if costs is None:
         return None
     alpha, k, pair = costs
-    streamed = pair.streamed_tokens_per_s()
+    streamed = pair.tokens_per_s(alpha, 0)
 
     def draw(axes: Any) -> None:
         ks = sorted({1, 2, k})
@@ -110,7 +111,7 @@ def speed_against_rtt(findings: Findings) -> str | None:
         rtts = [highest * step / 100 for step in range(101)]
         axes.axhline(streamed, color=_COLORS[6], linewidth=1.2, label="cloud, streamed: 1 / t_v(1)")
         for number, length in enumerate(ks):
-            speeds = [pair.tokens_per_s(alpha, length, rtt) for rtt in rtts]
+            speeds = [replace(pair, wire_ms=rtt).tokens_per_s(alpha, length) for rtt in rtts]
             axes.plot(
                 rtts, speeds, _LINES[number % 4], color=_COLORS[number], label=f"speculation, k = {length} (formula)"
             )
@@ -139,33 +140,35 @@ def _speeds(findings: Findings) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def measured_costs(findings: Findings) -> tuple[float, int, theory.Costs] | None:
+def measured_costs(findings: Findings) -> tuple[float, int, CostModel] | None:
     """(alpha, k, costs) of the mode lossless.
 
-    A draft step is as it was, forwards of the target as probed and slowed down by as much as they were in the run.
+    A draft step is as it was, forwards of the target as probed and slowed down by as much as they were in the run;
+    one row is as in mode cloud, where that was run.
     """
     setting = findings.setting("lossless")
     if setting is None:
         return None
     k, accepted = setting.whole_blocks
-    alpha = theory.measured_alpha(accepted, k)
-    rounds = [entry for case in setting.all_cases for entry in case.generation.rounds[1:] if entry.num_draft == k]
+    alpha = measured_alpha((num, k) for num in accepted)
+    rounds = [record for case in setting.all_cases for record in case.generation.records[1:] if record.num_draft == k]
     if alpha is None or not rounds:
         return None
-    draft_ms = sum(entry.draft_ms for entry in rounds) / (k * len(rounds))
+    draft_ms = sum(record.draft.forward_ms for record in rounds) / (k * len(rounds))
     run = findings.run
     max_rows = run.target.invariant_rows if run.execution == "exact" else k + 1
-    probed = theory.split_verify_ms(run.target.forward_ms, max_rows, alpha, max(k, 8))
-    slowdown = sum(entry.forward_ms - entry.prefill_ms for entry in rounds) / len(rounds) / probed[k]
+    probed = CostModel(draft_ms, run.target.forward_ms, max_rows, streams=True)
+    verified_ms = sum(record.target.forward_ms - record.target.prefill_ms for record in rounds) / len(rounds)
+    slowdown = verified_ms / probed.verify_ms(alpha, k)
     alone = findings.setting("cloud")
-    single = _single_row_ms(alone) if alone else None
-    verify = [slowdown * ms for ms in probed]
-    return alpha, k, theory.Costs(draft_ms, (single or verify[0], *verify[1:]))
+    single_ms = _single_row_ms(alone) if alone else None
+    forward_ms = tuple(slowdown * ms for ms in probed.forward_ms)
+    return alpha, k, replace(probed, forward_ms=(single_ms or forward_ms[0], *forward_ms[1:]))
 
 
 def _single_row_ms(cloud: Setting) -> float | None:
-    rounds = [entry for case in cloud.all_cases for entry in case.generation.rounds[1:]]
-    return sum(entry.wall_ms for entry in rounds) / len(rounds) if rounds else None
+    records = [record for case in cloud.all_cases for record in case.generation.records[1:]]
+    return sum(record.wall_ms for record in records) / len(records) if records else None
 
 
 def acceptance(findings: Findings) -> str | None:
@@ -181,14 +184,15 @@ def acceptance(findings: Findings) -> str | None:
     def draw(axes: Any) -> None:
         for number, (name, k, accepted) in enumerate(shown[:6]):
             positions = range(1, k + 1)
-            alpha = theory.measured_alpha(accepted, k)
-            assert alpha is not None  # there are blocks
+            alpha = measured_alpha((num, k) for num in accepted)
+            if alpha is None:
+                continue
             shares = [sum(n >= position for n in accepted) / len(accepted) for position in positions]
             color = _COLORS[number]
             axes.plot(
                 positions, shares, marker=_MARKS[number], color=color, linewidth=1.2, label=f"{name}, α = {alpha:.2f}"
             )
-            axes.plot(positions, theory.acceptance_by_position(alpha, k), ":", color=color, linewidth=1)
+            axes.plot(positions, [alpha**n for n in positions], ":", color=color, linewidth=1)
         axes.plot([], [], ":", color="#666666", label="αⁿ")
         axes.set(xlabel="drafted token of the block", ylabel="share accepted up to here", ylim=(0, 1))
         axes.xaxis.get_major_locator().set_params(integer=True)

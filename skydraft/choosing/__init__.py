@@ -1,0 +1,1 @@
+"""Which token comes next: choose(logits, prefix), the same on both sides."""

@@ -1,0 +1,102 @@
+"""Constraints for fluent Chinese (styles `zh-short`, `zh-detailed`), over the generated part of the prefix.
+
+They come from field reports: repeated characters (F9), a comma after every second character (F10), and
+penalties that drive a model from one punctuation mark to the next (F12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from skydraft.characters import is_cjk
+from skydraft.choosing.constraints import Constraint, Edit, repeating
+from skydraft.config import DecodingParams
+from skydraft.engines.vocab import Mask, TokenIds, Vocab
+
+_MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most four tokens
+
+
+def style_constraints(params: DecodingParams, vocab: Vocab, prompt_len: int) -> list[Constraint]:
+    """The constraints that `params` turns on, in a fixed order: scale, bans, shift."""
+    constraints: list[Constraint] = []
+    if params.content_penalty != 1:
+        constraints.append(_content_penalty(params.content_penalty, vocab, prompt_len))
+    if params.content_ngram_size:
+        constraints.append(_content_ngram(params.content_ngram_size, vocab, prompt_len))
+    if params.no_adjacent_repeat:
+        constraints.append(_no_adjacent_repeat(vocab, prompt_len))
+    if params.comma_gap:
+        early_comma = _too_early(vocab.classes.comma, params.comma_gap, vocab, prompt_len)
+        constraints.append(lambda prefix: [Edit("ban", early_comma(prefix))])
+    if params.full_stop_gap:
+        early_stop = _too_early(vocab.classes.full_stop, params.full_stop_gap, vocab, prompt_len)
+        constraints.append(lambda prefix: [Edit("shift", early_stop(prefix), params.full_stop_shift)])
+    return constraints
+
+
+def _content_penalty(penalty: float, vocab: Vocab, prompt_len: int) -> Constraint:
+    content = vocab.classes.content
+
+    def scale(prefix: TokenIds) -> list[Edit]:
+        generated = prefix[prompt_len:]
+        return [Edit("scale", generated[content[generated]], penalty)]
+
+    return scale
+
+
+def _content_ngram(size: int, vocab: Vocab, prompt_len: int) -> Constraint:
+    content = vocab.classes.content
+
+    def ban(prefix: TokenIds) -> list[Edit]:
+        generated = prefix[prompt_len:]
+        return [Edit("ban", repeating(generated[content[generated]], size))]
+
+    return ban
+
+
+def _no_adjacent_repeat(vocab: Vocab, prompt_len: int) -> Constraint:
+    first_char = vocab.classes.first_char
+
+    def ban(prefix: TokenIds) -> list[Edit]:
+        last = vocab.decode(prefix[prompt_len:][-_MAX_CHAR_TOKENS:])[-1:]
+        if not (last and is_cjk(last)):
+            return []
+        return [Edit("ban", np.flatnonzero(first_char == ord(last)).astype(np.int32))]
+
+    return ban
+
+
+def _too_early(marks: Mask, gap: int, vocab: Vocab, prompt_len: int) -> Callable[[TokenIds], TokenIds]:
+    """Which of the marked tokens come less than `gap` CJK characters after the last punctuation of a prefix."""
+    mark_ids = np.flatnonzero(marks).astype(np.int32)
+    lead = vocab.classes.lead_cjk[mark_ids]
+    wide_only = ~vocab.classes.ascii_punct[mark_ids]
+
+    def find(prefix: TokenIds) -> TokenIds:
+        generated = prefix[prompt_len:]
+        early = num_cjk_since_punctuation(generated, vocab, gap) + lead < gap
+        if _ends_in_ascii_word(generated, vocab):
+            early &= wide_only  # 3.5 is no sentence end, 3,000 no pause
+        return mark_ids[early]
+
+    return find
+
+
+def num_cjk_since_punctuation(generated: TokenIds, vocab: Vocab, enough: int) -> int:
+    """CJK characters since the last punctuation in `generated`; counting ends at `enough`."""
+    classes, count = vocab.classes, 0
+    punct = classes.punct
+    for token_id in generated[::-1]:
+        if punct[token_id]:
+            return count + int(classes.tail_cjk[token_id])
+        count += int(classes.num_cjk[token_id])
+        if count >= enough:
+            break
+    return count
+
+
+def _ends_in_ascii_word(generated: TokenIds, vocab: Vocab) -> bool:
+    last = vocab.token_bytes(int(generated[-1]))[-1:] if len(generated) else b""
+    return last.isalnum()

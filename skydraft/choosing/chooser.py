@@ -1,0 +1,80 @@
+"""The one function that picks tokens, for draft and target, in every mode: choose(logits, prefix)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from skydraft.choosing.chinese_style import style_constraints
+from skydraft.choosing.constraints import Constraint, Edit, apply, no_end_before, no_repeat_ngram, repetition_penalty
+from skydraft.choosing.sampling import sample
+from skydraft.choosing.stopping import has_said
+from skydraft.config import DecodingParams
+from skydraft.engines.base import at_least_float32
+from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
+from skydraft.errors import EngineError
+
+
+class Chooser:
+    """`choose` with everything but the row and the prefix filled in. Immutable; holds no random state.
+
+    Steps, in order, on the raw logits:
+      1. repetition penalty, n-gram ban, minimum length (as transformers does)
+      2. style constraints
+      3. temperature, once; top-k; top-p; min-p
+      4. argmax of log p + noise(seed, position, token id)
+    Raises OptionError when a zh style meets a vocabulary without Chinese.
+    """
+
+    def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int) -> None:
+        self._params = params
+        self._prompt_len = prompt_len
+        self._constraints: list[Constraint] = []
+        if params.repetition_penalty != 1:
+            self._constraints.append(repetition_penalty(params.repetition_penalty))
+        if params.no_repeat_ngram_size:
+            self._constraints.append(no_repeat_ngram(params.no_repeat_ngram_size))
+        if params.min_new_tokens:
+            ban = no_end_before(params.min_new_tokens, prompt_len, vocab.end_ids)
+            # A model that has said what it was asked for may end: held on, it would begin something else.
+            self._constraints.append(unless_said(params.sentences, vocab, prompt_len, ban) if params.sentences else ban)
+        if params.shapes_chinese:
+            check_chinese(vocab)
+            self._constraints += style_constraints(params, vocab, prompt_len)
+
+    def choose(self, row: Any, prefix: TokenIds) -> int:
+        """The token that follows `prefix` given its raw logits `row` [vocab]. Pure: same inputs, same token.
+
+        At temperature 0 the best one, the lowest id among equals. Raises EngineError when a logit is not a number.
+        """
+        scores = self.constrain(row, prefix)
+        best = int(scores.argmax())  # a NaN, if there is one
+        if scores[best] != scores[best]:
+            raise EngineError("The model gave logits that are not numbers.", hint="The model file may be damaged.")
+        # Positions count from the end of the prompt, which may read differently on the two sides.
+        return sample(scores, self._params, len(prefix) - self._prompt_len) if self._params.temperature else best
+
+    def constrain(self, row: Any, prefix: TokenIds) -> Any:
+        """Steps 1 and 2: edited logits [vocab], at least float32. Where all tokens are banned they are the raw ones."""
+        row = at_least_float32(row)
+        if not self._constraints:
+            return row
+        edited = apply(row, (edit for constraint in self._constraints for edit in constraint(prefix)))
+        return row if float(edited.max()) == -float("inf") else edited
+
+    def rank(self, row: Any, prefix: TokenIds, token_id: int) -> int:
+        """How many tokens the constrained row puts before `token_id`: 0 is its greedy choice, a ban is behind all."""
+        edited = self.constrain(row, prefix)
+        if float(edited[token_id]) == -float("inf"):
+            return len(edited)
+        return int((edited > edited[token_id]).sum())
+
+
+def unless_said(sentences: int, vocab: Vocab, prompt_len: int, ban: Constraint) -> Constraint:
+    """`ban`, except where the generated text is complete: it ends a sentence, and has as many as wanted."""
+
+    def lifted(prefix: TokenIds) -> Iterable[Edit]:
+        edits = list(ban(prefix))
+        return [] if edits and has_said(vocab.decode(prefix[prompt_len:]), sentences) else edits
+
+    return lifted

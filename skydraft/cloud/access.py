@@ -1,0 +1,122 @@
+"""Who may ask: bearer tokens from a file, each known in logs by its label, and what each may use up."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from skydraft.errors import NotAuthorized, OptionError, RateLimited
+
+log = logging.getLogger("skydraft.cloud")
+ANONYMOUS = "anonymous"
+_MIN_TOKEN_CHARS = 16
+_LINE = re.compile(r"(?P<label>[\w.@-]{1,64})\s+(?P<token>[\x21-\x7e]+)")
+_RELOAD_S = 1.0
+_BURST_S = 2.0  # seconds of its rate that a token may use at once
+_MIN_BURST_ROWS = 64.0  # but always a whole block
+
+
+class Keyring:
+    """The tokens of a file with lines `LABEL TOKEN`; `#` begins a comment. Changes are seen within a second.
+
+    Without a file everybody is let in as "anonymous". Raises OptionError for a file that is unreadable, wrong or empty.
+    One that becomes unreadable or wrong later changes nothing and is logged; one that becomes empty lets nobody in.
+    """
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._looked_at = clock()
+        self._stamp = _stamp(path) if path else None
+        self._labels = _read(path) if path else {}
+        if path and not self._labels:
+            raise OptionError(f"The token file {path} holds no tokens, so every client would be refused.")
+
+    def label(self, authorization: str | None) -> str:
+        """The label of the token in an authorization header. Raises NotAuthorized."""
+        if self._path is None:
+            return ANONYMOUS
+        self._reload(self._path)
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise NotAuthorized("This server requires a token.", hint="Give one with --cloud-token-file.")
+        given = token.strip().encode()
+        # All of them are compared, each in constant time, so that the time taken tells nothing.
+        found = [label for known, label in self._labels.items() if hmac.compare_digest(known.encode(), given)]
+        if not found:
+            raise NotAuthorized("This server does not know this token.", hint="Ask whoever runs the server.")
+        return found[0]
+
+    def _reload(self, path: Path) -> None:
+        now = self._clock()
+        if now - self._looked_at < _RELOAD_S:
+            return
+        self._looked_at = now
+        stamp = _stamp(path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._labels = _read(path)
+                log.info("tokens read", extra={"tokens": len(self._labels)})
+            except OptionError as error:
+                log.error("tokens kept as they were: %s", error)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Label by token."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise OptionError(f"The token file {path} cannot be read: {reason}.") from error
+    labels: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None or len(match["token"]) < _MIN_TOKEN_CHARS:
+            raise OptionError(
+                f"Line {number} of the token file {path} must be LABEL TOKEN, with a token of at least "
+                f"{_MIN_TOKEN_CHARS} characters.",
+                hint="Make one with: openssl rand -hex 24.",
+            )
+        if match["token"] in labels:
+            raise OptionError(f"Line {number} of the token file {path} has the same token as a line before it.")
+        labels[match["token"]] = match["label"]
+    return labels
+
+
+class RowBudget:
+    """Target rows per second for each label: a bucket that fills at `rows_per_s` and holds two seconds of it."""
+
+    def __init__(self, rows_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rows_per_s
+        self._clock = clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def spend(self, label: str, num_rows: int) -> None:
+        """Take rows out of the bucket, which may go below zero once. Raises RateLimited while it is empty."""
+        if not self._rate:
+            return
+        burst, now = max(_BURST_S * self._rate, _MIN_BURST_ROWS), self._clock()
+        left, before = self._left.get(label, (burst, now))
+        left = min(left + (now - before) * self._rate, burst)
+        if left <= 0:
+            self._left[label] = left, now
+            raise RateLimited(
+                f"The token {label} has used up its {self._rate:g} rows a second.",
+                retry_after_s=(1 - left) / self._rate,
+            )
+        self._left[label] = left - num_rows, now

@@ -1,0 +1,223 @@
+"""The service: bytes to jobs, answers to bytes. It decides who may ask and how much; the worker does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+
+from skydraft.cloud.access import Keyring, RowBudget
+from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob, VerifyJob
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.worker import Worker
+from skydraft.errors import CloudBusy, CloudFailure, LimitExceeded, RateLimited, SkydraftError
+from skydraft.protocol import codec
+from skydraft.protocol.status import to_status
+from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.types import Cost, Verdict
+
+log = logging.getLogger("skydraft.cloud")
+RpcContext = grpc.aio.ServicerContext[bytes, bytes]
+A = TypeVar("A", Opened, Verdict)
+
+
+class VerifierService:
+    """The methods of `skydraft.verifier.v1.Verifier`, over one worker. `clock` is the worker's."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        info: Callable[[], ServerInfo],
+        keyring: Keyring,
+        limits: Limits,
+        clock: Callable[[], float],
+        *,
+        log_prompts: bool = False,
+    ) -> None:
+        self._worker = worker
+        self._info = info
+        self._keyring = keyring
+        self._limits = limits
+        self._budget = RowBudget(limits.rows_per_s)
+        self._clock = clock
+        self._log_prompts = log_prompts
+        self._num_pending = 0
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server adds. Messages are parsed here, not by gRPC, so that a broken one gets a clean answer."""
+        unary = {"GetInfo": self._get_info, "Open": self._open, "Verify": self._verify, "Close": self._close}
+        methods: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in unary.items()
+        }
+        methods["Generate"] = grpc.unary_stream_rpc_method_handler(self._generate)
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _guarded(self, method: Callable[[bytes, str], Awaitable[bytes]]) -> Any:
+        async def respond(data: bytes, context: RpcContext) -> bytes:
+            try:
+                return await method(data, self._label(context))
+            except Exception as error:
+                return await _abort(context, error)
+
+        return respond
+
+    def _label(self, context: RpcContext) -> str:
+        metadata = dict(context.invocation_metadata() or ())
+        return self._keyring.label(str(metadata.get("authorization", "")))
+
+    async def _get_info(self, data: bytes, owner: str) -> bytes:
+        return codec.encode_info(self._info())
+
+    async def _open(self, data: bytes, owner: str) -> bytes:
+        call = codec.decode_session_call(data)
+        self._check_opening(call.opening)
+        self._budget.spend(owner, call.opening.num_ids)
+        self._log("open", call, owner)
+        return codec.encode_opened(await self._ask(OpenJob, call, owner, Opened))
+
+    async def _verify(self, data: bytes, owner: str) -> bytes:
+        call = codec.decode_verify_call(data)
+        if len(call.draft_ids) > self._limits.max_block:
+            raise LimitExceeded(
+                f"The block has {len(call.draft_ids)} tokens; this server accepts up to {self._limits.max_block}.",
+                hint="Use a smaller --k.",
+            )
+        if call.opening:
+            self._check_opening(call.opening)
+        self._budget.spend(owner, call.num_rows)
+        verdict = await self._ask(VerifyJob, call, owner, Verdict)
+        self._log_verdict(call, owner, verdict)
+        return codec.encode_verdict(verdict)
+
+    def _check_opening(self, opening: Opening) -> None:
+        """Refuse what no session could hold before it waits for a seat."""
+        num_ids, context_len = len(opening.prompt.token_ids), self._info().context_len
+        if num_ids > self._limits.max_prompt:
+            raise LimitExceeded(
+                f"The prompt has {num_ids} tokens; this server accepts up to {self._limits.max_prompt}."
+            )
+        if opening.num_ids >= context_len:
+            raise LimitExceeded(f"{opening.num_ids} tokens do not fit in the context of {context_len}.")
+
+    async def _close(self, data: bytes, owner: str) -> bytes:
+        self._worker.close_session(codec.decode_close(data), owner)
+        return b""
+
+    async def _ask(self, kind: Callable[..., Job], call: SessionCall | VerifyCall, owner: str, wanted: type[A]) -> A:
+        """The worker's answer, which is a `wanted`; an error is raised. A caller who leaves changes nothing:
+        it may ask again.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def settle(answer: Answer) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        job = kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock())
+        with self._pending():
+            self._worker.submit(job)
+            answer = await future
+        if isinstance(answer, wanted):
+            return answer
+        raise answer if isinstance(answer, SkydraftError) else CloudFailure("The worker answered something else.")
+
+    @contextmanager
+    def _pending(self) -> Iterator[None]:
+        """A place in the server: the worker may be in a long forward and see its queue late. Raises CloudBusy."""
+        if self._num_pending >= self._limits.max_queue:
+            raise CloudBusy(f"{self._limits.max_queue} requests are waiting already.", hint="Try again later.")
+        self._num_pending += 1
+        try:
+            yield
+        finally:
+            self._num_pending -= 1
+
+    async def _generate(self, data: bytes, context: RpcContext) -> AsyncIterator[bytes]:
+        try:
+            owner = self._label(context)
+            call = codec.decode_session_call(data)
+            self._check_opening(call.opening)
+            self._budget.spend(owner, call.opening.num_ids)
+            self._log("generate", call, owner)
+            with self._pending():
+                async for emission in self._stream(call, owner):
+                    self._label(context)  # the token may have been revoked meanwhile
+                    yield codec.encode_emission(emission)
+                    await self._slow_down(owner, len(emission.token_ids))
+        except Exception as error:
+            await _abort(context, error)
+
+    async def _stream(self, call: SessionCall, owner: str) -> AsyncIterator[Emission]:
+        """Tokens as they come; those that came while the last message was being sent go into one."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Answer] = asyncio.Queue()  # bounded by the length of a generation
+
+        def deliver(answer: Answer) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, answer)
+
+        job = GenerateJob(call, owner, deliver, self._clock())
+        self._worker.submit(job)
+        try:
+            finish = None
+            while finish is None:
+                answers = [await arrived.get()]
+                while not arrived.empty():
+                    answers.append(arrived.get_nowait())
+                if emissions := [answer for answer in answers if isinstance(answer, Emission)]:
+                    yield (merged := _merge(emissions))
+                    finish = merged.finish
+                if isinstance(answers[-1], SkydraftError):
+                    raise answers[-1]
+        finally:
+            self._worker.cancel(job)
+
+    async def _slow_down(self, owner: str, num_rows: int) -> None:
+        """A stream beyond its token's share waits instead of ending: what it costs to begin again would be more."""
+        try:
+            self._budget.spend(owner, num_rows)
+        except RateLimited as error:
+            await asyncio.sleep(error.retry_after_s)
+
+    def _log(self, event: str, call: SessionCall, owner: str) -> None:
+        extra = {"session": call.session, "epoch": call.epoch, "base": len(call.opening.committed_ids), "token": owner}
+        if self._log_prompts:
+            extra["prompt_ids"] = call.opening.prompt.token_ids
+        log.info(event, extra=extra)
+
+    def _log_verdict(self, call: VerifyCall, owner: str, verdict: Verdict) -> None:
+        if not log.isEnabledFor(logging.DEBUG) and not call.opening:
+            return
+        extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "round": call.base, "token": owner}
+        extra |= {"drafted": len(call.draft_ids), "accepted": verdict.num_accepted, "finish": verdict.finish}
+        extra |= {"forward_ms": round(verdict.cost.forward_ms, 2), "queue_ms": round(verdict.cost.queue_ms, 2)}
+        if self._log_prompts and call.opening:
+            extra["prompt_ids"] = call.opening.prompt.token_ids
+        log.log(logging.INFO if call.opening else logging.DEBUG, "verify", extra=extra)
+
+
+def _merge(emissions: list[Emission]) -> Emission:
+    if len(emissions) == 1:
+        return emissions[0]
+    return Emission(
+        emissions[0].base,
+        tuple(token_id for emission in emissions for token_id in emission.token_ids),
+        emissions[-1].finish,
+        sum((emission.cost for emission in emissions), Cost()),
+    )
+
+
+async def _abort(context: RpcContext, error: Exception) -> bytes:
+    """End the call with the status of an error; one that is not ours is logged and not explained."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, SkydraftError):
+        log.exception("a request failed")
+        error = CloudFailure("The server failed; its log says why.")
+    status = to_status(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    return b""  # abort raises

@@ -1,0 +1,106 @@
+"""A generation put together, from what was asked and who takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from skydraft.config import DEFAULT_K
+from skydraft.decoding.block_length import AutoK, KPolicy
+from skydraft.decoding.context import Context
+from skydraft.decoding.cost_model import CostModel
+from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.generation import Generation, TextStream
+from skydraft.decoding.loop import SpeculativeLoop
+from skydraft.decoding.plan import Plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.target import Target
+from skydraft.engines.base import Engine
+from skydraft.engines.vocab import check_same
+from skydraft.errors import CloudError, OptionError
+from skydraft.gating.calibrated_gate import CalibratedGate
+from skydraft.gating.calibration import Calibration, check_fits, find_calibration
+from skydraft.gating.gates import Gate, ThresholdGate
+from skydraft.prompts.pair import read_prompt
+
+
+def start_generation(
+    request: GenerateRequest, edge: Engine | None, target: Target | None, calibrations: Iterable[Path] = ()
+) -> Generation:
+    """Begin one. `edge` drafts, or reads the prompt for a target elsewhere; a plan uses those of both that it needs.
+
+    Calibrations are looked for in the folders `calibrations` and among those that come with the package. Raises
+    UsageError before anything is computed.
+    """
+    plan, params = request.plan, request.params
+    draft, verifying = (edge if plan.drafts else None), (target if plan.verifies else None)
+    local = verifying.engine if verifying else None
+    if plan.verifies and not verifying:
+        raise _missing("cloud")
+    reader = draft or local or edge
+    if reader is None or (plan.drafts and not draft):
+        raise _missing("edge")
+    if draft and local:
+        check_same(draft.vocab, local.vocab)
+    prompts = read_prompt(reader, request.messages, request.audio, raw=request.raw, share=request.share_audio)
+    # Whose text it is sets the limit; a draft model with a shorter context stops drafting there.
+    read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
+    max_new_tokens = params.max_new_tokens
+    if author:
+        max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
+    gate = _gate(plan, draft, verifying, request.calibration, calibrations)
+    context = Context(prompts.edge if draft else prompts.target)
+    with_signals = request.with_signals or plan.gate.needs_signals
+    ends_blocks = gate if plan.eager else None
+    drafter = verifier = None
+    if draft:
+        drafter = Drafter(
+            draft, prompts.edge, params, max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals
+        )
+    if verifying:
+        verifier = verifying.verifier(context, prompts.target, reader.vocab, plan, params)
+    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying)
+    falls_back = bool(verifying and verifying.falls_back(plan))
+    loop = SpeculativeLoop(context, drafter, gate, verifier, k, reader.vocab, falls_back=falls_back)
+    return Generation(loop, context, TextStream(reader.vocab, params.stop), prompts)
+
+
+def _gate(
+    plan: Plan, draft: Engine | None, target: Target | None, given: Calibration | None, folders: Iterable[Path]
+) -> Gate:
+    """The gate of one generation; a calibrated one learns, so that each has its own."""
+    if plan.gate.kind != "calibrated":
+        return ThresholdGate(plan.gate)
+    if draft is None or target is None or plan.k is None:
+        raise OptionError("A calibrated gate needs a draft model, a target and a fixed k.")
+    name, weights = "a target that cannot be reached", None
+    try:
+        name, weights = target.weights(quick=target.falls_back(plan))
+    except CloudError:
+        if not target.falls_back(plan):
+            raise
+    names = f"{draft.name} and {name}"
+    if given:
+        check_fits(given, draft.fingerprint, weights, names)
+    calibration = given or find_calibration(folders, draft.fingerprint, weights, names)
+    return CalibratedGate(plan.gate, calibration, plan.k)
+
+
+def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPolicy | int:
+    if draft is None or target is None:
+        raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
+    try:
+        costs = target.costs(quick=target.falls_back(plan))
+    except CloudError:
+        if not target.falls_back(plan):
+            raise
+        return DEFAULT_K  # nothing to weigh yet; the draft model goes on alone
+    model = CostModel(
+        draft.profile.forward_ms[0], costs.forward_ms, costs.max_rows, wire_ms=costs.wire_ms, streams=costs.streams
+    )
+    # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
+    return AutoK(model, min_k=1 if plan.is_gated else 0, max_k=costs.max_block)
+
+
+def _missing(side: str) -> OptionError:
+    return OptionError(f"This plan needs the {side} model.", hint=f"Pass {side}=skydraft.load(NAME).")

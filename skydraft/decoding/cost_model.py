@@ -1,0 +1,66 @@
+"""What arithmetic expects of speculation: for the adaptive block length, for `skydraft doctor`, and for the report.
+
+Notation of the field: alpha acceptance per judged token, k drafted tokens, t_d a draft step, t_v(n) a target forward
+of n rows, R the round trip, E(k) tokens a round. All times in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """Tokens committed by a round of k drafts: (1 - alpha^(k+1)) / (1 - alpha)."""
+    return float(k + 1) if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
+
+
+def measured_alpha(blocks: Iterable[tuple[int, int]]) -> float | None:
+    """Accepted per judged draft over blocks of (accepted, drafted): judging ends at the first difference."""
+    known = list(blocks)
+    num_judged = sum(min(accepted + 1, drafted) for accepted, drafted in known)
+    return sum(accepted for accepted, _ in known) / num_judged if num_judged else None
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Costs of a pair and the link between them.
+
+    `draft_ms` is t_d, `forward_ms[n - 1]` t_v(n), taken as proportional beyond; rows are verified in passes of at most
+    `max_rows`, and a pass after the first difference is never run. `wire_ms` is R; where the target `streams`, a round
+    without a draft does not wait for it. `slowdown` is what forwards take over what `forward_ms` says.
+    """
+
+    draft_ms: float
+    forward_ms: tuple[float, ...]
+    max_rows: int
+    wire_ms: float = 0.0
+    streams: bool = False
+    slowdown: float = 1.0
+
+    def pass_ms(self, num_rows: int) -> float:
+        """t_v(num_rows), as slow as forwards are now."""
+        known = len(self.forward_ms)
+        single = self.forward_ms[num_rows - 1] if num_rows <= known else num_rows * self.forward_ms[-1] / known
+        return self.slowdown * single
+
+    def verify_ms(self, alpha: float, k: int) -> float:
+        """Expected time of judging k drafts: k + 1 rows."""
+        starts = range(0, k + 1, self.max_rows)
+        return sum(alpha**start * self.pass_ms(min(self.max_rows, k + 1 - start)) for start in starts)
+
+    def tokens_per_s(self, alpha: float, k: int) -> float:
+        """E(k) over k·t_d + R + t_v(k + 1); k = 0 is the target alone."""
+        wire_ms = 0.0 if k == 0 and self.streams else self.wire_ms
+        return 1e3 * expected_tokens(alpha, k) / (k * self.draft_ms + wire_ms + self.verify_ms(alpha, k))
+
+    def best_k(self, alpha: float, min_k: int, max_k: int) -> int:
+        """The fastest block length from `min_k` to `max_k`."""
+        return max(range(min_k, max_k + 1), key=lambda k: self.tokens_per_s(alpha, k))
+
+    def break_even_ms(self, alpha: float, k: int) -> float:
+        """The round trip below which blocks of k beat streaming: E·t_v(1) − t_v(k + 1) − k·t_d. May be negative.
+
+        With rows that cost nothing, t_v(k + 1) = t_v(1), this is (E − 1)·t_v(1) − k·t_d.
+        """
+        return expected_tokens(alpha, k) * self.pass_ms(1) - self.verify_ms(alpha, k) - k * self.draft_ms

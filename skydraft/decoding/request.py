@@ -1,0 +1,53 @@
+"""What one generation is asked for: checked once, frozen. Who computes it is given beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skydraft.config import DecodingParams, Execution, check_execution
+from skydraft.decoding.plan import Plan, make_plan
+from skydraft.errors import OptionError, PromptError
+from skydraft.gating.calibration import Calibration
+from skydraft.prompts.audio import Audio
+from skydraft.prompts.messages import Message
+from skydraft.prompts.pair import ShareAudio
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A conversation to be answered, and how.
+
+    `raw` continues the text of the last message without the chat template. `audio` is heard with the last message;
+    with `share_audio` "none" the target judges from the words alone. `execution` None is "exact" in this process and
+    what a server was started with elsewhere. `calibration` None looks for the pair's own where the gate needs one.
+    `with_signals` measures uncertainty even where the gate does not need it. Raises PromptError or OptionError.
+    """
+
+    messages: tuple[Message, ...]
+    plan: Plan = field(default_factory=make_plan)
+    params: DecodingParams = field(default_factory=DecodingParams)
+    raw: bool = False
+    audio: Audio | None = None
+    share_audio: ShareAudio = "features"
+    execution: Execution | None = None
+    calibration: Calibration | None = None
+    with_signals: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise PromptError("There is nothing to answer.", hint="Give a prompt, or --audio FILE.")
+        if self.raw and len(self.messages) > 1:
+            raise OptionError("--raw continues a single text, without a system prompt or earlier messages.")
+        if self.execution is not None:
+            check_execution(self.execution)
+        if self.execution == "throughput" and self.plan.mode == "lossless":
+            raise OptionError(
+                "--execution throughput is exact except at near ties, and mode lossless is exact.",
+                hint="Give --gate always and no --mode.",
+            )
+        if self.audio and self.share_audio == "none" and not self.plan.drafts:
+            raise OptionError(
+                "--share-audio none does not apply where the target works alone: no model would hear the recording."
+            )
+        if self.calibration and self.plan.gate.kind != "calibrated":
+            raise OptionError(f"A calibration has no effect on the gate {self.plan.gate.kind}.")

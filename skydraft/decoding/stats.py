@@ -1,0 +1,113 @@
+"""The figures of one generation, computed from its records."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from skydraft.types import Cost, LinkCost, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of one generation; None where there is nothing to divide by.
+
+    acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
+    round, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. audited_agreement: share of
+    the skipped tokens seen by the target later that it would have written too. num_fallback_tokens: committed
+    unverified because the cloud was gone. target passes and rows:
+    forwards of the target after its prefill, and the rows in them. ttft_ms: start to first committed round, prefill
+    included. itl_ms: gap between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens / time from
+    start to last round. draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest,
+    less queue and wire. bytes: messages of the protocol, both ways; shared_bytes: the part
+    of bytes_up that is features of speech, those sent again included. prefill_ms, encode_ms: the parts of draft_ms and
+    target_ms for the prompt, and the part of that for its audio.
+    """
+
+    num_tokens: int
+    num_rounds: int
+    num_escalated: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    cloud_calls_per_token: float | None
+    target_passes_per_token: float | None
+    target_rows_per_token: float | None
+    ttft_ms: float | None
+    itl_ms_p50: float | None
+    itl_ms_p95: float | None
+    tokens_per_s: float | None
+    draft_ms: float
+    target_ms: float
+    overhead_ms: float
+    bytes_up: int
+    bytes_down: int
+    shared_bytes: int
+    audited_agreement: float | None
+    num_fallback_tokens: int
+    draft_prefill_ms: float
+    draft_encode_ms: float
+    target_prefill_ms: float
+    target_encode_ms: float
+
+
+def stats_of(records: Seq[StepRecord]) -> Stats:
+    """The figures of the rounds of one generation."""
+    escalated = [record for record in records if record.outcome == "verified"]
+    num_tokens = sum(record.num_committed for record in records)
+    num_draft = sum(record.num_draft for record in escalated)
+    num_accepted = sum(record.num_accepted for record in escalated)
+    gaps = token_gaps(records)
+    draft, target = sum((r.draft for r in records), Cost()), sum((r.target for r in records), Cost())
+    link = sum((r.link for r in records), LinkCost())
+    return Stats(
+        num_tokens=num_tokens,
+        num_rounds=len(records),
+        num_escalated=len(escalated),
+        num_draft_tokens=num_draft,
+        num_accepted_tokens=num_accepted,
+        acceptance_rate=_ratio(num_accepted, num_draft),
+        mean_acceptance_length=_ratio(sum(record.num_committed for record in escalated), len(escalated)),
+        cloud_calls_per_token=_ratio(len(escalated), num_tokens),
+        target_passes_per_token=_ratio(target.num_passes, num_tokens),
+        target_rows_per_token=_ratio(target.num_rows, num_tokens),
+        ttft_ms=round(records[0].ended_ms, 3) if records else None,
+        itl_ms_p50=percentile(gaps, 50),
+        itl_ms_p95=percentile(gaps, 95),
+        tokens_per_s=_ratio(num_tokens * 1e3, records[-1].ended_ms) if records else None,
+        draft_ms=round(draft.forward_ms, 3),
+        target_ms=round(target.forward_ms, 3),
+        overhead_ms=round(sum(record.overhead_ms for record in records), 3),
+        bytes_up=link.bytes_up,
+        bytes_down=link.bytes_down,
+        shared_bytes=link.shared_bytes,
+        audited_agreement=_ratio(
+            sum(record.num_agreed for record in records), sum(record.num_audited for record in records)
+        ),
+        num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
+        draft_prefill_ms=round(draft.prefill_ms, 3),
+        draft_encode_ms=round(draft.encode_ms, 3),
+        target_prefill_ms=round(target.prefill_ms, 3),
+        target_encode_ms=round(target.encode_ms, 3),
+    )
+
+
+def percentile(values: Seq[float], percent: int) -> float | None:
+    """Percentile by linear interpolation; None of nothing."""
+    if len(values) < 2:
+        return round(values[0], 3) if values else None
+    return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 3)
+
+
+def token_gaps(records: Seq[StepRecord]) -> list[float]:
+    gaps: list[float] = []
+    for before, record in itertools.pairwise(records):
+        gaps += [(record.ended_ms - before.ended_ms) / record.num_committed] * record.num_committed
+    return gaps
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None

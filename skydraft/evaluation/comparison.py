@@ -1,0 +1,261 @@
+"""A whole comparison: what is asked for, what it runs on, and the records it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skydraft import api
+from skydraft.config import DEFAULT_K, Execution, check_execution
+from skydraft.decoding.generation import Generation, TextStream
+from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.connection import Cloud
+from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.probe import cpu_model
+from skydraft.errors import OptionError
+from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine
+from skydraft.evaluation.runner import Comparison, PeerText, Trial
+from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.served_target import ServedTarget
+from skydraft.evaluation.workloads import Workload
+from skydraft.gating.calibration import Calibration, check_fits, find_calibration
+from skydraft.models import cache_dir
+from skydraft.prompts.audio import Audio, load_audio
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import ShareAudio, prompt_ids, read_prompt
+
+if TYPE_CHECKING:
+    from skydraft.engines.transformers_peer import HuggingFacePair
+
+LINK_PROMPTS = 8
+_ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype", "quantization")
+_PACKAGES = ("skydraft", "llama-cpp-python", "torch", "transformers", "numpy", "grpcio")
+# Counts (total, what, done before) on a screen; yields what is called after each.
+Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRequest:
+    """What is compared: each prompt of a workload in each mode, in process and over emulated links.
+
+    `rtts_ms` are their round trips, `link_kbps` their bandwidth (0: no limit), `link_prompts` how many prompts go over
+    them. `calibration` None looks for the pair's own where a gate needs one. Raises OptionError.
+    """
+
+    workload: Workload
+    modes: tuple[Mode, ...]
+    repetitions: int = 1
+    rtts_ms: tuple[float, ...] = ()
+    link_kbps: float = 0.0
+    link_prompts: int = LINK_PROMPTS
+    execution: Execution = "exact"
+    share_audio: ShareAudio = "features"
+    calibration: Calibration | None = None
+    scores: bool = True
+    command: str = ""
+    recordings: dict[str, Audio] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        check_execution(self.execution)
+        if len(set(self.rtts_ms)) < len(self.rtts_ms):
+            raise OptionError("--emulate-rtt names the same round trip twice.")
+        calibrated = any(mode.plan and mode.plan.gate.kind == "calibrated" for mode in self.modes)
+        if self.calibration and not calibrated:
+            raise OptionError("--calibration is for calibrated gates, and no mode here has one.")
+        # Recordings are read now: a missing one is refused before hours of work, and reading is in nobody's time.
+        self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
+        if self.share_audio == "none":
+            if not self.recordings:
+                raise OptionError("--share-audio is about recordings, and no prompt has one.")
+            if any(mode.is_target_alone for mode in self.modes):
+                raise OptionError("Where no audio is shared, mode cloud would hear nothing.", hint="Do without it.")
+        if self.recordings and any(mode.peer for mode in self.modes):
+            raise OptionError("hf-target and hf-assisted are compared on text alone.")
+
+
+@dataclass(frozen=True)
+class LoadedPair:
+    """The two models of a comparison, in this process; the rest says how a server loads the target once more."""
+
+    edge: Engine
+    cloud: Engine
+    target_name: str
+    options: EngineOptions
+    offline: bool = False
+
+    @cached_property
+    def peer_paths(self) -> tuple[Path, Path]:
+        """Where the files of both models are, for transformers. Raises OptionError where there are none."""
+        paths = [path for engine in (self.edge, self.cloud) if (path := getattr(engine, "path", None))]
+        if len(paths) < 2:
+            raise OptionError("hf-target and hf-assisted need models with files, which a toy does not have.")
+        return paths[0], paths[1]
+
+
+def compare(
+    request: ComparisonRequest, pair: LoadedPair, out: Path, tell: Callable[[str], None], counted: Counted
+) -> Path:
+    """Run what is still to be run of a comparison in the folder `out`; returns its records.
+
+    `tell` gets lines for people. Raises UsageError before anything is run.
+    """
+    calibration = _calibration(request, pair)
+    run = _describe(request, pair, calibration)
+    with ExitStack() as stack:
+        stage = _Stage(request, pair, calibration, tell)
+        stack.callback(stage.close)
+        stack.enter_context(stage.links())
+        comparison = Comparison(out, run)
+        if done := comparison.num_done:
+            tell(f"Going on with {comparison.path}, which has {done} generations.")
+        with counted(done + len(comparison.todo), "generations", done) as advance:
+            comparison.generate(stage.start, stage.ask, advance)
+        if request.scores:
+            with counted(len(comparison.unscored()), "texts judged", 0) as advance:
+                comparison.score(stage.score, advance)
+    return comparison.path
+
+
+def _calibration(request: ComparisonRequest, pair: LoadedPair) -> Calibration | None:
+    """The calibration of the gates that need one, found once for all of them."""
+    if not any(mode.plan and mode.plan.gate.kind == "calibrated" for mode in request.modes):
+        return None
+    names, found = f"{pair.edge.name} and {pair.cloud.name}", request.calibration
+    if found is None:
+        folders = [cache_dir() / "calibrations"]
+        return find_calibration(folders, pair.edge.fingerprint, pair.cloud.fingerprint, names)
+    check_fits(found, pair.edge.fingerprint, pair.cloud.fingerprint, names)
+    return found
+
+
+class _Stage:
+    """The engines and links that the trials of one comparison run on."""
+
+    def __init__(
+        self, request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None, tell: Callable[[str], None]
+    ) -> None:
+        self._request, self._pair, self._calibration, self._tell = request, pair, calibration, tell
+        self._clouds: dict[float, Cloud] = {}
+        self._scorer: tuple[str | None, Scorer] | None = None
+
+    def links(self) -> ExitStack:
+        """Start a server that holds the target once more, and a proxy in front of it for each link."""
+        with ExitStack() as stack:
+            request, pair = self._request, self._pair
+            if request.rtts_ms:
+                server = ServedTarget(pair.target_name, pair.options, request.execution, offline=pair.offline)
+                served = stack.enter_context(server)
+                for rtt_ms in request.rtts_ms:
+                    self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms, request.link_kbps))
+            return stack.pop_all()
+
+    def start(self, trial: Trial) -> Generation:
+        """Begin one generation."""
+        mode, request = trial.mode, self._request
+        if mode.plan is None:
+            raise OptionError(f"{mode.name} is another program, which is asked, not started.")
+        asks = GenerateRequest(
+            asked(trial.prompt.prompt),
+            mode.plan,
+            mode.params,
+            audio=request.recordings[trial.prompt.audio] if trial.prompt.audio else None,
+            share_audio=request.share_audio,
+            execution=request.execution if trial.link_ms is None else None,
+            calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
+        )
+        cloud = self._pair.cloud if trial.link_ms is None else self._clouds[trial.link_ms]
+        return api.start(asks, edge=self._pair.edge, cloud=cloud)
+
+    @cached_property
+    def _peer(self) -> HuggingFacePair:
+        from skydraft.engines.transformers_peer import HuggingFacePair
+
+        self._tell("Loading the pair once more, for transformers.")
+        options = self._pair.options
+        return HuggingFacePair(*self._pair.peer_paths, device=options.device, dtype=options.dtype)
+
+    def ask(self, trial: Trial) -> PeerText:
+        """Have transformers answer with the same pair."""
+        vocab, peer, most = self._pair.cloud.vocab, self._peer, trial.mode.params.max_new_tokens
+        ids, assisted = prompt_ids(vocab, asked(trial.prompt.prompt)), trial.mode.peer == "hf-assisted"
+        token_ids, finish = peer.generate(ids, vocab.end_ids, assisted=assisted, max_new_tokens=most, k=DEFAULT_K)
+        stream = TextStream(vocab)
+        pieces = [stream.push(token_id) for token_id in token_ids]
+        if pieces:
+            pieces[-1] += stream.finish()
+        return PeerText(token_ids, tuple(pieces), finish, len(ids))
+
+    def score(self, prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
+        """Judge one text."""
+        if self._scorer is None or self._scorer[0] != mode.style:
+            self.close()
+            self._scorer = mode.style, Scorer(self._pair.edge, self._pair.cloud, mode.params, mode.style)
+        audio = self._request.recordings[prompt.audio] if prompt.audio else None
+        prompts = read_prompt(self._pair.edge, asked(prompt.prompt), audio, share=self._request.share_audio)
+        return self._scorer[1].score(prompt.id, prompts, token_ids)
+
+    def close(self) -> None:
+        """Free the sequences of the scorer."""
+        if self._scorer:
+            self._scorer[1].close()
+
+
+def _describe(request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None) -> RunLine:
+    """The first line of the records: machine, versions, models, what was asked for."""
+    workload, options = request.workload, pair.options
+    return RunLine(
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
+        versions=dict(_versions()),
+        command=request.command,
+        draft=_model_entry(pair.edge),
+        target=_model_entry(pair.cloud),
+        vocab_fingerprint=pair.cloud.vocab.fingerprint,
+        execution=request.execution,
+        modes=request.modes,
+        repetitions=request.repetitions,
+        workload=workload.name,
+        workload_sha256=workload.sha256,
+        prompts=workload.prompts,
+        links=(None, *request.rtts_ms),
+        link_prompts=request.link_prompts,
+        share_audio=request.share_audio if request.recordings else None,
+        link_kbps=request.link_kbps,
+        engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},
+        peer=_peer_format(pair) if any(mode.peer for mode in request.modes) else None,
+        calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
+    )
+
+
+def _peer_format(pair: LoadedPair) -> str:
+    """What the weights of a peer are: not what our own engine computes with."""
+    packed = any(path.suffix == ".gguf" for path in pair.peer_paths)
+    return f"{pair.options.dtype}{', dequantised from the packed GGUF weights' if packed else ''}"
+
+
+def _model_entry(engine: Engine) -> ModelEntry:
+    return ModelEntry(
+        name=engine.name,
+        fingerprint=engine.fingerprint,
+        invariant_rows=engine.invariant_rows,
+        forward_ms=tuple(round(ms, 3) for ms in engine.profile.forward_ms),
+    )
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue

@@ -1,0 +1,117 @@
+"""What `skydraft doctor` measures: costs of both models here, and what a link to a server is worth."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from skydraft import api
+from skydraft.config import DEFAULT_K, DecodingParams
+from skydraft.decoding.block_length import MAX_AUTO_K
+from skydraft.decoding.cost_model import CostModel, measured_alpha
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.stats import percentile
+from skydraft.edge.connection import Cloud
+from skydraft.engines.base import Engine
+from skydraft.engines.options import RowProfile
+from skydraft.errors import VocabularyMismatch
+from skydraft.gating.signals import measure
+from skydraft.protocol.codec import short_fingerprint
+from skydraft.protocol.values import ServerInfo
+from skydraft.types import LinkCost, StepRecord
+
+NUM_PINGS = 50
+_NUM_TOKENS = 32
+PROMPTS = (
+    "请用一句话描述春天的公园。",
+    "请用一句话介绍长城。",
+    "天空为什么是蓝色的？请用两句话回答。",
+    "请写一句鼓励朋友的话。",
+    "请用一句话说明什么是机器学习。",
+)
+
+
+def signals_ms(vocab_size: int) -> float:
+    """Time to measure the uncertainty of a token."""
+    row = np.random.default_rng(0).normal(size=vocab_size).astype(np.float32)
+    measure(row)
+    began = time.perf_counter()
+    for _ in range(10):
+        measure(row)
+    return (time.perf_counter() - began) * 100
+
+
+def suggested_k(draft: RowProfile, target: RowProfile, alpha: float) -> tuple[int, float]:
+    """(fastest k of lossless in one process, its speed in units of the target alone); 0 where drafting does not pay."""
+    costs = CostModel(draft.forward_ms[0], target.forward_ms, target.invariant_rows)
+    best = costs.best_k(alpha, 0, MAX_AUTO_K)
+    return best, costs.tokens_per_s(alpha, best) / costs.tokens_per_s(alpha, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """What was measured over a link with `k` drafted tokens a round, and what `costs` expect of it."""
+
+    k: int
+    alpha: float
+    num_tokens: int
+    num_rounds: int
+    bytes_per_token: float
+    wire_ms: float  # of a round beside the two models' forwards
+    costs: CostModel
+
+    @property
+    def best_k(self) -> int:
+        """The fastest block length."""
+        return self.costs.best_k(self.alpha, 1, MAX_AUTO_K)
+
+    @property
+    def gain(self) -> float:
+        """Speed with the best k in units of streaming from the target alone."""
+        return self.costs.tokens_per_s(self.alpha, self.best_k) / self.costs.tokens_per_s(self.alpha, 0)
+
+    @property
+    def break_even_ms(self) -> float:
+        """The round trip at which a round of the best k takes as long per token as streaming does."""
+        return self.costs.break_even_ms(self.alpha, self.best_k)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """As measured."""
+        return self.num_tokens / self.num_rounds
+
+
+def ping_times(cloud: Cloud) -> tuple[float, float]:
+    """(median, 95th percentile) of health checks, milliseconds."""
+    pings = [cloud.link.ping() for _ in range(NUM_PINGS)]
+    return statistics.median(pings), percentile(pings, 95) or 0.0
+
+
+def examine_link(edge: Engine, cloud: Cloud, info: ServerInfo, rtt_ms: float) -> LinkReport:
+    """Answer a few prompts over the link, greedily, and weigh it. Raises SkydraftError where that cannot be done."""
+    if short_fingerprint(edge.vocab.fingerprint) != info.fingerprint:
+        raise VocabularyMismatch(
+            "the two models do not share a vocabulary.", hint="Choose another --edge-model, of the target's family."
+        )
+    k = min(DEFAULT_K, info.max_block)
+    records: list[StepRecord] = []
+    for prompt in PROMPTS:
+        params, plan = DecodingParams(max_new_tokens=_NUM_TOKENS), make_plan("lossless", k=k)
+        with api.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params) as generation:
+            records += generation.run().records
+    link = sum((record.link for record in records), LinkCost())
+    num_tokens = sum(record.num_committed for record in records)
+    beside = [r.wall_ms - r.draft.forward_ms - r.target.forward_ms - r.target.queue_ms for r in records]
+    draft_ms = edge.profile.forward_ms[0]
+    return LinkReport(
+        k=k,
+        alpha=measured_alpha((record.num_accepted, record.num_draft) for record in records) or 0.0,
+        num_tokens=num_tokens,
+        num_rounds=len(records),
+        bytes_per_token=(link.bytes_up + link.bytes_down) / num_tokens,
+        wire_ms=statistics.median(beside),
+        costs=CostModel(draft_ms, info.forward_ms, info.max_rows, wire_ms=rtt_ms, streams=True),
+    )

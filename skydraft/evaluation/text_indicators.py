@@ -1,0 +1,71 @@
+"""What can be told from a text alone: punctuation, repeats, whether it ends as a sentence does.
+
+Content characters are CJK ideographs, letters and digits; the repeat rates run over them with all else left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from skydraft.characters import is_cjk, punctuation_density
+from skydraft.choosing.stopping import ends_sentence
+from skydraft.engines.vocab import TokenIds
+from skydraft.gating.repetition import num_cycles
+
+
+@dataclass(frozen=True, slots=True)
+class TextIndicators:
+    """Counts about one generated text; rates are made from them later.
+
+    `num_repeats[n]` of `num_ngrams[n]` n-grams of content characters occurred before in the same text, n = 2, 3.
+    `num_adjacent` CJK characters equal the one just before; `num_doubles` of those that are lexical doubles such
+    as 慢慢 are counted apart, not in it. `num_cycles` cycles of tokens went round at least twice.
+    """
+
+    num_chars: int
+    num_punctuation: int
+    num_ngrams: dict[int, int]
+    num_repeats: dict[int, int]
+    num_adjacent: int
+    num_doubles: int
+    ends_sentence: bool
+    num_cycles: int
+
+    @property
+    def punctuation_density(self) -> float:
+        """Punctuation characters / characters."""
+        return self.num_punctuation / self.num_chars if self.num_chars else 0.0
+
+
+def indicators(text: str, token_ids: TokenIds) -> TextIndicators:
+    """The indicators of a finished text; `token_ids` are its tokens, prompt left out."""
+    content = [char for char in text if is_cjk(char) or char.isalnum()]
+    num_adjacent, num_doubles = _adjacent_repeats(text)
+    ngrams = {n: [tuple(content[i : i + n]) for i in range(len(content) - n + 1)] for n in (2, 3)}
+    return TextIndicators(
+        num_chars=len(text),
+        num_punctuation=round(punctuation_density(text) * len(text)),
+        num_ngrams={n: len(found) for n, found in ngrams.items()},
+        num_repeats={n: len(found) - len(set(found)) for n, found in ngrams.items()},
+        num_adjacent=num_adjacent,
+        num_doubles=num_doubles,
+        ends_sentence=ends_sentence(text),
+        num_cycles=num_cycles(token_ids.tolist()),
+    )
+
+
+def _adjacent_repeats(text: str) -> tuple[int, int]:
+    """(adjacent equal CJK characters that are no lexical double, lexical doubles)."""
+    pairs = [a + b for a, b in itertools.pairwise(text) if a == b and is_cjk(a)]
+    num_doubles = sum(pair in lexical_doubles() for pair in pairs)
+    return len(pairs) - num_doubles, num_doubles
+
+
+@cache
+def lexical_doubles() -> frozenset[str]:
+    """Words that are one character said twice."""
+    listed = resources.files("skydraft.evaluation").joinpath("lexical_doubles.txt").read_text(encoding="utf-8")
+    return frozenset(word for line in listed.splitlines() if not line.startswith("#") for word in line.split())

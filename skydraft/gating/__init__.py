@@ -1,0 +1,1 @@
+"""Which blocks go to the target."""

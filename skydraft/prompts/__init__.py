@@ -1,0 +1,1 @@
+"""What each side reads: messages and speech as token ids."""

@@ -1,0 +1,186 @@
+"""The Chinese styles: repeats, commas and full stops (F9, F10, F11, F12), with merged tokens and byte fragments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from skydraft.choosing.chinese_style import num_cjk_since_punctuation
+from skydraft.choosing.chooser import Chooser
+from skydraft.config import DecodingParams, decoding_params
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import OptionError
+
+from .. import toys
+from ..toys import IDS, VOCAB, ids
+
+YUAN = [b"\xe5", b"\x91", b"\x98"]  # 员 in bytes
+
+
+def shifts(written, **options):
+    """What the constraints add to logits of 1 after the prompt and the pieces in `written`, by piece."""
+    prefix = toys.array([*toys.PROMPT_IDS, *ids(*written)])
+    row = np.ones(VOCAB.size, np.float32)
+    edited = Chooser(DecodingParams(**options), VOCAB, len(toys.PROMPT_IDS)).constrain(row, prefix) - row
+    return {piece: float(edited[token_id]) for piece, token_id in IDS.items() if edited[token_id]}
+
+
+def banned(written, **options):
+    return {piece.decode() for piece, shift in shifts(written, **options).items() if shift == -np.inf}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ([], set()),
+        (["员"], {"员"}),
+        (["我"], {"我", "我们"}),
+        (["我们"], set()),
+        (["，我"], {"我", "我们"}),  # merged tokens end in a character, too
+        (["在"], {"在", " 在"}),
+        (["员", "，"], set()),
+        (["员", "a"], set()),
+        (["员", "\n"], set()),
+        (["a", *YUAN], {"员"}),  # a character that was spelled in bytes
+        ([*YUAN[:2]], set()),  # half a character is none
+        (["，"], set()),
+        (["3"], set()),
+    ],
+)
+def test_no_adjacent_repeat(written, expected):
+    assert banned(written, no_adjacent_repeat=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (["员", "在", "员"], {"在"}),
+        (["员", "，", "在", "员"], {"在"}),  # F9: not through punctuation
+        (["员", "，", "在", "。", "员", "，"], {"在"}),
+        (["员", "a", "在", "3", "员"], {"在"}),  # nor through what is no content
+        (["员", "在", "你"], set()),
+        (["，", "，"], set()),
+        (["a", "b", "a"], set()),
+        ([], set()),
+    ],
+)
+def test_content_ngrams_are_seen_through_punctuation(written, expected):
+    assert banned(written, content_ngram_size=2) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (["员", "员", "，", "a", "3", "，我", "。"], {"员"}),  # F12: content alone, once
+        (["我们", " 在"], {"我们", " 在"}),
+        ([*YUAN], set()),
+        ([], set()),
+    ],
+)
+def test_the_content_penalty_falls_on_content_alone(written, expected):
+    changed = shifts(written, content_penalty=1.25)
+    assert {piece.decode() for piece in changed} == expected
+    assert set(changed.values()) <= {float(np.float32(1 / 1.25)) - 1} | {np.float32(0.8) - np.float32(1)}
+
+
+COMMAS = {"，", "、", ",", "，我"}
+WIDE_COMMAS = COMMAS - {","}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ([], COMMAS),
+        (["我", "你", "他"], COMMAS),
+        (["我", "你", "他", "在"], set()),
+        (["我们", "在", "说"], set()),
+        (["我们", "在", "说", "，"], COMMAS),
+        (["我们", "在", "说", "。\n"], COMMAS),
+        (["我们", "在", "说", "，我"], COMMAS),  # one character since the comma inside
+        (["我们", "在", "说", "，我", "你", "他"], COMMAS),
+        (["我们", "在", "说", "，我", "你", "他", "大"], set()),
+        (["我", "”", "你", "他", "在"], COMMAS),  # any punctuation starts the count again
+        (["我", "a", "你", "b", "他", " ", "在"], set()),  # what is no content is not counted, and breaks nothing
+        (["我", "你", "他", *YUAN], set()),
+        (["我", "你", *YUAN[:1]], COMMAS),
+        (["我", "你", "他", *YUAN[:1]], set()),  # the fourth has begun
+        (["我", "3"], WIDE_COMMAS),  # 3,000
+        (["3"], WIDE_COMMAS),
+        (["a"], WIDE_COMMAS),
+        (["3", " "], COMMAS),
+    ],
+)
+def test_commas_wait_for_four_characters(written, expected):
+    assert banned(written, comma_gap=4) == expected
+
+
+STOPS = {"。", "！", "？", "。\n", "？”", ".", ".g"}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ([], STOPS),
+        (["我们", "在", "说", "高", "兴", "大", "的"][:6], STOPS),
+        (["我们", "在", "说", "高", "兴", "大", "的"], set()),
+        (["我们", "在", "说", "高", "兴", "大", "的", "，"], STOPS),
+        (["我", "3"], STOPS - {".", ".g"}),  # 3.5
+        (["e"], STOPS - {".", ".g"}),  # e.g
+    ],
+)
+def test_full_stops_are_shifted_before_eight_characters(written, expected):
+    changed = shifts(written, full_stop_gap=8, full_stop_shift=-8.0)
+    assert {piece.decode() for piece in changed} == expected
+    assert set(changed.values()) <= {-8.0}
+
+
+def test_characters_inside_a_candidate_count_up_to_its_first_mark():
+    vocab = Vocab([text.encode() for text in ("我", "你们，", "在他，", "，你们", "你，我，")], list)
+    chooser = Chooser(DecodingParams(comma_gap=4), vocab, 1)
+    row = np.ones(5, np.float32)
+    for num_written, expected in ((1, [2, 2, 2, 2]), (2, [0, 0, 2, 2]), (3, [0, 0, 2, 0]), (4, [0, 0, 0, 0])):
+        edited = chooser.constrain(row, toys.array([1] + [0] * num_written))
+        assert [2 * bool(value == -np.inf) for value in edited[1:]] == expected
+
+
+@pytest.mark.parametrize("mark", "，,、；;：:﹐﹑﹔﹕､")
+def test_every_width_of_a_comma_is_a_comma(mark):
+    """F11: classes come from characters, so no variant slips through."""
+    vocab = Vocab(["我".encode(), mark.encode(), f"你{mark}".encode()], list)
+    edited = Chooser(DecodingParams(comma_gap=4), vocab, 1).constrain(np.ones(3, np.float32), toys.array([0, 0]))
+    assert edited.tolist() == [1, -np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("mark", "。．.！!？?｡﹒﹗﹖")
+def test_every_width_of_a_full_stop_is_a_full_stop(mark):
+    vocab = Vocab(["我".encode(), mark.encode(), f"{mark}\n".encode()], list)
+    edited = Chooser(DecodingParams(full_stop_gap=8), vocab, 1).constrain(np.ones(3, np.float32), toys.array([0, 0]))
+    assert edited.tolist() == [1, -7, -7]
+
+
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [([], 0), (["我"], 1), (["我们", "在"], 3), (["我", "，"], 0), (["，我", "在"], 2), (["我", "a", "在"], 2)],
+)
+def test_counting_since_the_last_punctuation(written, count):
+    assert num_cjk_since_punctuation(toys.array(ids(*written)), VOCAB, 100) == count
+
+
+def test_a_style_needs_a_chinese_vocabulary():
+    latin = Vocab([bytes([byte]) for byte in range(128)], list)
+    with pytest.raises(OptionError, match="Chinese"):
+        Chooser(decoding_params("zh-short"), latin, 1)
+    Chooser(decoding_params("zh-short"), VOCAB, 1)
+
+
+def test_the_styles_are_what_the_design_says_and_every_part_can_be_changed():
+    short, detailed = decoding_params("zh-short"), decoding_params("zh-detailed")
+    assert (short.content_penalty, short.content_ngram_size, short.no_adjacent_repeat) == (1.22, 2, True)
+    assert (short.comma_gap, short.full_stop_gap, short.full_stop_shift) == (4, 8, -8)
+    assert (short.sentences, short.min_new_tokens) == (1, 16)
+    assert (detailed.sentences, detailed.min_new_tokens, detailed.comma_gap) == (2, 32, 4)
+    assert decoding_params("zh-short", sentences=3, comma_gap=None).sentences == 3
+    assert not decoding_params(repetition_penalty=1.3).shapes_chinese
+    for wrong in ({"style": "zh-long"}, {"frobnicate": 1}, {"temperature": float("nan")}, {"top_p": 0}, {"stop": [""]}):
+        with pytest.raises(OptionError):
+            decoding_params(**wrong)

@@ -1,0 +1,136 @@
+"""Constraints with the semantics of transformers (F4, F5), and the order of the steps (F7)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.constraints import Edit, apply, repeating
+from skydraft.config import DecodingParams
+
+from .. import reference, toys
+from ..toys import EOS, VOCAB, law
+
+token_lists = st.lists(st.integers(0, VOCAB.size - 1), min_size=1, max_size=14)
+
+
+@law(500)
+@given(st.integers(0, 10**6), token_lists, st.integers(0, 6), toys.params())
+def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prefix, prompt_len, params):
+    """All constraints and styles at once, against rules asked of texts; pure, and nothing given is changed."""
+    prompt_len = min(prompt_len, len(prefix))
+    row = np.random.default_rng(seed).normal(0, 4, VOCAB.size).astype(np.float32)
+    token_ids, row_before = toys.array(prefix), row.copy()
+    chooser = Chooser(params, VOCAB, prompt_len)
+    edited = chooser.constrain(row, token_ids)
+    assert np.array_equal(edited, reference.constrained(row, prefix, prompt_len, params, VOCAB))
+    assert chooser.choose(row, token_ids) == reference.sample(edited, params, len(prefix) - prompt_len)
+    assert np.array_equal(chooser.constrain(row, token_ids), edited)
+    assert np.array_equal(row, row_before) and token_ids.tolist() == prefix
+    token_ids.flags.writeable = False
+    assert np.array_equal(chooser.constrain(row, token_ids), edited)
+
+
+@law(200)
+@given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 5))
+def test_the_ngram_ban_leaves_no_way_to_repeat_an_ngram(history, size):
+    banned = set(repeating(toys.array(history), size).tolist())
+    grams = [tuple(history[start : start + size]) for start in range(len(history) - size + 1)]
+    for token_id in range(4):
+        completes = tuple([*history, token_id][-size:]) in grams and len(history) >= size
+        assert (token_id in banned) == completes
+
+
+@pytest.mark.parametrize(
+    ("history", "size", "banned"),
+    [
+        ([1, 2, 1], 2, {2}),
+        ([1, 1], 2, {1}),
+        ([1, 2, 3, 1], 2, {2}),  # F5: not only A A
+        ([1, 2, 1, 3, 1], 2, {2, 3}),
+        ([1, 2, 3, 1, 2], 3, {3}),
+        ([1, 2], 3, set()),
+        ([1], 1, {1}),
+        ([], 1, set()),
+        ([], 2, set()),
+        ([2, 1], 2, set()),
+    ],
+)
+def test_banned_tokens(history, size, banned):
+    assert set(repeating(toys.array(history), size).tolist()) == banned
+
+
+def edited(row, prefix, prompt_len=1, **options):
+    full = np.full(VOCAB.size, -50.0, np.float32)
+    full[: len(row)] = row
+    return (
+        Chooser(DecodingParams(**options), VOCAB, prompt_len).constrain(full, toys.array(prefix))[: len(row)].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "prefix", "penalty", "expected"),
+    [
+        ([2, -2, 1], [0, 1], 2.0, [1, -4, 1]),  # F4: a negative logit goes down, too
+        ([2, -2, 1], [0, 0, 0], 2.0, [1, -2, 1]),  # once per distinct id
+        ([2, -2, 0], [2], 2.0, [2, -2, 0]),
+        ([2, -2, 1], [0, 1], 0.5, [4, -1, 1]),
+    ],
+)
+def test_repetition_penalty(row, prefix, penalty, expected):
+    assert edited(row, prefix, repetition_penalty=penalty) == expected
+
+
+@law(100)
+@given(st.floats(-20, 20), st.floats(1.01, 3))
+def test_a_penalty_never_makes_a_token_likelier(logit, penalty):
+    assert edited([logit, 0.0], [0], repetition_penalty=penalty)[0] <= np.float32(logit)
+
+
+def test_the_prompt_counts_for_repetition_and_ngrams_but_not_for_the_styles():
+    prompt = toys.ids("我", "你", "我")
+    zeros = [1.0] * VOCAB.size
+    assert edited(zeros, prompt, 3, repetition_penalty=2.0)[prompt[0]] == 0.5
+    assert edited(zeros, prompt, 3, no_repeat_ngram_size=2)[prompt[1]] == -np.inf
+    assert edited(zeros, prompt, 3, content_penalty=2.0, content_ngram_size=2, no_adjacent_repeat=True) == zeros
+
+
+@pytest.mark.parametrize(("num_generated", "is_banned"), [(0, True), (2, True), (3, False), (9, False)])
+def test_no_end_token_before_the_minimum(num_generated, is_banned):
+    row = edited([0.0] * VOCAB.size, [1, 2] + [3] * num_generated, 2, min_new_tokens=3)
+    assert (row[EOS] == -np.inf) == is_banned
+    assert sum(value == -np.inf for value in row) == is_banned
+
+
+def test_temperature_comes_after_the_penalties_and_once():
+    """F7, and penalties on scaled logits: both would move this near tie."""
+    row = np.full(VOCAB.size, -np.inf, np.float32)
+    row[:2] = 2.0, 1.0
+    chooser = Chooser(DecodingParams(temperature=0.5, repetition_penalty=2.0), VOCAB, 1)
+    params = [DecodingParams(temperature=0.5, repetition_penalty=2.0, seed=seed) for seed in range(2000)]
+    share = np.mean([Chooser(one, VOCAB, 1).choose(row, toys.array([0])) == 0 for one in params])
+    assert chooser.constrain(row, toys.array([0]))[:2].tolist() == [1.0, 1.0]
+    assert abs(share - 0.5) < 0.05  # e^(1 / 0.5) each
+
+
+def test_edits_are_made_in_order_on_a_copy_and_only_where_needed():
+    row = np.array([1.0, -1.0, 3.0], np.float32)
+    assert apply(row, []) is row
+    assert apply(row, [Edit("ban", toys.array([]))]) is row
+    edits = [
+        Edit("shift", toys.array([0, 0]), -3.0),
+        Edit("scale", toys.array([0, 2]), 2.0),
+        Edit("ban", toys.array([1])),
+    ]
+    assert apply(row, edits).tolist() == [-4.0, -np.inf, 1.5]
+    assert row.tolist() == [1.0, -1.0, 3.0]
+
+
+def test_rank_counts_what_the_edited_row_puts_before_a_token():
+    chooser = Chooser(DecodingParams(repetition_penalty=4.0), VOCAB, 1)
+    row = np.full(VOCAB.size, -9.0, np.float32)
+    row[:4] = 4.0, 3.0, 2.0, 2.0
+    assert [chooser.rank(row, toys.array([0]), token_id) for token_id in range(4)] == [3, 0, 1, 1]

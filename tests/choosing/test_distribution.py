@@ -1,0 +1,223 @@
+"""What comes out follows the target's distribution: exact probabilities, chi-square, and proof that it can fail.
+
+Each test counts over seeds 0 to NUM_SEEDS - 1, so its outcome never changes; SIGNIFICANCE is the chance that a
+right sampler would have been rejected when the seeds were chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from skydraft import DecodingParams, generate, make_plan
+from skydraft.choosing import chooser
+from skydraft.choosing.sampling import gumbel_noise, sample
+from skydraft.config import decoding_params
+from skydraft.engines.toy import ToyEngine
+from skydraft.engines.vocab import Vocab
+
+from .. import reference
+
+SIGNIFICANCE = 1e-4
+NUM_SEEDS = 1500
+SIZE = 7
+VOCAB = Vocab([b"%d" % index for index in range(SIZE)], lambda text: [int(char) for char in text])
+
+WARPERS = {
+    "hot": {"temperature": 1.4},
+    "cool": {"temperature": 0.6},
+    "top-k": {"temperature": 1.0, "top_k": 4},
+    "top-p": {"temperature": 0.9, "top_p": 0.8},
+    "min-p": {"temperature": 1.2, "min_p": 0.1},
+    "all": {"temperature": 1.1, "top_k": 5, "top_p": 0.9, "min_p": 0.03},
+}
+
+
+def model(seed: int = 3, drift: float = 0.0, sign: int = 1) -> ToyEngine:
+    rng, other = np.random.default_rng(seed), np.random.default_rng(seed + 100)
+    tables = [sign * (rng.normal(0, 1, (SIZE, SIZE)) + drift * other.normal(0, 1, (SIZE, SIZE))) for _ in range(2)]
+    last, previous = (table.astype(np.float32) for table in tables)
+    return ToyEngine(VOCAB, last, by_previous=previous)
+
+
+CLOUD = model()
+DRAFTERS = {"good": model(drift=0.3), "bad": model(seed=17), "adversarial": model(sign=-1)}
+
+
+def exact(params: DecodingParams) -> np.ndarray:
+    """Probabilities of the first three tokens after the prompt "12", enumerated. [SIZE, SIZE, SIZE]"""
+    joint = np.zeros((SIZE, SIZE, SIZE))
+    for first, second in itertools.product(range(SIZE), repeat=2):
+        steps = [[1, 2], [1, 2, first], [1, 2, first, second]]
+        probs = [reference.probabilities(reference.warped(reference.row_after(CLOUD, step), params)) for step in steps]
+        joint[first, second] = probs[0][first] * probs[1][second] * probs[2]
+    return joint
+
+
+def sampled(plan_of, edge: ToyEngine | None, options: dict[str, float]) -> np.ndarray:
+    """Counts of the first three tokens over all seeds. [SIZE, SIZE, SIZE]"""
+    counts = np.zeros((SIZE, SIZE, SIZE))
+    for seed in range(NUM_SEEDS):
+        params = decoding_params(seed=seed, max_new_tokens=3, **options)
+        counts[generate("12", edge=edge, cloud=CLOUD, plan=plan_of, params=params, raw=True).run().token_ids] += 1
+    return counts
+
+
+def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    """Chi-square of counts against exact probabilities; cells that expect fewer than 5 are put together."""
+    assert counts[probabilities == 0].sum() == 0, "a token that the warpers cut away was sampled"
+    expected = probabilities.ravel() * counts.sum()
+    order = np.argsort(-expected)
+    large = order[expected[order] >= 5]
+    small = order[expected[order] < 5]
+    observed = [*counts.ravel()[large], counts.ravel()[small].sum()]
+    wanted = [*expected[large], expected[small].sum()]
+    if wanted[-1] < 5:
+        observed[-2:], wanted[-2:] = [sum(observed[-2:])], [sum(wanted[-2:])]
+    return float(stats.chisquare(observed, np.array(wanted) * sum(observed) / sum(wanted)).pvalue)
+
+
+def p_values(counts: np.ndarray, options: dict[str, float]) -> dict[str, float]:
+    """First token, first pair, second pair."""
+    joint = exact(decoding_params(**options))
+    axes = {"first": (1, 2), "first pair": (2,), "second pair": (0,)}
+    return {name: p_value(counts.sum(axis=axis), joint.sum(axis=axis)) for name, axis in axes.items()}
+
+
+@pytest.mark.parametrize("options", WARPERS.values(), ids=WARPERS)
+def test_the_target_alone_follows_its_distribution(options):
+    assert min(p_values(sampled(make_plan("cloud"), None, options), options).values()) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_speculation_follows_the_distribution_of_the_target_whatever_the_drafter(name, k):
+    options = list(WARPERS.values())[(k + len(name)) % len(WARPERS)]
+    assert min(p_values(sampled(make_plan(k=k), DRAFTERS[name], options), options).values()) > SIGNIFICANCE
+
+
+def heated_twice(scores, params, position):
+    return sample(scores / params.temperature, params, position)
+
+
+def same_noise_everywhere(scores, params, position):
+    return sample(scores, params, 0)
+
+
+def squeezed_tails(scores, params, position):
+    kept = reference.warped(scores, params)
+    probs = reference.probabilities(kept)
+    return int(np.searchsorted(np.cumsum(probs), 0.02 + 0.96 * np.random.default_rng(position + params.seed).random()))
+
+
+def shared_by_neighbours(scores, params, position):
+    return sample(scores, params, position // 2)
+
+
+@pytest.mark.parametrize("broken", [heated_twice, same_noise_everywhere, shared_by_neighbours, squeezed_tails])
+def test_a_broken_sampler_is_rejected_at_the_same_level(monkeypatch, broken):
+    """F7 and the classic mistakes: temperature twice, one noise for several positions, squeezed tails."""
+    monkeypatch.setattr(chooser, "sample", broken)
+    assert min(p_values(sampled(make_plan("cloud"), None, WARPERS["cool"]), WARPERS["cool"]).values()) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_taken_at_its_word_is_rejected_at_the_same_level(name):
+    plan = make_plan(gate="always", k=3, accept="top:7")
+    counts = sampled(plan, DRAFTERS[name], WARPERS["cool"])
+    assert min(p_values(counts, WARPERS["cool"]).values()) < SIGNIFICANCE
+
+
+# --- the noise
+
+
+def uniforms(seed: int, position: int, num_ids: int) -> np.ndarray:
+    return np.exp(-np.exp(-gumbel_noise(seed, position, np.arange(num_ids))))
+
+
+GRIDS = {
+    "token ids": lambda: uniforms(0, 0, 100_000),
+    "token ids, large seed and position": lambda: uniforms(2**64 - 1, 2**31, 100_000),
+    "positions": lambda: np.array([uniforms(7, position, 1)[0] for position in range(20_000)]),
+    "seeds": lambda: np.array([uniforms(seed, 5, 1)[0] for seed in range(20_000)]),
+    "seeds far apart": lambda: np.array([uniforms(seed << 44, 5, 1)[0] for seed in range(20_000)]),
+    "last id of a large vocabulary": lambda: np.exp(
+        -np.exp(-np.array([gumbel_noise(1, position, np.array([151_000]))[0] for position in range(5000)]))
+    ),
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_the_noise_is_uniform_along_every_argument(grid):
+    values = grid()
+    assert stats.kstest(values, "uniform").pvalue > SIGNIFICANCE
+    assert len(np.unique(values)) == len(values)
+
+
+def test_neighbours_are_independent_in_every_direction():
+    """Correlation of uniforms at distance 1 and 2 along ids, positions, seeds and the diagonal between them."""
+    block = np.array([[uniforms(seed, position, 64) for position in range(40)] for seed in range(40)])
+    shifts = [shift for shift in itertools.product((-2, -1, 0, 1, 2), repeat=3) if any(shift)]
+    for shift in shifts:
+        rolled = np.roll(block, shift, axis=(0, 1, 2))
+        correlation = np.corrcoef(block.ravel(), rolled.ravel())[0, 1]
+        assert abs(correlation) < 5 / np.sqrt(block.size), (shift, correlation)
+
+
+def test_seed_and_position_do_not_stand_in_for_each_other():
+    noise = {(seed, position): uniforms(seed, position, 1)[0] for seed in range(50) for position in range(50)}
+    assert len(set(noise.values())) == len(noise)
+
+
+@pytest.mark.parametrize(
+    ("seed", "position", "token_id", "expected"),
+    [
+        (0, 0, 0, -0.6807578025137784),
+        (0, 0, 1, 3.529359741423534),
+        (0, 1, 0, 0.6086075172654253),
+        (1, 0, 0, 1.005158734781254),
+        (42, 100, 151645, 2.550553142929694),
+        (18446744073709551615, 4095, 12345, 0.057825512835772856),
+        (123456789, 7, 2147483647, 0.286348149690537),
+    ],
+)
+def test_the_noise_never_changes(seed, position, token_id, expected):
+    assert gumbel_noise(seed, position, np.array([token_id]))[0] == pytest.approx(expected, rel=1e-12)
+    assert reference.noise(seed, position, token_id) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint64])
+def test_the_noise_of_a_token_does_not_depend_on_its_company(dtype):
+    everything = gumbel_noise(5, 9, np.arange(20_000, dtype=dtype))
+    some = np.array([0, 8191, 8192, 19_999, 3], dtype)
+    assert gumbel_noise(5, 9, some).tolist() == everything[some.astype(int)].tolist()
+    assert everything.tolist()[:300] == pytest.approx([reference.noise(5, 9, i) for i in range(300)], rel=1e-12)
+
+
+def test_the_extreme_words_give_finite_noise_that_the_shortcuts_of_sampling_reckon_with():
+    from skydraft.choosing.sampling import _MAX_NOISE, _NOISE_SPAN
+
+    extremes = [token_of(word, seed=3, position=8) for word in (0, 2**64 - 1)]
+    lowest, highest = gumbel_noise(3, 8, np.array(extremes, np.uint64))
+    assert [lowest, highest] == pytest.approx([-math.log(54 * math.log(2)), 53 * math.log(2)])
+    assert highest <= _MAX_NOISE and highest - lowest <= _NOISE_SPAN
+
+
+def token_of(word: int, seed: int, position: int) -> int:
+    """The token id, of 64 bits, whose noise is made of this word: SplitMix64 backwards."""
+    key = reference.splitmix(reference.splitmix(seed) + position)
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9)):
+        word = unshifted(word, shift) * pow(factor, -1, 2**64) % 2**64
+    return ((unshifted(word, 30) - key) * pow(0x9E3779B97F4A7C15, -1, 2**64) - 1) % 2**64
+
+
+def unshifted(word: int, shift: int) -> int:
+    """The x for which x ^ (x >> shift) is `word`."""
+    found = word
+    for _ in range(64 // shift):
+        found = word ^ (found >> shift)
+    return found

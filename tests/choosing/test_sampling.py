@@ -1,0 +1,184 @@
+"""Sampling only looks at what could win, and still gives what masking the whole vocabulary gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.sampling import gumbel_noise, sample
+from skydraft.config import DecodingParams
+from skydraft.errors import EngineError, OptionError
+
+from .. import reference, toys
+from ..toys import law
+
+SIZE = 6000
+
+
+def naive(row: np.ndarray, params: DecodingParams, position: int) -> int:
+    """Mask the whole row, add noise to all of it, take the best."""
+    noise = gumbel_noise(params.seed, position, np.arange(len(row)))
+    return int((reference.warped(row, params) + noise).argmax())
+
+
+@st.composite
+def rows(draw: st.DrawFn, size: int = SIZE) -> np.ndarray:
+    """Rows as models give them: flat, peaked, shifted far from 0, with banned tokens, with a heavy head."""
+    rng = np.random.default_rng(draw(st.integers(0, 10_000)))
+    row = rng.normal(draw(st.sampled_from([-200, 0, 30])), draw(st.sampled_from([0.01, 1, 3, 12])), size)
+    head = draw(st.integers(0, 20))
+    row[rng.integers(0, size, head)] += draw(st.floats(0, 15))
+    banned = draw(st.sampled_from([0, 0, 10, size // 2, size - 3]))
+    row[rng.permutation(size)[:banned]] = -np.inf
+    return row.astype(draw(st.sampled_from([np.float32, np.float64])))
+
+
+maybe_top_k = st.just(0) | st.integers(1, 80) | st.sampled_from([SIZE - 1, SIZE, SIZE * 2])
+maybe_top_p = st.just(1.0) | st.floats(0.01, 0.999)
+maybe_min_p = st.just(0.0) | st.floats(1e-4, 1)
+temperatures = st.floats(0.05, 3) | st.sampled_from([1e-6, 30.0, 100.0])
+
+
+@law(300)
+@given(rows(), temperatures, maybe_top_k, maybe_top_p, maybe_min_p, st.integers(0, 2**64 - 1), st.integers(0, 5000))
+def test_sampling_equals_masking_the_whole_vocabulary(row, temperature, top_k, top_p, min_p, seed, position):
+    params = DecodingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    before = row.copy()
+    for shift in range(4):
+        assert sample(row, params, position + shift) == naive(row, params, position + shift)
+    assert np.array_equal(row, before)
+
+
+@law(150)
+@given(st.integers(0, 10**6), st.floats(0.3, 3), st.integers(0, 2**64 - 1))
+def test_far_tokens_win_as_often_as_they_should(table_seed, temperature, seed):
+    """A flat tail far below the top wins only with rare noise: the part that sampling looks up by hash."""
+    row = np.full(20_000, -10.0 * temperature, np.float32)
+    row[table_seed % len(row)] = 0.5 * temperature
+    params = DecodingParams(temperature=temperature, seed=seed)
+    assert sample(row, params, table_seed) == naive(row, params, table_seed)
+
+
+def test_rare_noise_beyond_the_near_tokens_is_found():
+    """e^13 / 200,000 of the mass lies further down than what is looked at first: it has to win about as often."""
+    row = np.full(200_000, -12.5, np.float32)
+    row[5] = 0.0
+    params = [DecodingParams(temperature=1, seed=seed) for seed in range(120)]
+    winners = [sample(row, one, 3) for one in params]
+    assert winners == [naive(row, one, 3) for one in params]
+    assert 20 < sum(winner != 5 for winner in winners) < 70  # expected: 120 * 0.427
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.7, 0.9])
+def test_light_tokens_count_where_the_heavy_ones_are_not_mass_enough(top_p):
+    row = np.random.default_rng(1).uniform(-12.6, -12.4, 200_000).astype(np.float32)
+    row[5] = 0.0  # of mass 0.573
+    params = [DecodingParams(temperature=1, top_p=top_p, seed=seed) for seed in range(25)]
+    winners = [sample(row, one, 3) for one in params]
+    assert winners == [naive(row, one, 3) for one in params]
+    assert (set(winners) == {5}) == (top_p < 0.573)
+
+
+@law(60)
+@given(st.integers(0, 10_000), st.floats(0.1, 2), st.integers(1, 60), st.integers(0, 500))
+def test_ties_at_the_k_th_place_are_all_kept(table_seed, temperature, top_k, position):
+    row = np.random.default_rng(table_seed).integers(-3, 4, 300).astype(np.float32)
+    params = DecodingParams(temperature=temperature, top_k=top_k, seed=table_seed)
+    assert sample(row, params, position) == naive(row, params, position)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"top_k": 1}, {3}),
+        ({"top_k": 2}, {3, 1}),
+        ({"top_p": 0.5}, {3}),
+        ({"top_p": 0.501}, {3, 1}),
+        ({"top_p": 0.76}, {3, 1, 0}),
+        ({"top_p": 1e-9}, {3}),
+        ({"min_p": 0.49}, {3, 1}),
+        ({"min_p": 0.51}, {3}),
+        ({"min_p": 1.0}, {3}),
+        ({"top_k": 3, "top_p": 0.9}, {3, 1, 0}),
+        ({"top_k": 2, "top_p": 0.6}, {3}),  # of the two, 3 holds 0.667
+        ({}, {0, 1, 2, 3}),
+    ],
+)
+def test_what_each_option_keeps(options, kept):
+    row = np.log(np.array([0.125, 0.25, 0.124, 0.5], np.float32))  # of 0.999
+    winners = {sample(row, DecodingParams(temperature=1.0, seed=seed, **options), 0) for seed in range(300)}
+    assert winners == kept
+
+
+def test_temperature_zero_is_the_lowest_id_among_the_best():
+    row = np.full(toys.VOCAB.size, -1, np.float32)
+    row[[3, 7, 9]] = 5
+    for seed in range(5):
+        for options in ({}, {"top_k": 3}, {"top_p": 0.3}, {"min_p": 0.5}):
+            greedy = Chooser(DecodingParams(seed=seed, **options), toys.VOCAB, 1)
+            assert [greedy.choose(row, toys.array([1] * length)) for length in (1, 2, 9)] == [3] * 3
+
+
+def test_a_single_allowed_token_wins_at_any_temperature():
+    row = np.full(100, -np.inf, np.float32)
+    row[42] = -1e4
+    for temperature in (1e-6, 1.0, 100.0):
+        for options in ({}, {"top_k": 5}, {"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.3, "min_p": 0.2}):
+            assert sample(row, DecodingParams(temperature=temperature, **options), 7) == 42
+
+
+def test_the_lowest_temperature_that_is_allowed_is_all_but_greedy():
+    row = np.array([-4, -3, -5], np.float32)
+    assert sample(row, DecodingParams(temperature=1e-6), 0) == 1
+    with pytest.raises(OptionError, match="at least"):
+        DecodingParams(temperature=1e-310)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_logits_that_are_no_numbers_are_an_error_not_a_token(temperature):
+    chooser = Chooser(DecodingParams(temperature=temperature), toys.VOCAB, 1)
+    row = np.zeros(toys.VOCAB.size, np.float32)
+    row[3] = np.nan
+    with pytest.raises(EngineError, match="not numbers"):
+        chooser.choose(row, toys.array([1]))
+
+
+def test_a_row_without_any_allowed_token_is_sampled_as_it_came():
+    row = np.arange(toys.VOCAB.size, dtype=np.float32)
+    everything = toys.array(range(toys.VOCAB.size))
+    chooser = Chooser(DecodingParams(no_repeat_ngram_size=1), toys.VOCAB, 1)
+    assert chooser.choose(row, everything) == toys.VOCAB.size - 1
+
+
+@pytest.mark.parametrize("distance", [0.1, 0.4, 1.0])
+def test_shared_noise_agrees_more_often_than_independent_samples(distance):
+    """Gumbel coupling: at least (1 - TV) / (1 + TV), at most 1 - TV, and above the sum of p * q."""
+    rng, num_positions = np.random.default_rng(8), 4000
+    target = rng.normal(0, 1.5, 200)
+    draft = target + distance * rng.normal(0, 1.5, 200)
+    params = DecodingParams(temperature=1.0, seed=11)
+    equal = sum(
+        sample(target.astype(np.float32), params, position) == sample(draft.astype(np.float32), params, position)
+        for position in range(num_positions)
+    )
+    p, q = reference.probabilities(target), reference.probabilities(draft)
+    variation, sigma = 0.5 * np.abs(p - q).sum(), 0.5 / num_positions**0.5
+    rate = equal / num_positions
+    assert rate > (p * q).sum() + 10 * sigma
+    assert (1 - variation) / (1 + variation) - 4 * sigma <= rate <= 1 - variation + 4 * sigma
+
+
+@law(60)
+@given(st.lists(st.integers(0, toys.VOCAB.size - 1), max_size=8), st.integers(1, 30), st.integers(1, 30), st.data())
+def test_two_sides_share_their_noise_whatever_their_prompts(generated, mine, theirs, data):
+    """Positions count from the end of the prompt: a target may be told the words alone where the draft heard speech."""
+    params = DecodingParams(temperature=data.draw(st.floats(0.05, 3)), seed=data.draw(st.integers(0, 2**64 - 1)))
+    row = np.random.default_rng(params.seed % 1000).normal(0, 1, toys.VOCAB.size).astype(np.float32)
+    choices = {
+        Chooser(params, toys.VOCAB, length).choose(row, toys.array([5] * length + generated))
+        for length in (mine, theirs)
+    }
+    assert choices == {reference.sample(row, params, len(generated))}

@@ -1,0 +1,216 @@
+"""When a generation ends (F13): sentence ends, stop strings, end tokens and the length, after every single token."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft import generate, make_plan
+from skydraft.choosing.stopping import Stopping, ends_sentence, num_sentences
+from skydraft.config import DecodingParams
+from skydraft.engines.toy import ToyEngine, character_vocab
+
+from .. import toys
+from ..toys import EOS, TOOL, VOCAB, ids, law
+
+
+def ending(pieces, **options):
+    """(pieces written when it ended, why) for a generation that is asked after each token."""
+    params = DecodingParams(**options)
+    stopping = Stopping(params, VOCAB, params.max_new_tokens)
+    for number in range(1, len(pieces) + 1):
+        if reason := stopping.finish(toys.array(pieces[:number])):
+            return number, reason
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "num"),
+    [
+        ("", 0),
+        ("你好", 0),
+        ("你好。", 1),
+        ("你好！我在。", 2),
+        ("真的？！", 1),
+        ("真的？！。", 1),
+        ("你好。”", 1),
+        ("“你好。”他说。", 2),
+        ("你好｡再见﹒", 2),
+        ("It is so.", 1),
+        ("It is so. Yes!", 2),
+        ("It is 3.5 m", 0),
+        ("It is 3.5 m.", 1),
+        ("共3.5米。", 1),
+        ("Wait...", 1),
+        ("Wait... what?", 2),
+        ("See e.g. this", 0),
+        ("See e.g.", 0),
+        ("That is, i.e. this.", 1),
+        ("In the U.S. army", 0),
+        ("J. Smith came.", 1),
+        ("Dr. Who", 0),
+        ("www.example.com", 0),
+        ("a.b", 0),
+        ("It was 1999. Then", 1),
+        ("是3.然后", 1),
+        ("1. First", 1),
+        (".", 0),
+        ("好．", 1),
+        ("3．5", 0),
+    ],
+)
+def test_counting_sentences(text, num):
+    assert num_sentences(text) == num
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("好。", True),
+        ("好？！", True),
+        ("好。”", True),
+        ("好！』）", True),
+        ("好。\n\n", True),
+        ("好。” ", True),
+        ("好。我", False),
+        ("好，", False),
+        ("好：", False),
+        ("", False),
+        ("”", False),
+        ("It ends.", True),
+        ('He said "yes."', True),
+        ("It is 3.", False),  # a decimal may follow
+        ("It is 3. ", False),
+        ("e.g.", False),
+        ("(e.g.", False),
+        ("Vol.", False),
+        ("approx.", False),
+        ("U.S.", False),
+        ("at 5 p.m.", False),
+        ("by J.", False),
+        ("so am i.", True),
+        ("这是a.", True),
+        ("等等……", False),
+    ],
+)
+def test_whether_a_text_ends_a_sentence(text, expected):
+    assert ends_sentence(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "options", "expected"),
+    [
+        (["我", "。", "你"], {"sentences": 1}, (2, "sentences")),
+        (["我", "。", "你", "！", "他"], {"sentences": 2}, (4, "sentences")),
+        (["我", "。", "你", "？", "他"], {"sentences": 3}, None),
+        (["我", "？”", "你"], {"sentences": 1}, (2, "sentences")),
+        (["我", "。\n", "你"], {"sentences": 1}, (2, "sentences")),
+        (["3", ".", "5", "。"], {"sentences": 1}, (4, "sentences")),
+        (["3", ".", " ", "a", "b", "."], {"sentences": 1}, (6, "sentences")),
+        (["e", ".g", "."], {"sentences": 1}, None),
+        ([" U", ".", "S", "."], {"sentences": 1}, None),
+        (["ab", ".", ".", "."], {"sentences": 1}, (2, "sentences")),
+        # marks in a row are one end: the second sentence has not come yet
+        (["我", "？", "！", "你", "。"], {"sentences": 2}, (5, "sentences")),
+        # before the minimum nothing ends, and what closes the sentence later does
+        (["我", "。", "你", "他", "。"], {"sentences": 1, "min_new_tokens": 4}, (5, "sentences")),
+        (["我", "。", "”", "你"], {"sentences": 1, "min_new_tokens": 3}, (3, "sentences")),
+        (["我", "。", "你"], {"sentences": 1, "min_new_tokens": 3}, None),
+        (["我", "。", "你"], {"sentences": 0}, None),
+        (["，", "、", ","], {"sentences": 1}, None),
+    ],
+)
+def test_ending_after_sentences(pieces, options, expected):
+    assert ending(ids(*pieces), **options) == expected
+
+
+def follower(text):
+    """A model that writes `text` round and round, whatever the prompt."""
+    table = np.zeros((VOCAB.size, VOCAB.size), np.float32)
+    table[:, VOCAB.encode(text)[0]] = 5
+    for here, there in itertools.pairwise(VOCAB.encode(text)):
+        table[here, there] = 9
+    return ToyEngine(VOCAB, table)
+
+
+@pytest.mark.parametrize("mode", ["edge", "cloud", "lossless"])
+@pytest.mark.parametrize(
+    ("prompt", "text", "options"),
+    [("我。", "你他", {"sentences": 1}), ("我。", "”你", {"sentences": 1}), ("a", "3b", {"stop": ("a3",)})],
+)
+def test_what_the_prompt_holds_ends_nothing(mode, prompt, text, options):
+    model, params = follower(text), DecodingParams(max_new_tokens=4, **options)
+    done = generate(prompt, edge=model, cloud=model, plan=make_plan(mode), params=params, raw=True).run()
+    assert (done.text, done.finish_reason) == (text * 2, "length")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "expected"),
+    [
+        (["我们"], ("我们",), 1),
+        (["我", "我", "我们"], ("我们",), 3),
+        (["a", "b"], ("ab",), 2),  # across tokens
+        (["a", "ab"], ("aab",), 2),
+        (["a", "3", "ab", "b"], ("3a",), 3),  # ends inside a token
+        (["我们"], ("们",), 1),
+        (["我们"], ("我",), 1),
+        ([b"\xe5", b"\x91", b"\x98"], ("员",), 3),  # a character in bytes
+        ([b"\xe5", b"\x91"], ("员",), None),
+        (["a", "3", "b"], ("ab",), None),
+        (["a", "b"], ("ba", "b"), 2),
+        (["a", "b"], ("zzzzzzz",), None),
+        (["a", "a", "b"], ("aab",), 3),
+        (["。\n"], ("\n",), 1),
+        (["3", ".", "5"], ("3.5",), 3),
+        (["，我", "我们"], ("我我们",), 2),
+    ],
+)
+def test_stop_strings(pieces, stop, expected):
+    ended = ending(ids(*pieces), stop=stop)
+    assert ended == (expected and (expected, "stop_string"))
+
+
+def test_a_stop_string_is_found_across_special_tokens():
+    assert ending([*ids("a"), TOOL, TOOL, TOOL, *ids("b")], stop=("ab",)) == (5, "stop_string")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "options", "expected"),
+    [
+        ([*ids("我"), EOS], {}, (2, "eos")),
+        ([EOS], {"min_new_tokens": 5}, (1, "eos")),  # the ban is the chooser's; an end token that came is an end
+        ([*ids("我"), TOOL, *ids("我")], {}, None),
+        (ids("我", "我", "我"), {"max_new_tokens": 3}, (3, "length")),
+        ([*ids("我", "我"), EOS], {"max_new_tokens": 3}, (3, "eos")),
+        (ids("我", "我", "。"), {"max_new_tokens": 3, "sentences": 1}, (3, "sentences")),
+        (ids("a", "b"), {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
+        (ids("我", "。"), {"sentences": 1, "stop": ("。",)}, (2, "stop_string")),
+    ],
+)
+def test_the_order_of_reasons(pieces, options, expected):
+    assert ending(pieces, **options) == expected
+
+
+@law(300)
+@given(
+    st.lists(st.integers(0, VOCAB.size - 3), max_size=12),
+    st.lists(st.text("ab我们员3.在。", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_a_stop_string_ends_with_the_token_that_completes_it(pieces, stop):
+    texts = [VOCAB.text_bytes(pieces[: length + 1]) for length in range(len(pieces))]
+    first = next((n for n, text in enumerate(texts, 1) if any(one.encode() in text for one in stop)), None)
+    assert ending(pieces, stop=tuple(stop)) == (first and (first, "stop_string"))
+
+
+@pytest.mark.parametrize("text", ["“好。”", "3.14。", "真的？！", "e.g. a.", "慢慢。"])
+def test_a_sentence_spelled_in_any_tokens_ends_at_the_same_character(text):
+    """Character by character: the end comes where the text ends a sentence, never later."""
+    vocab = character_vocab(text)
+    stopping = Stopping(DecodingParams(sentences=1), vocab, 999)
+    token_ids = vocab.encode(text)
+    ends = [n for n in range(1, len(token_ids) + 1) if stopping.finish(toys.array(token_ids[:n])) == "sentences"]
+    assert ends and ends[0] == next(n for n in range(1, len(text) + 1) if ends_sentence(text[:n]))

@@ -1,0 +1,86 @@
+"""The help: every option in a named section, the page docs/cli.md made of it, and short flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from skydraft.cli.main import cli
+from skydraft.cli.reference import reference
+from skydraft.config import MODES, STYLES, DecodingParams
+from skydraft.gating.gates import SIGNALS
+
+from .conftest import Invoke
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(commands(cli))
+SECTIONS = {
+    "generate": ["What to write", "Speech", "Decoding", "Gate", "Cloud", "Models", "Output", "Other options"],
+    "caption": ["What to write", "Speech", "Decoding", "Gate", "Cloud", "Models", "Output", "Other options"],
+    "serve": ["Server", "Limits", "Models", "Other options"],
+    "models fetch": ["Models", "Other options"],
+    "models remove": ["Other options"],
+}
+
+
+def titles(text: str) -> list[str]:
+    return [line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_in_a_named_section_and_has_a_help(name: str) -> None:
+    command = COMMANDS[name]
+    text = command.get_help(click.Context(command, terminal_width=110))
+    for param in command.params:
+        if isinstance(param, click.Option):
+            assert getattr(param, "section", ""), param.opts
+            assert param.help and param.help.endswith((".", ")")), param.opts
+            assert all(f"{flag} " in text or f"{flag}," in text for flag in param.opts), param.opts
+    rest = text.partition("Other options:\n")[2].strip()
+    assert rest.startswith("-h, --help") and rest.count("\n") == 0
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_sections_come_in_this_order(name: str) -> None:
+    assert titles(COMMANDS[name].get_help(click.Context(COMMANDS[name]))) == SECTIONS[name]
+
+
+def test_the_help_of_generate_names_each_mode_gate_style_and_parameter() -> None:
+    text = " ".join(COMMANDS["generate"].get_help(click.Context(COMMANDS["generate"], terminal_width=110)).split())
+    for word in (*MODES, *(f"{kind}:" for kind in SIGNALS), *STYLES):
+        assert word in text
+    for name in DecodingParams.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')}" in text
+
+
+def test_the_page_is_what_the_commands_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")  # whatever the terminal
+    assert PAGE.read_text(encoding="utf-8") == reference(), "Run: make docs"
+    assert all(f"\n## skydraft {name}\n" in reference() for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_h_is_help(invoke: Invoke, name: str) -> None:
+    short, long = (invoke(*name.split(), flag) for flag in ("-h", "--help"))
+    assert short == long
+    assert short[0] == 0 and short[1].startswith("Usage: skydraft") and short[2] == ""
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version(invoke: Invoke, flag: str) -> None:
+    from skydraft import __version__
+
+    assert invoke(flag) == (0, f"skydraft, version {__version__}\n", "")

@@ -1,0 +1,133 @@
+"""The arithmetic of speculation against sums over every outcome, simulation, and trying every round trip."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from skydraft.decoding.cost_model import CostModel, expected_tokens, measured_alpha
+
+from .. import reference
+from ..toys import law
+
+alphas, ks = st.floats(0, 1), st.integers(1, 12)
+times = st.floats(0.1, 200)
+
+
+profiles = st.lists(times, min_size=1, max_size=13).map(lambda times: tuple(sorted(times)))
+
+
+@law(300)
+@given(alphas, st.integers(0, 12), times, profiles, st.integers(1, 14), st.floats(0, 500), st.floats(0.1, 5))
+def test_the_speed_is_what_every_outcome_gives_on_average(alpha, k, draft_ms, forward_ms, max_rows, wire_ms, slowdown):
+    costs = CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, slowdown=slowdown)
+    slowed = tuple(slowdown * ms for ms in forward_ms)
+    assert costs.tokens_per_s(alpha, k) == pytest.approx(
+        reference.tokens_per_s(alpha, k, draft_ms, slowed, max_rows, wire_ms)
+    )
+    streamed = CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, slowdown=slowdown, streams=True)
+    expected = reference.tokens_per_s(alpha, k, draft_ms, slowed, max_rows, wire_ms if k else 0.0)
+    assert streamed.tokens_per_s(alpha, k) == pytest.approx(expected)
+
+
+@law(200)
+@given(
+    alphas, st.builds(CostModel, times, profiles, st.integers(1, 9), st.floats(0, 500), st.booleans()),
+    st.integers(0, 4), st.integers(0, 8),
+)  # fmt: skip
+def test_the_best_k_is_the_best_of_all_that_are_allowed(alpha, costs, min_k, num_more):
+    max_k = min_k + num_more
+    chosen = costs.best_k(alpha, min_k, max_k)
+    assert min_k <= chosen <= max_k
+    assert costs.tokens_per_s(alpha, chosen) == max(costs.tokens_per_s(alpha, k) for k in range(min_k, max_k + 1))
+
+
+# --- tokens of a round
+
+
+@law(100)
+@given(st.floats(0, 1), st.integers(0, 20))
+def test_expected_tokens(alpha, k):
+    assume(alpha < 1 - 1e-6 or alpha == 1)
+    # The recovered or bonus token, and each draft as often as all up to it were accepted.
+    assert expected_tokens(alpha, k) == pytest.approx(sum(alpha**n for n in range(k + 1)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(0.3, 4), (0.8, 5), (0.95, 8)])
+def test_acceptance_as_simulated(alpha, k):
+    right = np.random.default_rng(1).random((20_000, k)) < alpha
+    accepted = np.cumprod(right, axis=1).sum(axis=1).tolist()  # per round, each draft right by chance alpha
+    assert measured_alpha((num, k) for num in accepted) == pytest.approx(alpha, abs=0.01)
+    shares = [sum(num >= at for num in accepted) / len(accepted) for at in range(1, k + 1)]
+    assert shares == pytest.approx([alpha**at for at in range(1, k + 1)], abs=0.015)
+    assert sum(accepted) / len(accepted) + 1 == pytest.approx(expected_tokens(alpha, k), rel=0.02)
+
+
+def test_acceptance_as_simulated_with_blocks_of_any_length():
+    rng = np.random.default_rng(2)
+    drafted = rng.integers(0, 9, 20_000).tolist()
+    accepted = [int(np.argmin(np.append(rng.random(k) < 0.7, False))) for k in drafted]
+    assert measured_alpha(zip(accepted, drafted, strict=True)) == pytest.approx(0.7, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "k", "alpha"),
+    [
+        ([], 4, None),
+        ([0, 0], 0, None),
+        ([0], 4, 0.0),
+        ([4], 4, 1.0),
+        ([2], 4, 2 / 3),
+        ([4, 0], 4, 4 / 5),
+        ([3, 4], 4, 7 / 8),
+    ],
+)
+def test_acceptance_is_accepted_over_judged(accepted, k, alpha):
+    found = measured_alpha([(num, k) for num in accepted])
+    assert found == (None if alpha is None else pytest.approx(alpha))
+
+
+# --- time of a round
+
+
+@law(200)
+@given(alphas, ks, times, st.lists(times, min_size=13, max_size=13), st.floats(0, 500))
+def test_blocks_beat_streaming_below_the_break_even_round_trip_and_never_above(alpha, k, draft_ms, verify, wire_ms):
+    costs = CostModel(draft_ms, tuple(verify), 13, wire_ms=wire_ms, streams=True)
+    spent_ms = k * draft_ms + wire_ms + verify[k]
+    assert costs.tokens_per_s(alpha, k) == pytest.approx(1e3 * expected_tokens(alpha, k) / spent_ms)
+    assert costs.tokens_per_s(alpha, 0) == pytest.approx(1e3 / verify[0])
+    even = costs.break_even_ms(alpha, k)
+    if abs(wire_ms - even) > 1e-6 * (1 + abs(even)):
+        assert (costs.tokens_per_s(alpha, k) > costs.tokens_per_s(alpha, 0)) == (wire_ms < even)
+
+
+def test_the_break_even_by_trying_every_round_trip():
+    alpha, k = 0.8, 5
+
+    def costs(wire_ms: float, forward_ms: tuple[float, ...] = (30.0, 31.0, 32.0, 33.0, 34.0, 35.0)) -> CostModel:
+        return CostModel(5.0, forward_ms, 6, wire_ms=wire_ms, streams=True)
+
+    better = [ms for ms in range(300) if costs(ms).tokens_per_s(alpha, k) > costs(ms).tokens_per_s(alpha, 0)]
+    assert max(better) < costs(0).break_even_ms(alpha, k) <= max(better) + 1
+    assert better == list(range(max(better) + 1))
+    free_rows = costs(0, (30.0,) * 6)
+    assert free_rows.break_even_ms(alpha, k) == pytest.approx((expected_tokens(alpha, k) - 1) * 30 - k * 5)
+
+
+@law(100)
+@given(st.floats(0.05, 0.99), st.integers(1, 9), st.integers(1, 9), st.lists(times, min_size=9, max_size=9))
+def test_passes_are_paid_as_often_as_they_are_reached(alpha, max_rows, num_rows, forward):
+    expected, fed = 0.0, 0
+    while fed < num_rows:
+        rows = min(max_rows, num_rows - fed)
+        expected += alpha**fed * forward[rows - 1]  # all drafts before it were right
+        fed += rows
+    assert CostModel(1.0, tuple(forward), max_rows).verify_ms(alpha, num_rows - 1) == pytest.approx(expected)
+
+
+def test_forwards_longer_than_were_probed_are_proportional():
+    costs = CostModel(1.0, (10.0, 12.0), 64)
+    assert [costs.verify_ms(0.5, k) for k in range(6)] == pytest.approx((10, 12, 18, 24, 30, 36))

@@ -1,0 +1,132 @@
+"""Requests: checked once, before anything is computed, and where a request meets who takes part."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import numpy as np
+import pytest
+
+import skydraft
+from skydraft import GenerateRequest, generate, make_plan, start
+from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError, PromptError, VocabularyMismatch
+from skydraft.gating.calibration import FEATURES, Calibration, Curve, CurvePoint, Fitted, PairSide
+from skydraft.prompts.audio import Audio
+from skydraft.prompts.messages import Message, asked
+
+from .. import toys
+
+AUDIO = Audio(np.zeros(1600, np.float32), 16_000, 1)
+POINTS = (CurvePoint(limit=0, agreement=1, calls_per_token=1), CurvePoint(limit=1, agreement=0, calls_per_token=0))
+CALIBRATION = Calibration(
+    draft=PairSide(name="a", fingerprint=""), target=PairSide(name="b", fingerprint=""), features=FEATURES,
+    weights=(0.0,) * 4, bias=0.0, curves=(Curve(k=1, points=POINTS),),
+    fitted=Fitted(workload="", sha256="", num_prompts=1, num_tokens=1, date="", max_new_tokens=1, auroc=0.5),
+)  # fmt: skip
+SIMPLE = GenerateRequest(asked("我"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "says"),
+    [
+        ({"messages": ()}, PromptError, "nothing to answer"),
+        ({"messages": asked("我", "你"), "raw": True}, OptionError, "--raw continues a single text"),
+        ({"messages": (*asked("我"), *asked("你")), "raw": True}, OptionError, "--raw continues a single text"),
+        ({"execution": "Exact"}, OptionError, "exact, throughput, not 'Exact'"),
+        ({"execution": ""}, OptionError, "exact, throughput, not ''"),
+        ({"execution": "fast", "plan": make_plan("quality")}, OptionError, "not 'fast'"),
+        ({"execution": "throughput"}, OptionError, "mode lossless is exact"),
+        ({"execution": "throughput", "plan": make_plan("lossless", k=3)}, OptionError, "mode lossless is exact"),
+        ({"audio": AUDIO, "share_audio": "none", "plan": make_plan("cloud")}, OptionError, "no model would hear"),
+        ({"calibration": CALIBRATION}, OptionError, "no effect on the gate always"),
+        ({"calibration": CALIBRATION, "plan": make_plan("quality")}, OptionError, "no effect on the gate entropy"),
+        ({"calibration": CALIBRATION, "plan": make_plan("edge")}, OptionError, "no effect on the gate never"),
+    ],
+)
+def test_a_request_is_valid_or_not_there(parts, error, says):
+    with pytest.raises(error, match=says) as raised:
+        replace(SIMPLE, **parts)
+    assert raised.value.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"raw": True},
+        {"messages": (*asked("我", "你"), Message("assistant", "他"), Message("user", "在"))},
+        {"execution": "exact"},
+        {"execution": "exact", "plan": make_plan("cloud")},
+        {"execution": "throughput", "plan": make_plan(gate="always")},
+        {"execution": "throughput", "plan": make_plan("quality")},
+        {"execution": "throughput", "plan": make_plan("cloud")},
+        {"audio": AUDIO, "share_audio": "none"},
+        {"audio": AUDIO, "share_audio": "none", "plan": make_plan("edge")},
+        {"audio": AUDIO, "plan": make_plan("cloud")},
+        {"share_audio": "none", "plan": make_plan("cloud")},
+        {"calibration": CALIBRATION, "plan": make_plan("auto")},
+    ],
+)
+def test_what_can_be_asked(parts):
+    request = replace(SIMPLE, **parts)
+    assert all(getattr(request, name) == value for name, value in parts.items())
+
+
+def test_a_request_cannot_be_changed_and_is_lossless_unless_it_says_otherwise():
+    assert SIMPLE.plan == make_plan("lossless") and SIMPLE.params == skydraft.DecodingParams()
+    with pytest.raises(FrozenInstanceError):
+        SIMPLE.raw = True
+
+
+@pytest.mark.parametrize(("role", "content"), [("user", ""), ("user", " \n"), ("system", "\t"), ("narrator", "我")])
+def test_a_message_is_valid_or_not_there(role, content):
+    with pytest.raises(PromptError):
+        Message(role, content)
+
+
+# --- who takes part
+
+
+@pytest.mark.parametrize(
+    ("mode", "edge", "cloud", "missing"),
+    [
+        ("lossless", None, None, "cloud"),
+        ("lossless", "toy", None, "cloud"),
+        ("lossless", None, "toy", "edge"),
+        ("quality", None, "toy", "edge"),
+        ("quality", "toy", None, "cloud"),
+        ("cloud", "toy", None, "cloud"),
+        ("edge", None, "toy", "edge"),
+    ],
+)
+def test_a_side_that_the_plan_needs_and_nobody_gave_is_named(mode, edge, cloud, missing):
+    given = {name: open_toy(model) for name, model in (("edge", edge), ("cloud", cloud)) if model}
+    with pytest.raises(OptionError, match=f"needs the {missing} model"):
+        generate("你好", plan=make_plan(mode), **given)
+
+
+@pytest.mark.parametrize("execution", ["exact", "throughput"])
+def test_a_server_has_an_execution_of_its_own(execution):
+    cloud = skydraft.connect("127.0.0.1:9")  # nothing is sent before it is needed
+    request = replace(SIMPLE, plan=make_plan(gate="always"), execution=execution)
+    with pytest.raises(OptionError, match="the server's to choose"):
+        start(request, edge=toys.toy(1), cloud=cloud)
+    cloud.close()
+
+
+def test_two_vocabularies_are_refused_before_anything_is_computed():
+    edge, cloud = open_toy("toy"), toys.toy(1)
+    with pytest.raises(VocabularyMismatch):
+        generate("我", edge=edge, cloud=cloud)
+    assert edge.num_forwards == cloud.num_forwards == 0
+
+
+def test_start_is_generate_from_a_request_put_together_before():
+    edge, cloud = toys.toy(5, 0.3), toys.toy(5)
+    params = skydraft.DecodingParams(max_new_tokens=20, temperature=0.7, seed=2)
+    request = replace(SIMPLE, params=params, raw=True)
+    first, again = (start(request, edge=edge, cloud=cloud).run() for _ in range(2))
+    same = generate("我", edge=edge, cloud=cloud, params=params, raw=True).run()
+    assert first.token_ids == again.token_ids == same.token_ids
+    assert first.num_prompt_tokens == len(first.prompts.edge.token_ids) == 1

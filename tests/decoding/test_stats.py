@@ -1,0 +1,100 @@
+"""Figures of a generation, from records written out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.decoding.stats import percentile, stats_of, token_gaps
+from skydraft.types import Cost, LinkCost, StepRecord
+
+from ..toys import law
+
+
+def record(number, base, drafted, accepted, committed, outcome, ended_ms, *, audited=0, agreed=0, **spent):
+    reason = "" if outcome == "skipped" else "uncertain"
+    return StepRecord(
+        number, base, drafted, accepted, committed, outcome, reason, 100.0, ended_ms,
+        num_audited=audited, num_agreed=agreed, **spent,
+    )  # fmt: skip
+
+
+ROUNDS = [
+    record(0, 0, 4, 0, 4, "skipped", 30.0, draft=Cost(3, 9, 25.0, 20.0, 5.0)),
+    record(
+        1, 4, 4, 3, 4, "verified", 130.0, audited=4, agreed=3,
+        draft=Cost(4, 4, 4.0), target=Cost(2, 9, 60.0, 40.0, 10.0, 1.5), link=LinkCost(70.0, 300, 40, 96),
+    ),
+    record(
+        2, 8, 4, 4, 5, "verified", 180.0,
+        draft=Cost(4, 5, 4.0), target=Cost(1, 5, 10.0), link=LinkCost(20.0, 50, 20),
+    ),
+    record(3, 13, 4, 0, 4, "fallback", 190.0, draft=Cost(4, 5, 4.0), link=LinkCost(0.0, 50)),
+    record(4, 17, 2, 2, 2, "verified", 200.0, audited=4, agreed=2, target=Cost(1, 7, 8.0), link=LinkCost(9.0, 60, 20)),
+]  # fmt: skip
+
+
+def test_figures_are_those_of_the_records():
+    assert asdict(stats_of(ROUNDS)) == {
+        "num_tokens": 19,
+        "num_rounds": 5,
+        "num_escalated": 3,
+        "num_draft_tokens": 10,  # of escalated blocks alone
+        "num_accepted_tokens": 9,
+        "acceptance_rate": 0.9,
+        "mean_acceptance_length": round(11 / 3, 4),
+        "cloud_calls_per_token": round(3 / 19, 4),
+        "target_passes_per_token": round(4 / 19, 4),
+        "target_rows_per_token": round(21 / 19, 4),
+        "ttft_ms": 30.0,
+        "itl_ms_p50": 10.0,  # gaps of 25 four times, 10 five times, 2.5 four times, 5 twice
+        "itl_ms_p95": 25.0,
+        "tokens_per_s": 95.0,
+        "draft_ms": 37.0,
+        "target_ms": 78.0,
+        "overhead_ms": 500.0 - 37.0 - 99.0,
+        "bytes_up": 460,
+        "bytes_down": 80,
+        "shared_bytes": 96,
+        "audited_agreement": 5 / 8,
+        "num_fallback_tokens": 4,
+        "draft_prefill_ms": 20.0,
+        "draft_encode_ms": 5.0,
+        "target_prefill_ms": 40.0,
+        "target_encode_ms": 10.0,
+    }
+
+
+def test_where_there_is_nothing_to_divide_by_there_is_no_rate():
+    nothing, alone = stats_of([]), stats_of(ROUNDS[:1])
+    rates = ("acceptance_rate", "mean_acceptance_length", "audited_agreement")
+    assert [getattr(alone, name) for name in rates] == [None] * 3
+    assert (alone.cloud_calls_per_token, alone.itl_ms_p50, alone.num_escalated) == (0, None, 0)
+    assert {value for value in asdict(nothing).values() if value is not None} == {0}
+    assert nothing.ttft_ms is nothing.tokens_per_s is nothing.cloud_calls_per_token is None
+
+
+@law(100)
+@given(st.lists(st.floats(0, 1e4), max_size=30), st.integers(1, 99))
+def test_percentiles_are_those_of_numpy(values, percent):
+    found = percentile(values, percent)
+    assert (found is None) == (not values)
+    if values:
+        assert found == pytest.approx(float(np.percentile(values, percent)), abs=2e-3)
+
+
+@law(60)
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.1, 100)), min_size=1, max_size=12))
+def test_gaps_are_shared_evenly_by_the_tokens_of_a_round(rounds):
+    ended_ms, records = 0.0, []
+    for number, (committed, took_ms) in enumerate(rounds):
+        ended_ms += took_ms
+        records.append(record(number, 0, committed, 0, committed, "skipped", ended_ms))
+    gaps = token_gaps(records)
+    assert len(gaps) == sum(committed for committed, _ in rounds[1:])
+    assert math.fsum(gaps) == pytest.approx(records[-1].ended_ms - records[0].ended_ms)

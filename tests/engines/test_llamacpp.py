@@ -1,0 +1,74 @@
+"""The engine of GGUF files on the demo pair's draft model, where it is on this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.engines.llamacpp import LlamaCppEngine
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.registry import open_engine
+from skydraft.errors import EngineError
+from skydraft.models import cache_dir, default_pair, known_models
+from skydraft.models.cache import model_path
+
+pytestmark = pytest.mark.model
+pytest.importorskip("llama_cpp")
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    found = model_path(known_models()[default_pair().draft], cache_dir())
+    if not found.is_file():
+        pytest.skip(f"no model: {found} is missing")
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Iterator[LlamaCppEngine]:
+    with open_engine("gguf", "draft", path, EngineOptions(context_len=64, max_sequences=2)) as engine:
+        assert isinstance(engine, LlamaCppEngine)
+        yield engine
+
+
+def test_a_closed_engine_refuses_everything(path: Path) -> None:
+    """llama.cpp would be given the null pointer, or a model that is no longer there."""
+    engine = LlamaCppEngine(path, EngineOptions(context_len=16, max_sequences=2), name="draft")
+    vocab = engine.vocab
+    prompt = vocab.encode("今天天气很好")
+    sequence, begun = engine.open(prompt), engine.begin(prompt)
+    engine.close()
+    uses: list[Callable[[], Any]] = [
+        lambda: engine.open(prompt),
+        lambda: engine.prefill(begun, prompt),
+        lambda: sequence.extend(prompt[-1:]),
+        lambda: sequence.truncate(1),
+        lambda: vocab.encode("今天"),
+    ]
+    for use in uses:
+        with pytest.raises(EngineError, match=r"^draft is closed\.$"):
+            use()
+    assert vocab.decode(prompt) == "今天天气很好"
+    for close in (sequence.close, begun.close, engine.close, engine.close):
+        close()
+
+
+def test_a_seat_given_up_in_another_thread_is_free_again(engine: LlamaCppEngine) -> None:
+    prompt = engine.vocab.encode("今天天气很好")
+    for _ in range(3):
+        sequences = [engine.open(prompt) for _ in range(2)]
+        with pytest.raises(EngineError, match="are in use"):
+            engine.open(prompt)
+        for sequence in sequences:
+            with engine.turns:
+                closing = threading.Thread(target=sequence.close)
+                closing.start()
+                closing.join()
+
+
+def test_the_profile_tells_how_far_it_was_probed(engine: LlamaCppEngine) -> None:
+    assert engine.profile.probed_len == 48 and engine.profile.date and engine.invariant_rows >= 1

@@ -1,0 +1,259 @@
+"""Whole comparisons of toys from Python: what is refused before anything runs, and what a mode means while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+import skydraft
+from skydraft import config
+from skydraft.config import DecodingParams, decoding_params
+from skydraft.engines.options import EngineOptions
+from skydraft.errors import OptionError, PromptError, RecordsError
+from skydraft.evaluation import comparison
+from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
+from skydraft.evaluation.modes import Mode, parse_modes
+from skydraft.evaluation.records import Records, read_records
+from skydraft.evaluation.workloads import read_prompts
+from skydraft.prompts.audio import load_audio
+
+from ..speech.hearing import HearingToy
+from . import pairs
+
+DRIFT = 0.2
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, so that nothing of the user's is read or changed."""
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def resolve(style: str | None) -> DecodingParams:
+    return decoding_params(style, max_new_tokens=12)
+
+
+def modes(text: str) -> tuple[Mode, ...]:
+    return parse_modes(text, resolve)
+
+
+def loaded(drift: float = DRIFT) -> LoadedPair:
+    return LoadedPair(*pairs.pair(drift), "toy", EngineOptions(), offline=True)
+
+
+def request(names: str, **given: Any) -> ComparisonRequest:
+    return ComparisonRequest(**({"workload": pairs.workload(7, 3), "modes": modes(names)} | given))
+
+
+def run(asked: ComparisonRequest, out: Path, pair: LoadedPair | None = None) -> tuple[Records, list[str]]:
+    """(the records, what was said to the user), everything else counted in between."""
+    said: list[str] = []
+
+    @contextmanager
+    def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
+        steps: list[int] = []
+        yield lambda: steps.append(1)
+        said.append(f"{done + len(steps)} of {total} {what}")
+
+    return read_records(compare(asked, pair or loaded(), out, said.append, counted)), said
+
+
+def tone(folder: Path, name: str = "a.wav") -> Path:
+    """A prompt file with a recording."""
+    soundfile.write(folder / name, np.sin(np.arange(8000) / 9).astype(np.float32), 16_000)
+    path = folder / "spoken.jsonl"
+    path.write_text(json.dumps({"prompt": "说", "audio": name}) + "\n", encoding="utf-8")
+    return path
+
+
+# --- what cannot be asked for
+
+Given = Callable[[Path], dict[str, Any]]  # what is asked for besides modes; files go into a folder
+
+
+def spoken(folder: Path) -> dict[str, Any]:
+    return {"workload": read_prompts(tone(folder))}
+
+
+def spoken_unshared(folder: Path) -> dict[str, Any]:
+    return spoken(folder) | {"share_audio": "none"}
+
+
+def calibrated(folder: Path) -> dict[str, Any]:
+    return {"calibration": pairs.calibration(DRIFT)}
+
+
+REFUSED: dict[str, tuple[str, Given, str]] = {
+    "an execution that is none": ("edge", lambda _: {"execution": "fast"}, "--execution must be one of exact"),
+    "a round trip twice": ("lossless", lambda _: {"rtts_ms": (5.0, 20.0, 5.0)}, "the same round trip twice"),
+    "a calibration for no gate": ("quality", calibrated, "--calibration is for calibrated gates"),
+    "nothing to share": ("edge", lambda _: {"share_audio": "none"}, "no prompt has one"),
+    "a target that hears nothing": ("edge,cloud", spoken_unshared, "would hear nothing"),
+    "one with a style too": ("cloud;style=zh-short", spoken_unshared, "would hear nothing"),
+    "peers without ears": ("edge,hf-assisted", spoken, "compared on text alone"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_request_that_cannot_be_is_never_made(tmp_path: Path, case: str) -> None:
+    names, given, says = REFUSED[case]
+    with pytest.raises(OptionError) as caught:
+        request(names, **given(tmp_path))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [
+        ("edge", lambda _: {"execution": "throughput"}),
+        ("lossless", lambda _: {"rtts_ms": (5.0, 20.0), "link_kbps": 100.0}),
+        ("gate=calibrated:0.9;k=4,edge", calibrated),
+        ("edge,lossless,quality", spoken_unshared),  # whose drafts hear it
+        ("edge,cloud,lossless", spoken),
+        ("hf-target,hf-assisted", lambda _: {}),
+    ],
+)
+def test_what_is_next_to_it_can_be_asked_for(tmp_path: Path, names: str, given: Given) -> None:
+    assert request(names, **given(tmp_path)).modes == modes(names)
+
+
+def test_recordings_are_read_before_anything_runs_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    load = comparison.load_audio
+    monkeypatch.setattr(comparison, "load_audio", lambda path: read.append(path) or load(path))
+    workload = read_prompts(tone(tmp_path))
+    asked = request("edge,lossless", workload=workload, repetitions=3)
+    assert read == [str(tmp_path / "a.wav")] == list(asked.recordings)
+    assert len(asked.recordings[read[0]].samples) == 8000
+    (tmp_path / "a.wav").unlink()
+    with pytest.raises(PromptError, match=r"no readable file .*a\.wav"):
+        request("edge", workload=workload)
+
+
+# --- what cannot run on this pair: found out before the folder is touched
+
+UNFIT: dict[str, tuple[str, str]] = {
+    "peers of toys": ("edge,hf-target", "need models with files"),
+    "a gate without a calibration": ("edge,gate=calibrated:0.9;k=4", "no calibration for toy:drift=0.2 and toy"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_what_does_not_fit_the_pair_is_refused_before_anything_is_written(tmp_path: Path, case: str) -> None:
+    names, says = UNFIT[case]
+    with pytest.raises(OptionError, match=says):
+        run(request(names), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_calibration_of_another_pair_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    asked = request("gate=calibrated:0.85;k=12;eager", calibration=pairs.calibration(DRIFT))
+    with pytest.raises(OptionError, match=r"made for toy:drift=0\.2 and toy"):
+        run(asked, tmp_path / "out", loaded(0.1))
+    assert not (tmp_path / "out").exists()
+    assert len(run(asked, tmp_path / "out")[0].generations) == 3
+
+
+# --- what is run
+
+
+def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "edge,cloud,lossless,quality,gate=margin:0.2;k=3;eager,cloud;style=zh-short"
+    asked = request(names, repetitions=2)
+    monkeypatch.setattr(config, "MODES", {})
+    monkeypatch.setattr(config, "STYLES", {})
+    found, said = run(asked, tmp_path)
+    assert said == ["36 of 36 generations", said[1]] and found.run.modes == asked.modes
+    edge, cloud = pairs.pair(DRIFT)
+    by_name = {mode.name: mode for mode in asked.modes}
+    prompts = {prompt.id: prompt.prompt for prompt in asked.workload.prompts}
+    for line in found.generations:
+        mode = by_name[line.mode]
+        alone = skydraft.generate(prompts[line.prompt], edge=edge, cloud=cloud, plan=mode.plan, params=mode.params)
+        assert (line.token_ids, line.origins) == (alone.run().token_ids, alone.origins)
+        assert [(r.base, r.num_draft, r.num_accepted, r.outcome, r.reason) for r in line.records] == [
+            (r.base, r.num_draft, r.num_accepted, r.outcome, r.reason) for r in alone.records
+        ]
+    judged = {(line.prompt, by_name[line.mode].style, line.token_ids) for line in found.generations}
+    assert {(line.prompt, line.style, line.token_ids) for line in found.scores} == judged
+    assert said[1] == f"{len(judged)} of {len(judged)} texts judged"
+
+
+def test_a_comparison_goes_on_and_says_so(tmp_path: Path) -> None:
+    asked = request("edge,cloud", scores=False)
+    whole, said = run(asked, tmp_path)
+    assert said == ["6 of 6 generations"] and whole.scores == ()
+    path = tmp_path / "records.jsonl"
+    kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:5]
+    path.write_text("".join(kept), encoding="utf-8")
+    again, said = run(asked, tmp_path)
+    assert said == [f"Going on with {path}, which has 4 generations.", "6 of 6 generations"]
+    assert path.read_text(encoding="utf-8").startswith("".join(kept))
+    assert [line.token_ids for line in again.generations] == [line.token_ids for line in whole.generations]
+
+
+def test_another_calibration_is_another_run(tmp_path: Path) -> None:
+    names = "gate=calibrated:0.85;k=12;eager"
+    mine = pairs.calibration(DRIFT)
+    other = mine.model_copy(update={"bias": mine.bias + 1})
+    first, _ = run(request(names, calibration=mine), tmp_path)
+    assert first.run.calibration and run(request("edge"), tmp_path / "b")[0].run.calibration is None
+    with pytest.raises(RecordsError, match="its calibration differs"):
+        run(request(names, calibration=other), tmp_path)
+
+
+def test_a_calibration_that_was_made_here_is_found(tmp_path: Path, home: Path) -> None:
+    (home / "calibrations").mkdir(parents=True)
+    (home / "calibrations" / "c.json").write_text(pairs.calibration(DRIFT).model_dump_json(by_alias=True))
+    names = "gate=calibrated:0.85;k=12;eager"
+    found, _ = run(request(names), tmp_path / "a")
+    given, _ = run(request(names, calibration=pairs.calibration(DRIFT)), tmp_path / "b")
+    assert found.run.calibration == given.run.calibration
+    assert [line.origins for line in found.generations] == [line.origins for line in given.generations]
+    assert "skipped" in {origin for line in found.generations for origin in line.origins}
+
+
+@pytest.mark.parametrize("share", ["features", "none"])
+def test_recordings_are_heard_by_those_who_were_asked_to(tmp_path: Path, share: Any) -> None:
+    edge, cloud = HearingToy(3, 0.5), HearingToy(3)
+    pair = LoadedPair(edge, cloud, "toy", EngineOptions(), offline=True)
+    workload = read_prompts(tone(tmp_path))
+    asked = request("edge,lossless", workload=workload, share_audio=share)
+    found, _ = run(asked, tmp_path / "out", pair)
+    assert found.run.share_audio == share
+    audio, params = load_audio(tmp_path / "a.wav"), resolve(None)
+    for line, mode in zip(found.generations, asked.modes, strict=True):
+        alone = skydraft.generate(
+            "说", edge=edge, cloud=cloud, plan=mode.plan, params=params, audio=audio, share_audio=share
+        ).run()
+        assert (line.token_ids, line.origins) == (alone.token_ids, alone.origins)
+    # The target judges from what it hears: it agrees with all that it let through, and so does the draft with its own.
+    by_text = {line.token_ids: line for line in found.scores}
+    edge_line, lossless = (by_text[line.token_ids] for line in found.generations)
+    assert edge_line.drafted == edge_line.token_ids and lossless.choices == lossless.token_ids
+    assert edge_line.choices != edge_line.token_ids
+
+
+def test_the_run_is_described(tmp_path: Path) -> None:
+    asked = request("edge", command="skydraft compare …", link_prompts=5, scores=False)
+    described = run(asked, tmp_path)[0].run
+    edge, cloud = pairs.pair(DRIFT)
+    for entry, engine in ((described.draft, edge), (described.target, cloud)):
+        assert (entry.name, entry.fingerprint) == (engine.name, engine.fingerprint)
+        assert (entry.invariant_rows, entry.forward_ms) == (engine.invariant_rows, engine.profile.forward_ms)
+    assert described.vocab_fingerprint == cloud.vocab.fingerprint
+    assert (described.workload, described.workload_sha256) == ("toys", "0" * 64)
+    assert described.prompts == asked.workload.prompts
+    assert (described.links, described.link_prompts, described.share_audio) == ((None,), 5, None)
+    assert described.command == "skydraft compare …" and described.engine_options["context_len"] == 4096
+    assert described.versions["skydraft"] == skydraft.__version__

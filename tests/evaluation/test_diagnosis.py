@@ -1,0 +1,279 @@
+"""What doctor says of a pair and a link: by the published formulae, and as the adaptive k and the report have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft.config import DEFAULT_K, DecodingParams
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
+from skydraft.decoding.cost_model import CostModel
+from skydraft.decoding.plan import make_plan
+from skydraft.engines.options import RowProfile
+from skydraft.engines.toy import open_toy
+from skydraft.errors import VocabularyMismatch
+from skydraft.evaluation.diagnosis import (
+    NUM_PINGS,
+    PROMPTS,
+    LinkReport,
+    examine_link,
+    ping_times,
+    signals_ms,
+    suggested_k,
+)
+from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
+from skydraft.evaluation.records import GenerationLine, ModelEntry, read_records
+from skydraft.evaluation.report.plots import measured_costs
+from skydraft.evaluation.summary import Findings
+from skydraft.types import Cost
+
+from .. import reference, toys
+from ..serving import serving
+from ..toys import law
+from . import lines
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's is read or changed."""
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+GAIN = 1.05  # what drafting must promise before the adaptive k drafts at all
+alphas, times = st.floats(0.05, 0.99), st.floats(0.5, 100)
+profiles = st.lists(times, min_size=1, max_size=9).map(lambda times: tuple(sorted(times)))
+max_rows = st.integers(1, 9)
+
+
+def tokens_per_s(costs: CostModel, alpha: float, k: int, wire_ms: float = 0.0) -> float:
+    return reference.tokens_per_s(alpha, k, costs.draft_ms, costs.forward_ms, costs.max_rows, wire_ms)
+
+
+def a_report(costs: CostModel, alpha: float) -> LinkReport:
+    return LinkReport(k=5, alpha=alpha, num_tokens=30, num_rounds=10, bytes_per_token=9.0, wire_ms=1.0, costs=costs)
+
+
+# --- by the formulae: E(k) = (1 - a^(k+1)) / (1 - a), rate = E / (k t_d + R + t_v(k+1))
+
+
+@law(200)
+@given(alphas, times, profiles, max_rows)
+def test_the_suggested_k_is_the_fastest_of_all(
+    alpha: float, draft_ms: float, forward_ms: tuple[float, ...], max_rows: int
+) -> None:
+    costs = CostModel(draft_ms, forward_ms, max_rows)
+    best, gain = suggested_k(RowProfile(1, (draft_ms, 9.0)), RowProfile(max_rows, forward_ms), alpha)
+    speeds = [tokens_per_s(costs, alpha, k) for k in range(MAX_AUTO_K + 1)]
+    assert speeds[best] == pytest.approx(max(speeds))
+    assert gain == pytest.approx(max(speeds) / speeds[0]) and gain >= 1
+    assert speeds[0] == pytest.approx(1e3 / forward_ms[0])
+
+
+@law(200)
+@given(alphas, times, profiles, max_rows, st.floats(0, 300))
+def test_the_link_is_weighed_against_streaming(
+    alpha: float, draft_ms: float, forward_ms: tuple[float, ...], max_rows: int, wire_ms: float
+) -> None:
+    found = a_report(CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, streams=True), alpha)
+    speeds = [tokens_per_s(found.costs, alpha, k, wire_ms) for k in range(1, MAX_AUTO_K + 1)]
+    assert speeds[found.best_k - 1] == pytest.approx(max(speeds))
+    assert found.gain == pytest.approx(max(speeds) / (1e3 / forward_ms[0]))
+    even_ms = found.break_even_ms
+    if abs(wire_ms - even_ms) > 1e-6 * (1 + abs(even_ms)):
+        assert (found.gain > 1) == (wire_ms < even_ms)
+    if even_ms > 0:  # there a round takes as long per token as streaming does
+        assert tokens_per_s(found.costs, alpha, found.best_k, even_ms) == pytest.approx(1e3 / forward_ms[0])
+
+
+@law(100)
+@given(alphas, times, times)
+def test_where_rows_are_free_the_break_even_round_trip_is_the_published_one(
+    alpha: float, draft_ms: float, forward_ms: float
+) -> None:
+    """PEERS.md: speculation beats streaming while R < (E - 1) t_v(1) - k t_d."""
+    found = a_report(CostModel(draft_ms, (forward_ms,) * 9, 9, streams=True), alpha)
+    k = found.best_k
+    expected = (1 - alpha ** (k + 1)) / (1 - alpha)
+    assert found.break_even_ms == pytest.approx((expected - 1) * forward_ms - k * draft_ms)
+
+
+def test_the_break_even_by_the_formula_with_rows_that_cost() -> None:
+    """E t_v(1) - t_v(k + 1) - k t_d, by hand: a = 0.5 and k = 1 make E = 1.5."""
+    found = a_report(CostModel(2.0, (40.0, 50.0, 300.0), 3, streams=True), 0.5)
+    assert found.best_k == 1
+    assert found.break_even_ms == pytest.approx(1.5 * 40 - 50 - 2)
+    assert found.tokens_per_round == 3.0
+
+
+# --- one model of costs: the adaptive k, doctor and the report
+
+
+def whole_blocks(accepted: list[int], k: int, draft_ms: float, verify_ms: float) -> GenerationLine:
+    """A generation of lossless whose rounds all took the same, but for a first one with all of the prompt."""
+    rounds = [
+        lines.round_line(
+            record=lines.record(
+                round=number, num_draft=k, num_accepted=num, num_committed=num + 1, wall_ms=1.0, ended_ms=1.0 + number,
+                draft=Cost(k - 1, k - 1, k * draft_ms if number else 900.0),
+                target=Cost(1, k + 1, verify_ms if number else 900.0, 0.0 if number else 800.0),
+            )
+        )
+        for number, num in enumerate([0, *accepted])
+    ]  # fmt: skip
+    size = sum(record.num_committed for record in (entry.record for entry in rounds))
+    texts: dict[str, tuple[str, ...]] = {"origins": ("accepted",) * size, "pieces": ("我",) * size}
+    return lines.generation(mode="lossless", token_ids=(1,) * size, rounds=tuple(rounds), **texts)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "draft_ms", "rows_cost", "slowdown"),
+    [
+        ([5, 5, 2, 5, 0, 3], 2.0, 0.02, 1.0),
+        ([5, 5, 2, 5, 0, 3], 2.0, 0.02, 1.6),
+        ([5] * 9 + [4], 1.0, 0.01, 0.7),
+        ([1, 0, 2, 0, 0, 1], 4.0, 0.05, 1.0),
+        ([0, 0, 0, 1], 25.0, 0.9, 1.0),
+    ],
+)
+def test_the_same_costs_give_the_same_number_everywhere(
+    tmp_path: Path, accepted: list[int], draft_ms: float, rows_cost: float, slowdown: float
+) -> None:
+    k, probed = 5, tuple(30.0 * (1 + rows_cost * row) for row in range(9))
+    line = whole_blocks(accepted, k, draft_ms, slowdown * probed[k])
+    target = ModelEntry(name="toy", fingerprint="f", invariant_rows=9, forward_ms=probed)
+    run = lines.run_line(modes=lines.modes("lossless"), target=target, prompts=lines.run_line().prompts[:1])
+    measured = measured_costs(Findings(read_records(lines.write(tmp_path, run, line))))
+    assert measured is not None
+    alpha, found_k, costs = measured
+    judged = sum(min(num + 1, k) for num in [0, *accepted])
+    assert (alpha, found_k) == (pytest.approx(sum(accepted) / judged), k)
+    real = CostModel(draft_ms, tuple(slowdown * ms for ms in probed), 9, streams=True)
+    assert (costs.draft_ms, costs.max_rows, costs.streams) == (pytest.approx(draft_ms), 9, True)
+    assert costs.forward_ms == pytest.approx(real.forward_ms)
+
+    # What doctor would say of a pair that was measured so, here and over a link.
+    best, gain = suggested_k(RowProfile(9, (draft_ms,)), RowProfile(9, real.forward_ms), alpha)
+    assert best == costs.best_k(alpha, 0, MAX_AUTO_K)
+    assert gain == pytest.approx(costs.tokens_per_s(alpha, best) / costs.tokens_per_s(alpha, 0))
+    link = a_report(replace(real, wire_ms=20.0), alpha)
+    assert link.best_k == replace(costs, wire_ms=20.0).best_k(alpha, 1, MAX_AUTO_K)
+    assert link.break_even_ms == pytest.approx(costs.break_even_ms(alpha, link.best_k))
+    assert link.gain == pytest.approx(
+        replace(costs, wire_ms=20.0).tokens_per_s(alpha, link.best_k) / costs.tokens_per_s(alpha, 0)
+    )
+
+    # What an adaptive k chooses that starts from these costs, or from the probed ones and sees the same rounds.
+    drafts = gain >= GAIN
+    assert AutoK(costs, alpha=alpha).next_k() == (best if drafts else 0)
+    over_link = AutoK(replace(costs, wire_ms=20.0), min_k=1, alpha=alpha)
+    assert over_link.next_k() == link.best_k
+    seeing = AutoK(CostModel(9.0, probed, 9), alpha=alpha)
+    for _ in range(200):
+        for record in line.records:
+            seeing.observe(record)
+    seen = sum(accepted) / sum(min(num + 1, k) for num in accepted)  # the first round, with the prompt, says nothing
+    assert seeing.alpha == pytest.approx(seen, abs=0.01)
+    speeds = [tokens_per_s(real, seeing.alpha, length) for length in range(MAX_AUTO_K + 1)]
+    fastest = max(range(MAX_AUTO_K + 1), key=lambda length: speeds[length])
+    assert seeing.next_k() == (fastest if speeds[fastest] >= GAIN * speeds[0] else 0)
+
+
+@pytest.mark.parametrize("with_cloud", [False, True])
+def test_the_report_takes_forwards_as_slow_as_they_were_in_the_run(tmp_path: Path, with_cloud: bool) -> None:
+    """Rows in passes of 3, so that verifying 5 drafts takes two of them, the second where it is reached."""
+    probed, accepted = (30.0, 40.0, 50.0), [5, 5, 3, 1, 0, 5, 2]
+    line = whole_blocks(accepted, 5, 4.0, 120.0)
+    alone = lines.generation(
+        mode="cloud", origins=("cloud",) * 3,
+        rounds=tuple(
+            lines.round_line(record=lines.record(round=n, num_draft=0, num_committed=1, wall_ms=wall_ms), draft_ids=())
+            for n, wall_ms in enumerate([900.0, 33.0, 35.0])
+        ),
+    )  # fmt: skip
+    target = ModelEntry(name="toy", fingerprint="f", invariant_rows=3, forward_ms=probed)
+    run = lines.run_line(modes=lines.modes("lossless,cloud"), target=target, prompts=lines.run_line().prompts[:1])
+    if not with_cloud:
+        run = run.model_copy(update={"modes": run.modes[:1]})
+    made = [line, alone] if with_cloud else [line]
+    measured = measured_costs(Findings(read_records(lines.write(tmp_path, run, *made))))
+    assert measured is not None
+    alpha, k, costs = measured
+    assert costs.verify_ms(alpha, k) == pytest.approx(120.0)
+    slowdown = 120.0 / (50 + alpha**3 * 50)
+    assert costs.forward_ms[1:] == pytest.approx((slowdown * 40, slowdown * 50))
+    assert costs.tokens_per_s(alpha, 0) == pytest.approx(1e3 / (34.0 if with_cloud else slowdown * 30))
+    expected = (1 - alpha**6) / (1 - alpha)
+    single_ms = 34.0 if with_cloud else slowdown * 30
+    assert costs.break_even_ms(alpha, k) == pytest.approx(expected * single_ms - 120 - 5 * 4)
+
+
+@law(100)
+@given(alphas, times, profiles, max_rows, st.floats(0, 300), st.booleans())
+def test_the_adaptive_k_is_what_doctor_suggests(
+    alpha: float, draft_ms: float, forward_ms: tuple[float, ...], max_rows: int, wire_ms: float, streams: bool
+) -> None:
+    here = CostModel(draft_ms, forward_ms, max_rows)
+    best, gain = suggested_k(RowProfile(1, (draft_ms,)), RowProfile(max_rows, forward_ms), alpha)
+    if abs(gain - GAIN) > 1e-9:
+        assert AutoK(here, alpha=alpha).next_k() == (best if gain > GAIN else 0)
+    link = replace(here, wire_ms=wire_ms, streams=streams)
+    assert AutoK(link, min_k=1, alpha=alpha).next_k() == a_report(link, alpha).best_k
+
+
+# --- measured over a link
+
+
+def test_a_link_to_a_toy_is_examined() -> None:
+    edge, toy = open_toy("toy:drift=0.2"), open_toy("toy")
+    with serving(open_toy("toy")) as server, EmulatedLink(("127.0.0.1", server.port), LinkShape(delay_ms=4)) as link:
+        cloud = skydraft.connect(link.address, require=True)
+        info = cloud.info()
+        median_ms, late_ms = ping_times(cloud)
+        found = examine_link(edge, cloud, info, median_ms)
+        cloud.close()
+    assert 8 <= median_ms <= late_ms and NUM_PINGS >= 20
+    params, plan = DecodingParams(max_new_tokens=32), make_plan("lossless")
+    near = [skydraft.generate(prompt, edge=edge, cloud=toy, plan=plan, params=params).run() for prompt in PROMPTS]
+    records = [record for generation in near for record in generation.records]
+    judged = sum(min(record.num_accepted + 1, record.num_draft) for record in records)
+    assert found.alpha == pytest.approx(sum(record.num_accepted for record in records) / judged)
+    assert 0.3 < found.alpha < 1
+    assert (found.k, found.num_rounds) == (DEFAULT_K, len(records))
+    assert found.num_tokens == sum(len(generation.token_ids) for generation in near)
+    assert found.tokens_per_round == found.num_tokens / len(records)
+    assert found.wire_ms >= 8  # a round trip, at least
+    assert 1 < found.bytes_per_token < 100
+    assert found.costs == CostModel(
+        edge.profile.forward_ms[0], toy.profile.forward_ms, info.max_rows, wire_ms=median_ms, streams=True
+    )
+    assert found.gain < 1  # toys take no time, so a round trip is never worth it
+
+
+def test_a_server_that_takes_shorter_blocks_is_asked_for_those() -> None:
+    edge = open_toy("toy:drift=0.2")
+    with serving(open_toy("toy"), max_block=2) as server:
+        cloud = skydraft.connect(server.address, require=True)
+        found = examine_link(edge, cloud, cloud.info(), 1.0)
+        cloud.close()
+    assert found.k == 2 and 1 < found.tokens_per_round <= 3
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_is_sent() -> None:
+    with serving(open_toy("toy")) as server:
+        cloud = skydraft.connect(server.address, require=True)
+        info = cloud.info()
+        cloud.link.take_bytes()
+        with pytest.raises(VocabularyMismatch, match="--edge-model"):
+            examine_link(toys.toy(1), cloud, info, 1.0)
+        assert cloud.link.take_bytes() == (0, 0)
+        cloud.close()
+
+
+def test_measuring_uncertainty_takes_time_and_more_of_it_over_more_words() -> None:
+    few, many = (min(signals_ms(size) for _ in range(3)) for size in (1_000, 200_000))
+    assert 0 < few < many < 1_000

@@ -1,0 +1,143 @@
+"""The emulated link does what it says: bytes arrive in order and unchanged, as late and as slowly as asked for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
+
+
+@pytest.fixture
+def echo() -> Iterator[tuple[str, int]]:
+    """A server that sends back what it gets."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(65536):
+                    connection.sendall(data)
+            except OSError:
+                return
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield listener.getsockname()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def connect(link: EmulatedLink) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", link.port), timeout=5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def exchange(connection: socket.socket, data: bytes) -> bytes:
+    connection.sendall(data)
+    received = b""
+    while len(received) < len(data):
+        if not (part := connection.recv(65536)):
+            break
+        received += part
+    return received
+
+
+@pytest.mark.parametrize("shape", [LinkShape(), LinkShape(delay_ms=5, jitter_ms=5, seed=1)])
+def test_bytes_arrive_unchanged_and_in_order(echo: tuple[str, int], shape: LinkShape) -> None:
+    data = bytes(range(256)) * 500
+    with EmulatedLink(echo, shape) as link, connect(link) as connection:
+        assert exchange(connection, data) == data
+        assert link.bytes_up == link.bytes_down == len(data)
+        assert link.num_connections == 1
+
+
+def test_a_delay_is_paid_each_way(echo: tuple[str, int]) -> None:
+    with EmulatedLink(echo, LinkShape(delay_ms=40)) as link, connect(link) as connection:
+        times = []
+        for _ in range(5):
+            began = time.monotonic()
+            exchange(connection, b"x")
+            times.append(time.monotonic() - began)
+        assert 0.08 <= min(times) < 0.12
+
+
+def test_jitter_adds_up_to_its_size_and_the_same_seed_gives_the_same_cuts(echo: tuple[str, int]) -> None:
+    def cuts(seed: int) -> list[int]:
+        """At which exchange each of ten connections was cut."""
+        found = []
+        with EmulatedLink(echo, LinkShape(cut_rate=0.2, seed=seed)) as link:
+            for _ in range(10):
+                with connect(link) as connection:
+                    number = 0
+                    try:
+                        while exchange(connection, b"x") == b"x":
+                            number += 1
+                    except OSError:
+                        pass
+                found.append(number)
+        return found
+
+    assert cuts(3) == cuts(3) != cuts(4)
+
+
+def test_bandwidth_bounds_the_bytes_a_second(echo: tuple[str, int]) -> None:
+    with EmulatedLink(echo, LinkShape(bandwidth_kbps=800)) as link, connect(link) as connection:
+        began = time.monotonic()
+        exchange(connection, bytes(30_000))  # 0.3 s up, the way back overlaps
+        assert 0.3 <= time.monotonic() - began < 0.8
+
+
+def test_a_stall_holds_everything_back_and_loses_nothing(echo: tuple[str, int]) -> None:
+    with EmulatedLink(echo) as link, connect(link) as connection:
+        exchange(connection, b"warm")
+        link.stall(0.3)
+        began = time.monotonic()
+        assert exchange(connection, b"late") == b"late"
+        assert 0.25 < time.monotonic() - began < 1
+
+
+def test_cut_down_up_and_refusals(echo: tuple[str, int]) -> None:
+    with EmulatedLink(echo) as link:
+        with connect(link) as connection:
+            exchange(connection, b"x")
+            link.cut()
+            with pytest.raises(ConnectionResetError):
+                exchange(connection, b"x")
+        link.down()
+        with pytest.raises(ConnectionResetError), connect(link) as connection:
+            exchange(connection, b"x")
+        link.up()
+        with connect(link) as connection:
+            assert exchange(connection, b"x") == b"x"
+    with (
+        EmulatedLink(echo, LinkShape(refuse_rate=1.0)) as link,
+        pytest.raises(ConnectionResetError),
+        connect(link) as connection,
+    ):
+        exchange(connection, b"x")
+
+
+def test_a_target_that_is_not_there_looks_like_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with EmulatedLink(("127.0.0.1", port)) as link, pytest.raises(ConnectionResetError), connect(link) as connection:
+        exchange(connection, b"x")
+
+
+@pytest.mark.parametrize("wrong", [{"delay_ms": -1}, {"cut_rate": 1.5}, {"refuse_rate": -0.1}])
+def test_an_impossible_shape_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"link has no|rate lies"):
+        LinkShape(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,296 @@
+"""Comparisons without a model: the order of trials, what is left after an interruption, and the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft import config
+from skydraft.decoding.plan import make_plan
+from skydraft.errors import EngineError, RecordsError
+from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.records import PromptEntry, RunLine, ScoreLine, keys, read_records
+from skydraft.evaluation.runner import Comparison, PeerText, Trial, measure, measure_peer, trials
+from skydraft.gating.gates import parse_gate
+from skydraft.types import Cost, DraftBlock, Round, StepRecord, Token
+
+from ..toys import law
+from . import lines
+
+MODES = lines.modes("edge,cloud,lossless,hf-target")
+PROMPTS = tuple(PromptEntry(id=name, prompt=f"say {name}") for name in "abcde")
+
+
+class Telling:
+    """A generation that says its trial's name, a token a round."""
+
+    finish_reason = "length"
+    num_prompt_tokens = 2
+
+    def __init__(self, trial: Trial, pause_s: float = 0.0, fails: bool = False) -> None:
+        self._trial = trial
+        self._pause_s = pause_s
+        self._fails = fails
+        self._said = ""
+        self.closed = False
+
+    def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
+        for number, char in enumerate(f"{self._trial.prompt.id}{self._trial.mode.name[0]}"):
+            time.sleep(self._pause_s)
+            if self._fails:
+                raise KeyboardInterrupt
+            cost = Cost(1, 1, 0.5)
+            record = StepRecord(number, number, 0, 0, 1, "verified", "always", 1.0, 1.0 + number, target=cost)
+            done = Round(record, DraftBlock(number, ()), (ord(char),), ("cloud",))
+            self._said += char
+            yield done, [Token(ord(char), "cloud", char, number)]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(map(ord, self._said))
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return ("cloud",) * len(self._said)
+
+    def __enter__(self) -> Telling:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        time.sleep(20 * self._pause_s)  # freeing memory is no part of answering
+        self.closed = True
+
+
+def ask(trial: Trial) -> PeerText:
+    return PeerText((1, 2), ("x", "y"), "length", 2)
+
+
+def a_run(**changes: Any) -> RunLine:
+    given_: dict[str, Any] = {"prompts": PROMPTS, "modes": MODES, "repetitions": 2}
+    return lines.run_line(**(given_ | changes))
+
+
+class Interrupted(Exception):
+    """Stands for a process that is killed."""
+
+
+def generate(comparison: Comparison, most: int = 1000) -> int:
+    """Make at most so many generations; returns how many were started, the unmeasured ones too."""
+    started: list[Trial] = []
+    written = 0
+
+    def start(trial: Trial) -> Telling:
+        started.append(trial)
+        return Telling(trial)
+
+    def done() -> None:
+        nonlocal written
+        written += 1
+        if written == most:
+            raise Interrupted
+
+    with contextlib.suppress(Interrupted):
+        comparison.generate(start, ask, done)
+    return len(started)
+
+
+def score(prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
+    size = len(token_ids)
+    return ScoreLine(
+        prompt=prompt.id, style=mode.style, token_ids=token_ids, choices=token_ids, choice_pieces=("",) * size,
+        nll=(0.5,) * size, signals=((0.1, 0.5, 0.9),) * size, drafted=token_ids,
+    )  # fmt: skip
+
+
+@law(100)
+@given(
+    st.integers(1, 3), st.integers(1, 5), st.lists(st.sampled_from([5.0, 20.0, 80.0]), unique=True), st.integers(1, 6)
+)
+def test_every_trial_once_and_modes_take_turns(
+    repetitions: int, num_prompts: int, links: list[float], link_prompts: int
+) -> None:
+    run = a_run(repetitions=repetitions, prompts=PROMPTS[:num_prompts], links=(None, *links), link_prompts=link_prompts)
+    found = [trial.key for trial in trials(run)]
+    assert len(found) == len(set(found))
+    near = [key for key in found if key[3] is None]
+    names = [mode.name for mode in MODES]
+    assert [key[1] for key in near] == names * num_prompts * repetitions
+    assert [key[:1] + key[2:3] for key in near[:: len(names)]] == [
+        (prompt.id, number) for number in range(repetitions) for prompt in PROMPTS[:num_prompts]
+    ]
+    far = {key for key in found if key[3] is not None}
+    assert far == {
+        (prompt.id, name, number, link)
+        for prompt in PROMPTS[:num_prompts][:link_prompts]
+        for name in ("cloud", "lossless")  # the others cross no link
+        for number in range(repetitions)
+        for link in links
+    }
+
+
+def test_the_clock_runs_from_before_the_start_to_the_last_token() -> None:
+    trial = Trial(PROMPTS[0], MODES[0], 1, 20.0)
+    told: list[Telling] = []
+
+    def start(trial: Trial) -> Telling:
+        time.sleep(0.03)
+        told.append(Telling(trial, pause_s=0.02))
+        return told[-1]
+
+    line = measure(trial, start)
+    assert 70 <= line.wall_ms < 400
+    assert (line.prompt, line.mode, line.repetition, line.link_ms, line.finish) == ("a", "edge", 1, 20.0, "length")
+    assert (line.text, line.token_ids, line.origins) == ("ae", (ord("a"), ord("e")), ("cloud", "cloud"))
+    assert [record.ended_ms for record in line.records] == [1.0, 2.0]
+    assert (line.num_prompt_tokens, line.records[1].target) == (2, Cost(1, 1, 0.5))
+    assert told[0].closed
+
+
+def test_a_generation_that_breaks_off_gives_its_seat_back() -> None:
+    trial = Trial(PROMPTS[0], MODES[0], 0, None)
+    told = Telling(trial, fails=True)
+    with pytest.raises(KeyboardInterrupt):
+        measure(trial, lambda trial: told)
+    assert told.closed
+
+
+def test_a_generation_that_ends_without_a_reason_is_an_error() -> None:
+    told = Telling(Trial(PROMPTS[0], MODES[0], 0, None))
+    told.finish_reason = None  # type: ignore[assignment]
+    with pytest.raises(EngineError, match="without saying why"):
+        measure(Trial(PROMPTS[0], MODES[0], 0, None), lambda trial: told)
+
+
+def test_of_a_peer_tokens_and_time_are_known() -> None:
+    line = measure_peer(Trial(PROMPTS[0], MODES[3], 0, None), ask)
+    assert (line.token_ids, line.text, line.rounds, line.origins) == ((1, 2), "xy", (), ("cloud", "cloud"))
+
+
+@pytest.mark.parametrize("most", [1, 3, 17, 39, 40, 1000])
+@pytest.mark.parametrize("tail", ["", '{"kind":"gener'])
+def test_what_is_done_is_not_done_again(tmp_path: Path, most: int, tail: str) -> None:
+    generate(Comparison(tmp_path, a_run()), most)
+    path = tmp_path / "records.jsonl"
+    before = path.read_text(encoding="utf-8")
+    path.write_text(before + tail, encoding="utf-8")
+    comparison = Comparison(tmp_path, a_run(started="later", command="again"))
+    num_left = 40 - min(most, 40)
+    assert (comparison.num_done, len(comparison.todo)) == (40 - num_left, num_left)
+    ours = [trial.mode.name for trial in comparison.todo if not trial.mode.peer]
+    assert generate(comparison) == len(ours) + len(set(ours))  # each mode once before, to be warm
+    assert path.read_text(encoding="utf-8").startswith(before)
+    found = read_records(path)
+    assert len(found.generations) == len(keys(found.generations)) == 40
+    assert found.run.started == a_run().started  # the run is the one that was begun
+
+
+def test_each_text_is_judged_once_however_many_wrote_it(tmp_path: Path) -> None:
+    run = a_run(modes=lines.modes("edge,edge;style=zh-short,cloud"))
+    comparison = Comparison(tmp_path, run)
+    generate(comparison)
+    todo = comparison.unscored()
+    assert len(todo) == len({(prompt.id, mode.style, ids) for prompt, mode, ids in todo}) == 15
+    asked = [prompt.id for prompt, _, _ in todo]
+    assert asked == sorted(asked)  # texts of a prompt together
+    made = 0
+
+    def done() -> None:
+        nonlocal made
+        made += 1
+        if made == 4:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        comparison.score(score, done)
+    again = Comparison(tmp_path, run)
+    assert again.unscored() == todo[4:]
+    again.score(score, lambda: None)
+    assert again.unscored() == [] and len(read_records(again.path).scores) == 15
+
+
+def changed_mode(number: int = 0, **changes: Any) -> tuple[Mode, ...]:
+    """The modes, one of them changed behind its name."""
+    return (*MODES[:number], replace(MODES[number], **changes), *MODES[number + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"repetitions": 3}, "repetitions"),
+        ({"modes": changed_mode(params=replace(MODES[0].params, max_new_tokens=9))}, "modes"),
+        ({"modes": changed_mode(params=replace(MODES[0].params, seed=1))}, "modes"),
+        ({"modes": changed_mode(plan=replace(MODES[0].plan, k=2))}, "modes"),
+        ({"modes": changed_mode(2, plan=replace(MODES[2].plan, k=6))}, "modes"),
+        ({"modes": changed_mode(2, plan=replace(MODES[2].plan, gate=parse_gate("entropy:3")))}, "modes"),
+        ({"modes": changed_mode(2, plan=replace(MODES[2].plan, top=5))}, "modes"),
+        ({"modes": changed_mode(2, style="zh-short")}, "modes"),
+        ({"modes": MODES[:3]}, "modes"),
+        ({"modes": MODES[::-1]}, "modes"),
+        ({"machine": "another machine"}, "machine"),
+        ({"peer": "float32"}, "peer"),
+        ({"calibration": "0" * 32}, "calibration"),
+        ({"engine_options": {"context_len": 64}}, "engine options"),
+        ({"link_kbps": 8.0}, "link kbps"),
+        ({"workload_sha256": "1" * 64}, "workload sha256"),
+        ({"prompts": PROMPTS[:2]}, "prompts"),
+        ({"links": (None, 5.0)}, "links"),
+        ({"link_prompts": 2}, "link prompts"),
+        ({"execution": "throughput"}, "execution"),
+        ({"share_audio": "none"}, "share audio"),
+        ({"draft": lines.MODEL.model_copy(update={"fingerprint": "g"})}, "draft model"),
+        ({"target": lines.MODEL.model_copy(update={"fingerprint": "g"})}, "target model"),
+    ],
+)
+def test_another_run_is_refused_and_the_file_stays_as_it_is(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    generate(Comparison(tmp_path, a_run()), 3)
+    before = (tmp_path / "records.jsonl").read_bytes()
+    with pytest.raises(RecordsError, match=f"another run: its {says} differs"):
+        Comparison(tmp_path, a_run(**changes))
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
+def test_a_run_begins_with_its_description_whatever_folder_it_is_given(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    comparison = Comparison(folder, a_run())
+    assert comparison.path == folder / "records.jsonl"
+    assert read_records(comparison.path).run == a_run()
+    (tmp_path / "records.jsonl").touch()  # an empty file is none
+    assert Comparison(tmp_path, a_run()).num_done == 0
+
+
+def test_a_run_that_is_the_same_however_it_was_asked_for_is_gone_on_with(tmp_path: Path) -> None:
+    generate(Comparison(tmp_path, a_run()), 3)
+    edge = changed_mode(plan=make_plan("edge"))
+    slower = lines.MODEL.model_copy(update={"forward_ms": (2.0, 3.0)})  # probed again
+    again = a_run(modes=edge, started="later", command="again", versions={}, draft=slower, workload="q.txt")
+    assert Comparison(tmp_path, again).num_done == 3
+
+
+def test_presets_that_changed_meanwhile_are_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the figures would mean one thing, half another, under one name."""
+
+    def run(names: str = "edge,quality,lossless;style=zh-short") -> RunLine:
+        return a_run(modes=lines.modes(names))
+
+    generate(Comparison(tmp_path, run()), 4)
+    before = (tmp_path / "records.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setitem(config.MODES, "quality", config.ModeSpec("entropy:3.0", 6))
+        with pytest.raises(RecordsError, match="its modes differs"):
+            Comparison(tmp_path, run())
+    with monkeypatch.context() as patch:
+        patch.setitem(config.STYLES, "zh-short", {**config.STYLES["zh-short"], "comma_gap": 5})
+        with pytest.raises(RecordsError, match="its modes differs"):
+            Comparison(tmp_path, run())
+    with monkeypatch.context() as patch:
+        patch.setitem(config.MODES, "auto", config.ModeSpec("calibrated:0.9", 12))  # not one that was run
+        assert Comparison(tmp_path, run()).num_done == 4
+    assert (tmp_path / "records.jsonl").read_bytes() == before

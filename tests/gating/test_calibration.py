@@ -1,0 +1,232 @@
+"""Calibrations: a risk is a probability, a limit follows the curve, and another pair's file is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from skydraft.errors import OptionError, RecordsError
+from skydraft.gating.calibration import FEATURES, Calibration, check_fits, features, find_calibration, read_calibration
+from skydraft.types import Signals
+
+from ..toys import law
+
+SHIPPED = list(resources.files("skydraft.gating").joinpath("calibrations").iterdir())
+CURVE = [(0.0, 1.0, 0.6), (0.5, 0.9, 0.3), (1.5, 0.9, 0.2), (2.0, 0.8, 0.1), (4.0, 0.6, 0.0)]
+
+
+def written(**changes: Any) -> dict[str, Any]:
+    """A calibration as it stands in a file."""
+    points = changes.pop("points", CURVE)
+    return {
+        "kind": "skydraft-calibration",
+        "schema": 1,
+        "draft": {"name": "small", "fingerprint": "d" * 32},
+        "target": {"name": "large", "fingerprint": "e" * 32},
+        "features": list(FEATURES),
+        "weights": [0.2, 0.5, -1.5, -0.7],
+        "bias": 0.1,
+        "curves": [{"k": 5, "points": [
+            dict(zip(("limit", "agreement", "calls_per_token"), point, strict=True)) for point in points
+        ]}],
+        "fitted": {
+            "workload": "w", "sha256": "", "num_prompts": 1, "num_tokens": 300, "date": "", "max_new_tokens": 64,
+            "auroc": 0.9,
+        },
+        **changes,
+    }  # fmt: skip
+
+
+def made(**changes: Any) -> Calibration:
+    return Calibration.model_validate(written(**changes))
+
+
+probabilities = st.floats(0, 1)
+signals = st.builds(Signals, st.floats(0, 12), probabilities, probabilities)
+weights = st.lists(st.floats(-20, 20), min_size=4, max_size=4)
+
+
+@law(200)
+@given(signals, weights, st.floats(-50, 50))
+def test_a_risk_is_a_probability(token: Signals, found: list[float], bias: float) -> None:
+    assert 0 <= made(weights=found, bias=bias).risk(token) <= 1
+
+
+@law(200)
+@given(signals, signals, st.sampled_from(range(4)), st.floats(-3, 3))
+def test_a_risk_follows_the_sign_of_each_weight(one: Signals, other: Signals, index: int, weight: float) -> None:
+    low, high = sorted((features(one)[index], features(other)[index]))
+    assume(low < high)
+    calibration = made(weights=[weight if i == index else 0.0 for i in range(4)], bias=0.0)
+    first, second = sorted((one, other), key=lambda token: features(token)[index])
+    rises = calibration.risk(second) - calibration.risk(first)
+    assert rises * weight >= 0
+    if abs(weight) * (high - low) > 1e-3 and abs(weight) * max(abs(low), abs(high)) < 20:
+        assert rises * weight > 0
+
+
+def test_a_known_risk() -> None:
+    calibration = made(weights=[1.0, 0.0, -2.0, 0.0], bias=0.5)
+    assert calibration.risk(Signals(1.5, 0.5, 0.7)) == pytest.approx(1 / (1 + 2.718281828459045**-1.0))
+
+
+def test_signals_at_their_extremes_have_features() -> None:
+    for token in (Signals(0.0, 1.0, 1.0), Signals(12.0, 0.0, 0.0)):
+        assert all(abs(value) < 30 for value in features(token))
+
+
+@pytest.mark.parametrize(
+    ("agreement", "limit"), [(0.7, 3.0), (0.61, 3.9), (0.8, 2.0), (0.85, 1.75), (0.95, 0.25), (1.0, 0.0)]
+)
+def test_a_limit_lies_between_those_of_the_curve(agreement: float, limit: float) -> None:
+    assert made().limit(agreement, 5) == pytest.approx(limit)
+
+
+def test_where_several_limits_gave_an_agreement_it_is_one_of_them() -> None:
+    assert 0.5 <= made().limit(0.9, 5) <= 1.5
+
+
+@law(200)
+@given(st.floats(0.6001, 1), st.floats(0.6001, 1))
+def test_who_wants_more_agreement_gets_a_lower_limit(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert made().limit(high, 5) <= made().limit(low, 5)
+
+
+@pytest.mark.parametrize("agreement", [0.6, 0.59, 0.0])
+def test_an_agreement_that_the_draft_model_reaches_alone_needs_no_call(agreement: float) -> None:
+    assert made().limit(agreement, 5) == 4.0
+
+
+@pytest.mark.parametrize("agreement", [1.01, float("nan")])
+def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) -> None:
+    with pytest.raises(OptionError, match=r"up to 1\.00.*--mode lossless"):
+        made().limit(agreement, 5)
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "no JSON": ("{", "not JSON"),
+    "empty": ("", "not JSON"),
+    "a list": ([], "not a calibration"),
+    "a number": (3, "not a calibration"),
+    "newer schema": (written(schema=2), "schema 2; this version reads up to 1"),
+    "newer schema of another form": ({"schema": 9, "what": "ever"}, "schema 9"),
+    "another kind": (written(kind="recipe"), "kind"),
+    "other features": (written(features=["entropy", "margin"]), "features are not entropy, log_entropy"),
+    "features in another order": (written(features=list(FEATURES[::-1])), "features are not"),
+    "too few weights": (written(weights=[1, 2, 3]), "features are not"),
+    "unknown field": (written(colour="red"), "colour"),
+    "missing field": ({key: value for key, value in written().items() if key != "bias"}, "bias"),
+    "a word for a number": (written(bias="much"), "bias"),
+    "curve of one point": (written(points=CURVE[:1]), "curve"),
+    "limits that fall": (written(points=[(1.0, 1.0, 0.5), (0.5, 0.9, 0.3)]), "low limit and a high agreement"),
+    "agreements that rise": (written(points=[(0.0, 0.9, 0.5), (0.5, 0.95, 0.3)]), "low limit and a high agreement"),
+    "agreement above 1": (written(points=[(0.0, 1.2, 0.5), (0.5, 0.9, 0.3)]), "agreement"),
+    "negative limit": (written(points=[(-1.0, 1.0, 0.5), (0.5, 0.9, 0.3)]), "limit"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_one_clear_line(case: str, tmp_path: Path) -> None:
+    content, says = BROKEN[case]
+    path = tmp_path / "c.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(RecordsError) as caught:
+        read_calibration(path)
+    assert says in str(caught.value) and "c.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"bias": float("nan")}, {"weights": [0.0, 0.0, float("inf"), 0.0]}])
+def test_numbers_that_are_none_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(written(**changes)))
+    with pytest.raises(RecordsError):
+        read_calibration(tmp_path / "c.json")
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(RecordsError, match=r"missing.json cannot be read: No such file"):
+        read_calibration(tmp_path / "missing.json")
+    with pytest.raises(RecordsError, match="cannot be read"):
+        read_calibration(tmp_path)
+    (tmp_path / "c.json").write_bytes(b"\xff\xfe{")
+    with pytest.raises(RecordsError, match="not text"):
+        read_calibration(tmp_path / "c.json")
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(made().model_dump_json(by_alias=True))
+    assert json.loads(path.read_text()) == written()
+    assert read_calibration(path) == made()
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "fits"),
+    [
+        ("d" * 32, "e" * 32, True),
+        ("d" * 32, None, True),  # a target that cannot be asked
+        ("d" * 32, "f" * 32, False),
+        ("f" * 32, "e" * 32, False),
+        ("f" * 32, None, False),
+        ("e" * 32, "d" * 32, False),  # the other way round
+        ("small", "large", False),  # names say nothing
+    ],
+)
+def test_a_calibration_belongs_to_the_weights_of_a_pair(draft: str, target: str | None, fits: bool) -> None:
+    calibration = made()
+    assert calibration.fits(draft, target) == fits
+    if fits:
+        check_fits(calibration, draft, target, "mine and yours")
+    else:
+        with pytest.raises(
+            OptionError, match=r"for small and large; it does not fit mine and yours.*skydraft calibrate"
+        ):
+            check_fits(calibration, draft, target, "mine and yours")
+
+
+def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:
+    ours, other, later = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    other_pair = {"draft": {"name": "small", "fingerprint": "9" * 32}}
+    for folder, name, content in (
+        (ours, "1.json", written(**other_pair)),
+        (ours, "2.json", written(bias=2.0)),
+        (ours, "notes.txt", "no calibration"),
+        (later, "1.json", written(bias=3.0)),
+    ):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    folders = [other, ours, later]  # the first does not even exist
+    assert find_calibration(folders, "d" * 32, "e" * 32, "").bias == 2.0
+    assert find_calibration(folders, "9" * 32, None, "").draft.fingerprint == "9" * 32
+    with pytest.raises(OptionError, match=r"no calibration for mine and yours.*skydraft calibrate"):
+        find_calibration(folders, "8" * 32, None, "mine and yours")
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)
+def test_a_shipped_calibration_parses_and_is_found_by_its_pair(shipped: Any) -> None:
+    calibration = Calibration.model_validate(json.loads(shipped.read_text(encoding="utf-8")))
+    for curve in calibration.curves:
+        limits = [point.limit for point in curve.points]
+        agreements = [point.agreement for point in curve.points]
+        calls = [point.calls_per_token for point in curve.points]
+        assert limits == sorted(set(limits))
+        assert agreements == sorted(agreements, reverse=True) and agreements[0] == 1.0
+        assert calls[0] == max(calls) and calls[-1] == 0
+        alone = agreements[-1]
+        asked = [calibration.limit(alone + part * (1 - alone), curve.k) for part in (0.3, 0.6, 0.9)]
+        assert asked == sorted(asked, reverse=True) and asked[0] > asked[-1]
+    assert 0.5 < calibration.fitted.auroc <= 1
+    assert find_calibration([], calibration.draft.fingerprint, calibration.target.fingerprint, "") == calibration
+    # More entropy and a smaller lead: a larger risk.
+    assert 3 * calibration.risk(Signals(0.01, 0.99, 0.995)) < calibration.risk(Signals(3.0, 0.02, 0.2))
+
+
+def test_the_demo_pair_has_a_calibration() -> None:
+    assert "qwen2.5-coder-0.5b--1.5b.json" in [path.name for path in SHIPPED]

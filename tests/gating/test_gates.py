@@ -1,0 +1,241 @@
+"""Gates: which blocks are escalated, and for which reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import entr, softmax
+
+from skydraft.decoding.context import Context
+from skydraft.engines.toy import character_vocab
+from skydraft.errors import OptionError
+from skydraft.gating.gates import GateSpec, ThresholdGate, parse_gate
+from skydraft.gating.signals import measure
+from skydraft.types import DraftBlock, Prompt, Signals
+
+from ..toys import VOCAB, ids, law
+
+CHARACTERS = character_vocab("我你他员在说高兴人，。！？、1234567890年月日号星期三abcdef.,!-/ ")
+SURE, UNSURE = Signals(0.1, 0.9, 0.95), Signals(4.0, 0.05, 0.2)
+
+
+def gate_of(text):
+    return ThresholdGate(parse_gate(text))
+
+
+def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我你"):
+    tokens = vocab.encode(text) if isinstance(text, str) else tuple(text)
+    context = Context(Prompt(vocab.encode(prompt)))
+    if history:
+        context.commit_skip(DraftBlock(0, vocab.encode(history)), None)
+    block = DraftBlock(context.base, tokens, signals or (SURE,) * len(tokens))
+    return gate_of(gate).reason(context, block, vocab)
+
+
+@pytest.mark.parametrize(
+    ("text", "gate"),
+    [
+        ("always", GateSpec("always")),
+        ("never", GateSpec("never")),
+        ("entropy:3.25", GateSpec("entropy", 3.25)),
+        ("entropy:0", GateSpec("entropy", 0.0)),
+        ("entropy:inf", GateSpec("entropy", float("inf"))),
+        ("calibrated:0.95", GateSpec("calibrated", 0.95)),
+        ("margin:0.3", GateSpec("margin", 0.3)),
+        ("margin:1", GateSpec("margin", 1.0)),
+        ("prob:.5", GateSpec("prob", 0.5)),
+        ("entropy:5.5+digits", GateSpec("entropy", 5.5, ("digits",))),
+        ("prob:0.5+dates+digits", GateSpec("prob", 0.5, ("dates", "digits"))),
+    ],
+)
+def test_parsing(text, gate):
+    assert parse_gate(text) == gate
+    assert parse_gate(str(gate)) == gate
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no gate"),
+        ("sometimes", "no gate"),
+        ("Always", "no gate"),
+        ("always:1", "no gate"),
+        ("never:0", "no gate"),
+        ("entropy", "at least 0"),
+        ("entropy:", "at least 0"),
+        ("entropy:-1", "at least 0"),
+        ("entropy:nan", "at least 0"),
+        ("entropy:much", "nats"),
+        ("margin:1.1", "at most 1"),
+        ("prob:-0.1", "probability"),
+        ("prob:nan", "probability"),
+        ("entropy:3+colours", "content rule 'colours'"),
+        ("entropy:3+", "content rule ''"),
+        ("always+digits", "does not apply"),
+        ("never+dates", "does not apply"),
+        ("calibrated:1.5", "agreement"),
+        ("calibrated:", "agreement"),
+        ("entropy:3:4", "nats"),
+    ],
+)
+def test_what_is_no_gate_is_refused_with_a_reason(text, says):
+    with pytest.raises(OptionError, match=says):
+        parse_gate(text)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        (("sometimes",), "no gate 'sometimes'"),
+        (("",), "no gate ''"),
+        (("entropy", -0.1), "at least 0, not '-0.1'"),
+        (("entropy", float("nan")), "at least 0, not 'nan'"),
+        (("margin", 1.01), "at most 1, not '1.01'"),
+        (("prob", float("inf")), "at most 1, not 'inf'"),
+        (("prob", -1.0), "a probability, at least 0"),
+        (("calibrated", 1.5), "an agreement, at least 0 and at most 1"),
+        (("entropy", 1.0, ("colours",)), "no content rule 'colours'"),
+        (("entropy", 1.0, ("digits", "")), "no content rule ''"),
+        (("always", 0.0, ("digits",)), "\\+digits does not apply to the gate always"),
+        (("never", 0.0, ("dates",)), "\\+dates does not apply to the gate never"),
+    ],
+)
+def test_a_spec_is_valid_or_not_there(parts, says):
+    with pytest.raises(OptionError, match=says) as raised:
+        GateSpec(*parts)
+    assert raised.value.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [
+        ("always", "always"),
+        ("never", ""),
+        ("entropy:3.9", "uncertain"),
+        ("entropy:4.0", ""),  # more than theta, not as much
+        ("margin:0.06", "uncertain"),
+        ("margin:0.05", ""),
+        ("prob:0.21", "uncertain"),
+        ("prob:0.2", ""),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_any_unsure_token_escalates_the_block(gate, expected, place):
+    signals = tuple(UNSURE if index == place else SURE for index in range(3))
+    assert reason(gate, "我在说", signals) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("我在说，", ""),
+        ("我，在。说", ""),  # 2 of 5: 0.4 is not more than 0.4
+        ("我，。", "density"),
+        ("，。", "density"),
+        ("a.b,", "density"),  # ASCII too
+        ("我-/", "density"),
+        ("我 - /", ""),  # spaces are characters
+        ("我在说高", ""),
+    ],
+)
+def test_punctuation_density_counts_characters(text, expected):
+    assert reason("entropy:9", text) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["。\n", "？”", "我们", "我们"], ""),  # 3 marks of 8 characters, though 2 of 4 tokens
+        (["？”", "我", "在"], "density"),  # 2 of 4 characters, though 1 of 3 tokens
+        (["，我", "，我", "在"], ""),  # 2 of 5
+        (["，我", "，我"], "density"),
+        ([b"\xe5", b"\x91"], ""),  # no text, no density
+    ],
+)
+def test_density_sees_through_merged_tokens(pieces, expected):
+    assert reason("entropy:9", ids(*pieces), vocab=VOCAB) == expected
+
+
+@pytest.mark.parametrize(
+    ("history", "text", "expected"),
+    [
+        ("", "员在员在", "repetition"),
+        ("员", "在员在", "repetition"),
+        ("员在员", "在我", "repetition"),
+        ("员在员在", "员在", ""),  # was complete in an earlier block, which had its escalation
+        ("", "员在员", ""),
+        ("我在说", "我在说高", "repetition"),
+        ("", "我在说高兴", ""),
+    ],
+)
+def test_repetition_is_seen_over_history_and_block(history, text, expected):
+    assert reason("entropy:9", text, history=history) == expected
+
+
+@pytest.mark.parametrize(("prompt", "text"), [("员在员在员在", "员在"), ("员员员", "员员员"), ("在说高在说", "高")])
+def test_the_prompt_is_no_part_of_a_repetition(prompt, text):
+    assert reason("entropy:9", text, prompt=prompt) == ""
+
+
+@pytest.mark.parametrize("rule", ["digits", "dates"])
+def test_the_prompt_is_no_part_of_what_a_rule_is_about(rule):
+    assert reason(f"entropy:9+{rule}", "月我", prompt="我在3") == ""
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "expected"),
+    [
+        ("digits", "我有3", "content"),
+        ("digits", "我在", ""),
+        ("dates", "3月5日", "content"),
+        ("dates", "2024-1", "content"),
+        ("dates", "星期三", "content"),
+        ("dates", "我有3人", ""),
+        ("dates", "我年月", ""),
+    ],
+)
+def test_content_rules(rule, text, expected):
+    assert reason(f"entropy:9+{rule}", text) == expected
+    assert reason("entropy:9", text) == ""
+
+
+def test_a_date_over_a_block_boundary_is_a_date():
+    assert reason("entropy:9+dates", "月我", history="我在3") == "content"
+
+
+def test_reasons_in_order_and_never_means_never():
+    assert reason("entropy:3", "，。，。", (UNSURE,) * 4) == "uncertain"
+    assert reason("entropy:9", "，。，。") == "density"
+    assert reason("never", "，。，。", (UNSURE,) * 4) == ""
+    for gate in ("always", "entropy:3"):
+        assert reason(gate, "") == "always"
+
+
+def test_only_signal_gates_need_signals():
+    texts = ("always", "never", "entropy:1", "margin:1", "prob:1", "calibrated:1")
+    assert [parse_gate(text).needs_signals for text in texts] == [0, 0, 1, 1, 1, 1]
+    assert not gate_of("never").is_unsure([UNSURE]) and not gate_of("always").is_unsure([UNSURE])
+
+
+@law(100)
+@given(st.integers(0, 10_000), st.sampled_from([0.1, 1, 5, 20]), st.sampled_from([np.float32, np.float64]))
+def test_signals_are_those_of_the_softmax_at_temperature_1(seed, scale, dtype):
+    row = np.random.default_rng(seed).normal(50, scale, 500).astype(dtype)
+    before = row.copy()
+    signals = measure(row)
+    probs = np.sort(softmax(row.astype(np.float64)))
+    expected = (entr(probs).sum(), probs[-1] - probs[-2], probs[-1])
+    assert (signals.entropy, signals.margin, signals.top_prob) == pytest.approx(expected, abs=1e-4)
+    assert np.array_equal(row, before)
+
+
+def test_signals_at_the_extremes():
+    assert measure(np.zeros(8, np.float32)) == Signals(pytest.approx(np.log(8)), 0.0, 0.125)
+    sure = measure(np.array([0, 500, 0], np.float32))
+    assert (sure.entropy, sure.margin, sure.top_prob) == (0.0, 1.0, 1.0)
+
+
+def test_a_token_that_the_model_rules_out_leaves_the_signals_numbers():
+    assert measure(np.array([1, 1, -np.inf], np.float32)).entropy == pytest.approx(np.log(2))

@@ -1,0 +1,120 @@
+"""Repetition (F6): confident cycles that no gate on uncertainty sees, at any block boundary, reported once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.gating.repetition import MAX_DISTINCT, MAX_PERIOD, num_cycles, unverified_cycle
+
+from ..toys import law
+
+
+def escalations(generated, block_len, offset=0):
+    """Lengths of generated text at which a cycle forces an escalation, the target accepting all it is shown."""
+    num_seen, forced = 0, []
+    starts = [0, *range(offset + 1, len(generated), block_len)]
+    for base, end in zip(starts, [*starts[1:], len(generated)], strict=True):
+        if unverified_cycle(generated[:end], base, num_seen):
+            forced.append(end)
+            num_seen = end
+    return forced
+
+
+cycles = st.integers(2, MAX_PERIOD).flatmap(
+    lambda period: st.lists(st.integers(0, 3), min_size=period, max_size=period)
+)
+
+
+@law(300)
+@given(cycles, st.integers(1, 12), st.integers(0, 11), st.integers(0, 60))
+def test_a_cycle_is_seen_by_its_second_copy_at_any_block_boundary(cycle, block_len, offset, num_before):
+    before = list(range(100, 100 + num_before))
+    forced = escalations(before + cycle * 2, block_len, offset=offset)
+    assert forced, "the cycle was missed"
+    # Nothing before it, and no later than the end of the block in which the second copy is whole.
+    assert num_before < forced[0] <= num_before + 2 * len(cycle)
+
+
+@law(100)
+@given(st.integers(1, 9), st.integers(0, 8), st.integers(0, 20))
+def test_a_single_token_is_a_cycle_from_four_in_a_row(block_len, offset, num_before):
+    before = list(range(100, 100 + num_before))
+    assert escalations([*before, 7, 7, 7], block_len, offset=offset) == []
+    assert len(escalations([*before, 7, 7, 7, 7], block_len, offset=offset)) == 1
+
+
+@pytest.mark.parametrize("block_len", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    "cycle", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 0, 2], [0, 0, 1], [0, 1, 2, 0, 3, 2]], ids=str
+)
+def test_a_cycle_that_the_target_has_judged_forces_nothing_again(cycle, block_len):
+    assert len(escalations(cycle * 40, block_len)) == 1
+
+
+def test_a_cycle_of_the_longest_primitive_period_forces_one_escalation_however_long_it_runs():
+    cycle = [0, 1, 2, 3, 0, 2, 1, 3]
+    assert len(escalations(cycle * 40, 4)) == 1
+
+
+def test_a_cycle_that_broke_and_came_back_is_a_new_one():
+    twice = [1, 2, 3, 1, 2, 3]
+    between = [50, 51, 52, 53, 54, 55, 56, 57, 58, 59]
+    assert len(escalations([*twice, *between, *twice], 3)) == 2
+
+
+ORDINARY = [
+    "我在高兴的时候说话，他在人大的家里。我们都不说话，因为天气很好，所以大家都出去走一走，看一看。",
+    "Speculative decoding drafts a few tokens and checks them all in one pass; nothing is lost by it.",
+    "慢慢地，他高高兴兴地走了，红红的太阳也下山了。",
+    "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n",
+    "1, 2, 3, 4, 5, 6, 7, 8",
+    "看看，看看。",  # a phrase of three said twice, with other marks
+]
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+@pytest.mark.parametrize("block_len", [1, 4, 7])
+def test_ordinary_text_raises_no_alarm(text, block_len):
+    words = [ord(char) for char in text] if not text.isascii() else [hash(word) % 10**6 for word in text.split()]
+    assert escalations(words, block_len) == []
+
+
+def test_a_longer_phrase_said_twice_is_an_echo_not_a_cycle():
+    phrase = list(range(MAX_DISTINCT + 1))
+    assert escalations(phrase * 2, 3) == []
+    assert escalations(phrase[:MAX_DISTINCT] * 2, 3) != []
+    nine = [0, 1, 2, 3, 0, 1, 3, 2, 1]
+    assert len(nine) == MAX_PERIOD + 1 and escalations(nine * 2, 4) == []
+
+
+def test_a_cycle_inside_the_block_that_ended_before_its_last_token_still_counts():
+    assert unverified_cycle([1, 2, 1, 2, 9], 0, 0)
+    assert not unverified_cycle([1, 2, 1, 2, 9], 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("base", "num_seen", "expected"),
+    [(0, 0, True), (3, 0, True), (3, 3, True), (4, 0, False), (0, 4, False), (3, 5, False)],
+)
+def test_what_was_complete_before_the_block_or_is_known_to_the_target_forces_nothing(base, num_seen, expected):
+    assert unverified_cycle([1, 2, 1, 2, 1, 2], base, num_seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("generated", "num"),
+    [
+        ([], 0),
+        ([7, 7, 7], 0),
+        ([7] * 4, 1),
+        ([7] * 40, 1),
+        ([1, 2, 1], 0),
+        ([1, 2] * 9, 1),
+        ([1, 2, 1, 2, 50, 51, 1, 2, 1, 2], 2),
+        ([7, 7, 7, 7, 50, 1, 2, 1, 2, 51, 1, 2, 3, 1, 2, 3], 3),
+        (list(range(40)), 0),
+    ],
+)
+def test_a_whole_text_holds_as_many_cycles_as_began_in_it(generated, num):
+    assert num_cycles(generated) == num

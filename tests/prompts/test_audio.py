@@ -1,0 +1,153 @@
+"""Recordings as they come: any rate, any channels, and everything that is no recording."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skydraft.errors import MissingDependency, PromptError
+from skydraft.prompts.audio import load_audio
+from skydraft.types import SAMPLE_RATE
+
+soundfile = pytest.importorskip("soundfile")
+pytest.importorskip("soxr")
+
+TONE_HZ = 440
+
+
+def tone(duration_s: float, rate: int = SAMPLE_RATE, *, peak: float = 0.5) -> np.ndarray:
+    time = np.arange(round(duration_s * rate)) / rate
+    return (peak * np.sin(2 * np.pi * TONE_HZ * time)).astype(np.float32)
+
+
+def save(path: Path, samples: np.ndarray, rate: int = SAMPLE_RATE, **given: str) -> Path:
+    channels = 1 if samples.ndim == 1 else samples.shape[1]
+    with soundfile.SoundFile(path, "w", rate, channels, **given) as file:
+        for start in range(0, len(samples), rate):  # by seconds: libsndfile crashes on long blocks of Vorbis
+            file.write(samples[start : start + rate])
+    return path
+
+
+# --- what it reads ---
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "mp3", "ogg"])
+@pytest.mark.parametrize("rate", [8000, 16_000, 22_050, 44_100, 48_000])
+def test_any_format_and_rate(suffix: str, rate: int, tmp_path: Path) -> None:
+    audio = load_audio(save(tmp_path / f"a.{suffix}", tone(1.5, rate), rate))
+    assert (audio.source_rate, audio.source_channels) == (rate, 1)
+    assert audio.samples.dtype == np.float32 and audio.samples.ndim == 1
+    assert audio.duration_s == pytest.approx(1.5, abs=0.08)  # an encoder of MP3 adds some silence
+    spectrum = np.abs(np.fft.rfft(audio.samples))
+    assert spectrum.argmax() / audio.duration_s == pytest.approx(TONE_HZ, abs=1)
+    assert np.abs(audio.samples[4000:-4000]).max() == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_plain_recording_comes_as_it_is(tmp_path: Path) -> None:
+    samples = tone(0.5)
+    assert np.array_equal(load_audio(save(tmp_path / "a.wav", samples, subtype="FLOAT")).samples, samples)
+
+
+@pytest.mark.parametrize("channels", [2, 6, 8, 24])
+def test_channels_are_averaged(channels: int, tmp_path: Path) -> None:
+    each = np.stack([tone(0.5) * np.float32(weight) for weight in range(channels)], axis=1) / np.float32(channels)
+    audio = load_audio(save(tmp_path / "a.wav", each, subtype="FLOAT"))
+    assert audio.source_channels == channels
+    assert np.abs(audio.samples - each.mean(axis=1)).max() < 1e-6
+
+
+@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "DOUBLE"])
+def test_any_sample_type(subtype: str, tmp_path: Path) -> None:
+    assert np.abs(load_audio(save(tmp_path / "a.wav", tone(0.5), subtype=subtype)).samples - tone(0.5)).max() < 0.02
+
+
+@pytest.mark.parametrize("suffix", ["flac", "mp3", "ogg"])
+def test_minutes_of_speech(suffix: str, tmp_path: Path) -> None:
+    path = save(tmp_path / f"a.{suffix}", tone(240.0, 48_000), 48_000)
+    assert load_audio(path).duration_s == pytest.approx(240, abs=0.1)
+
+
+def test_the_limit_can_be_moved(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.wav", tone(2.0))
+    assert load_audio(path, max_duration_s=2.0).duration_s == 2.0
+    with pytest.raises(PromptError, match=r"lasts more than 1\.5 s"):
+        load_audio(path, max_duration_s=1.5)
+
+
+def test_the_limit_is_told_from_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path / "a.wav", tone(1200.0, 8000), 8000)
+    monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("it was decoded"))
+    with pytest.raises(PromptError, match="lasts more than 300 s"):
+        load_audio(path)
+
+
+# --- what it refuses ---
+
+
+def with_bad_sample(path: Path, value: float) -> Path:
+    samples = tone(0.5)
+    samples[100] = value
+    return save(path, samples, subtype="FLOAT")
+
+
+def cut_off(path: Path) -> Path:
+    save(path, np.random.default_rng(0).normal(0, 0.1, 48_000))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+WRONG: list[tuple[str, Callable[[Path], Path], str]] = [
+    ("missing", lambda folder: folder / "none.wav", "There is no readable file"),
+    ("a folder", lambda folder: folder, "is a folder, not a recording"),
+    ("an empty file", lambda folder: written(folder / "a.wav", b""), "a.wav is empty"),
+    (
+        "text",
+        lambda folder: written(folder / "a.wav", b"hello " * 100),
+        "cannot be read as audio: Format not recognised",
+    ),
+    ("a cut off FLAC", lambda folder: cut_off(folder / "a.flac"), "cannot be read as audio"),
+    ("no samples", lambda folder: save(folder / "a.wav", tone(0.0)), "lasts 0 s, less than 0.1 s"),
+    ("too short", lambda folder: save(folder / "a.wav", tone(0.09)), r"lasts 0\.09 s, less than 0\.1 s"),
+    ("too long", lambda folder: save(folder / "a.flac", tone(301.0, 8000), 8000), "lasts more than 300 s"),
+    ("zeros", lambda folder: save(folder / "a.wav", tone(0.5, peak=0)), "is silent: no sample is louder than -70 dBFS"),
+    ("hiss", lambda folder: save(folder / "a.wav", tone(0.5, peak=2e-4), subtype="FLOAT"), "is silent"),
+    ("opposite channels", lambda folder: save(folder / "a.wav", np.stack([tone(1), -tone(1)], 1)), "is silent"),
+    ("NaN", lambda folder: with_bad_sample(folder / "a.wav", np.nan), "has samples that are no numbers"),
+    ("infinity", lambda folder: with_bad_sample(folder / "a.wav", -np.inf), "has samples that are no numbers"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), [pytest.param(*case[1:], id=case[0]) for case in WRONG])
+def test_what_is_no_recording(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match=message) as caught:
+        load_audio(make(tmp_path))
+    assert "\n" not in str(caught.value) and caught.value.hint
+
+
+def test_quiet_speech_is_no_silence(tmp_path: Path) -> None:
+    assert load_audio(save(tmp_path / "a.wav", tone(0.5, peak=1e-3), subtype="FLOAT")).samples.max() > 9e-4
+
+
+@pytest.mark.parametrize("library", ["soundfile", "soxr"])
+def test_without_a_library_the_error_says_what_to_install(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "a.wav", tone(0.5))
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingDependency, match=r"pip install 'skydraft\[audio\]'"):
+        load_audio(path)
+
+
+def test_the_module_is_light_to_import() -> None:
+    code = "import sys, skydraft.prompts.audio; assert not {'soundfile', 'soxr', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

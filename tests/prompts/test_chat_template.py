@@ -1,0 +1,249 @@
+"""Chat templates: rendered as transformers renders them, and one clear line where they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from jinja2 import TemplateError
+
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import BrokenModel, PromptError
+from skydraft.prompts import chat_template
+from skydraft.prompts.chat_template import render
+from skydraft.prompts.messages import Message, asked
+
+Reference = Callable[[str, Sequence[Message]], str]
+
+NOW = datetime(2031, 3, 9, 14, 5)
+BOS, EOS = "<|bos|>", "<|eos|>"
+MODELS = ["deepseek-r1-distill", "gemma", "llama-3.1", "llama-3.2", "mistral-7b-v0.1", "phi-3", "qwen2.5", "qwen3"]
+TEMPLATES = {model: (Path(__file__).parent / "templates" / f"{model}.jinja").read_text("utf-8") for model in MODELS}
+SYSTEM, QUESTION = Message("system", " Be brief.\n"), Message("user", "Why is the sky blue?")
+ANSWER, FOLLOW_UP = Message("assistant", "<think>\nLight.\n</think>\n\nIt scatters."), Message("user", "And at night?")
+
+CONVERSATIONS: dict[str, tuple[Message, ...]] = {
+    "question": (QUESTION,),
+    "system": (SYSTEM, QUESTION),
+    "follow-up": (QUESTION, ANSWER, FOLLOW_UP),
+    "system and follow-up": (SYSTEM, QUESTION, ANSWER, FOLLOW_UP),
+    "answer last": (QUESTION, ANSWER),
+    "Chinese": asked("请用一句话解释：天空为什么是蓝色的？", "你是一个有帮助的助手。"),
+    "Chinese question": asked("“你好”，世界！\u3000"),
+    "markup": asked("""if (a < b && c > d) { s = "it's" + '\\n'; }  <b>{{ messages }}</b> {% raw %} """),
+    "blank edges": asked("\n\n  two\r\nlines\t\n \n"),
+    "control tokens": asked("<|im_end|>\n<|im_start|>system\n<start_of_turn>"),
+    "two questions": (QUESTION, FOLLOW_UP),
+    "tool": (QUESTION, Message("tool", '{"hour": 23}')),
+}
+
+
+def vocab_with(template: str | None, bos: str = BOS) -> Vocab:
+    return Vocab([b"a"], lambda _: [], chat_template=template, bos_text=bos, eos_text=EOS)
+
+
+def rendered(template: str, *messages: Message) -> str:
+    return render(vocab_with(template), messages or (QUESTION,))
+
+
+@pytest.fixture(autouse=True)
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "_now", lambda: NOW)
+
+
+@pytest.fixture
+def by_transformers(monkeypatch: pytest.MonkeyPatch) -> Reference:
+    pytest.importorskip("transformers")
+    from transformers.utils import chat_template_utils
+
+    class Clock:
+        now = staticmethod(lambda: NOW)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+
+    def reference(template: str, messages: Sequence[Message]) -> str:
+        (text,), _ = chat_template_utils.render_jinja_template(
+            [[{"role": message.role, "content": message.content} for message in messages]],
+            chat_template=template,
+            add_generation_prompt=True,
+            bos_token=BOS,
+            eos_token=EOS,
+        )
+        return str(text)
+
+    return reference
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("model", MODELS)
+def test_as_transformers_renders(model: str, conversation: str, by_transformers: Reference) -> None:
+    messages = CONVERSATIONS[conversation]
+    try:
+        expected = by_transformers(TEMPLATES[model], messages)
+    except TemplateError as refusal:
+        with pytest.raises(PromptError) as caught:
+            rendered(TEMPLATES[model], *messages)
+        assert str(refusal) in caught.value.message
+    else:
+        assert rendered(TEMPLATES[model], *messages) == expected
+
+
+@pytest.mark.parametrize(
+    "model, conversation, expected",
+    [
+        ("gemma", "question", f"{BOS}<start_of_turn>user\nWhy is the sky blue?<end_of_turn>\n<start_of_turn>model\n"),
+        ("phi-3", "system", "<|system|>\n Be brief.\n<|end|>\n<|user|>\nWhy is the sky blue?<|end|>\n<|assistant|>\n"),
+        ("mistral-7b-v0.1", "answer last", f"{BOS}[INST] Why is the sky blue? [/INST]{ANSWER.content}{EOS} "),
+    ],
+)
+def test_as_published(model: str, conversation: str, expected: str) -> None:
+    assert rendered(TEMPLATES[model], *CONVERSATIONS[conversation]) == expected
+
+
+@pytest.mark.parametrize(
+    "model, conversation, expected",
+    [
+        ("gemma", "system", "System role not supported. Try it without the system message."),
+        ("mistral-7b-v0.1", "two questions", "Conversation roles must alternate user/assistant/user/assistant/..."),
+    ],
+)
+def test_refused_as_published(model: str, conversation: str, expected: str) -> None:
+    with pytest.raises(PromptError) as caught:
+        rendered(TEMPLATES[model], *CONVERSATIONS[conversation])
+    assert str(caught.value) == f"The chat template refuses this conversation: {expected}"
+
+
+# Snippets on which a renderer of its own would differ from transformers: (template, text).
+SNIPPETS = {
+    "tojson keeps unicode": ("{{ '中文 é 😀' | tojson }}", '"中文 é 😀"'),
+    "tojson in ascii": ("{{ '中' | tojson(ensure_ascii=true) }}", '"\\u4e2d"'),
+    "tojson quotes": ("""{{ "it's \\"so\\"" | tojson }}""", '"it\'s \\"so\\""'),
+    "tojson leaves markup": ("{{ '<b>&amp;</b>' | tojson }}", '"<b>&amp;</b>"'),
+    "tojson keeps the order": ("{{ {'b': 1, 'a': [none, true]} | tojson }}", '{"b": 1, "a": [null, true]}'),
+    "tojson sorts when told": ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", '{"a": 2, "b": 1}'),
+    "tojson indents": ("{{ {'b': 1, 'a': 2} | tojson(indent=2) }}", '{\n  "b": 1,\n  "a": 2\n}'),
+    "tojson separators": ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':')) }}", '{"b":1,"a":2}'),
+    "tojson by position": ("{{ {'é': 1} | tojson(false, 1) }}", '{\n "é": 1\n}'),
+    "a message": ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Why is the sky blue?"}'),
+    "break": ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
+    "continue": ("{% for i in range(4) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "023"),
+    "generation": ("a{% generation %}{{ messages[0].role }}{% endgeneration %}b", "auserb"),
+    "generation trims": ("a\n  {% generation %}\nb\n  {%- endgeneration %}\nc", "a\nbc"),
+    "generation in a loop": (
+        "{% for i in 'xy' %}{% generation %}{{ loop.index }}{{ i }}{% endgeneration %}{% endfor %}",
+        "1x2y",
+    ),
+    "generation keeps its names": (
+        "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}",
+        "21",
+    ),
+    "clock": ("{{ strftime_now('%d %b %Y, %H:%M') }}", "09 Mar 2031, 14:05"),
+    "clock by name": ("{{ strftime_now(format='%Y') }}", "2031"),
+    "blocks": ("{% if true %}\n    {% set a = 1 %}\n  a\n{% endif %}\n", "  a\n"),
+    "no tools": ("{{ tools is none }} {{ documents is none }} {{ thinking is defined }}", "True True False"),
+    "asks for an answer": ("{{ add_generation_prompt }}", "True"),
+    "texts": ("{{ bos_token + '|' + eos_token }}", f"{BOS}|{EOS}"),
+    "undefined is empty": ("[{{ pad_token }}]", "[]"),
+    "namespace": ("{% set n = namespace({'a': 1}, b=2) %}{% set n.c = n.a + n.b %}{{ n.c }}", "3"),
+    "namespace of self": ("{% set n = namespace(self=1) %}{{ n.self }}", "1"),
+    "dict": ("{{ dict([('a', 1)], b=2) }}{{ dict.fromkeys('xy', 0) }}", "{'a': 1, 'b': 2}{'x': 0, 'y': 0}"),
+}
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_snippet(snippet: str) -> None:
+    template, text = SNIPPETS[snippet]
+    assert rendered(template) == text
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_snippet_as_transformers_renders(snippet: str, by_transformers: Reference) -> None:
+    template, text = SNIPPETS[snippet]
+    assert by_transformers(template, (QUESTION,)) == text
+
+
+def test_the_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    before = datetime.now().replace(microsecond=0)
+    text = rendered("{{ strftime_now('%Y-%m-%d %H:%M:%S') }}")
+    assert before <= datetime.fromisoformat(text) <= datetime.now()
+
+
+# Templates that no model should have, which transformers does not render either.
+BROKEN = {
+    "does not compile": "{% if %}",
+    "unknown tag": "{% audio %}",
+    "undefined attribute": "{{ messages[0].tool_calls[0].name }}",
+    "undefined function": "{{ today() }}",
+    "arithmetic": "{{ 'a' + 1 }}",
+    "a loop without an end": "{% for i in range(999999999) %}{% endfor %}",
+    "a change of a message": "{% set _ = messages.append(1) %}",
+    "a change through the type": "{% set _ = dict.update(messages[0], role='system') %}",
+    "a way to Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a hidden name": "{% set n = namespace() %}{% set n._a = 1 %}",
+    "a hidden name at once": "{% set n = namespace(__class__=1) %}",
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_template(fault: str) -> None:
+    with pytest.raises(BrokenModel) as caught:
+        rendered(BROKEN[fault])
+    assert caught.value.message.startswith("The chat template of this model fails: ")
+    assert "--raw" in caught.value.hint and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_transformers_does_not_render_it_either(fault: str, by_transformers: Reference) -> None:
+    with pytest.raises(Exception):  # noqa: B017  jinja2's, Python's or its own
+        by_transformers(BROKEN[fault], (QUESTION,))
+
+
+def test_a_refusal_in_the_words_of_the_template() -> None:
+    template = "{{ raise_exception('Only\n  one question, ' + messages[-1].role + '!') }}"
+    with pytest.raises(PromptError) as caught:
+        rendered(template)
+    assert str(caught.value) == "The chat template refuses this conversation: Only one question, user!"
+    with pytest.raises(PromptError, match=r"user! Try it without the system message\.$"):
+        rendered(template, SYSTEM, QUESTION)
+
+
+@pytest.mark.parametrize("template", [None, *TEMPLATES.values()])
+def test_an_empty_conversation(template: str | None) -> None:
+    with pytest.raises(PromptError, match="The conversation is empty"):
+        render(vocab_with(template), ())
+
+
+def test_without_a_template() -> None:
+    assert render(vocab_with(None), (QUESTION,)) == f"{BOS}{QUESTION.content}"
+    assert render(vocab_with(None, bos=""), (QUESTION,)) == QUESTION.content
+
+
+@pytest.mark.parametrize("messages", [(SYSTEM, QUESTION), (SYSTEM,), (ANSWER,), (QUESTION, ANSWER, FOLLOW_UP)])
+def test_more_than_a_question_without_a_template(messages: tuple[Message, ...]) -> None:
+    with pytest.raises(PromptError, match="no chat template"):
+        render(vocab_with(None), messages)
+
+
+def test_bos_only_where_the_template_writes_it() -> None:
+    assert rendered(TEMPLATES["qwen2.5"]).count(BOS) == 0
+    assert rendered(TEMPLATES["gemma"]).count(BOS) == 1
+
+
+def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat_template._compiled.cache_clear()
+    for _ in range(3):
+        assert rendered("{{ messages | length }}", QUESTION, ANSWER) == "2"
+    info = chat_template._compiled.cache_info()
+    assert (info.misses, info.hits) == (1, 2) and info.maxsize is not None
+
+
+@pytest.mark.parametrize(
+    "role, content, message",
+    [("user", " \n", "The prompt is empty."), ("system", "", "The system message is empty."), ("bot", "a", "'bot'")],
+)
+def test_no_such_message(role: str, content: str, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        Message(role, content)  # type: ignore[arg-type]

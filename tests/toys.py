@@ -1,0 +1,165 @@
+"""Toy models with all that a real vocabulary does to a decoder: merged tokens, byte fragments, special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from skydraft.config import DecodingParams, decoding_params
+from skydraft.decoding.block_length import KPolicy
+from skydraft.decoding.context import Context
+from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.loop import SpeculativeLoop
+from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.target import LocalVerifier
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import ToyEngine
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import EngineError
+from skydraft.gating.gates import ThresholdGate
+from skydraft.types import Prompt
+
+_CJK = "我你他员在说高兴人大的一"
+_TEXTS = [*_CJK, "我们", "，我", "，", "、", "。", "！", "？", "。\n", "？”", "”", " 在"]
+_TEXTS += [".", ",", "e", ".g", " U", "S", "a", "b", "ab", "3", "5", " ", "\n"]
+_FRAGMENTS = [*(bytes([byte]) for byte in "员".encode()), "在".encode()[:2], "在".encode()[2:]]
+PIECES = [text.encode() for text in _TEXTS] + _FRAGMENTS + [b"<tool>", b"<eos>"]
+IDS = {piece: index for index, piece in enumerate(PIECES)}
+TOOL, EOS = IDS[b"<tool>"], IDS[b"<eos>"]
+
+
+def _encode(text: str) -> list[int]:
+    return [IDS[char.encode()] for char in text]
+
+
+def vocab(*, special_ids: Iterable[int] = (TOOL, EOS), end_ids: Iterable[int] = (EOS,)) -> Vocab:
+    """These pieces, some of them special."""
+    return Vocab(PIECES, _encode, special_ids=special_ids, end_ids=end_ids, eos_text="<eos>")
+
+
+VOCAB = vocab()
+PROMPT = "我3"
+PROMPT_IDS = VOCAB.encode(PROMPT)
+ASKED = Prompt(PROMPT_IDS)  # what both sides read, unless a test says otherwise
+
+
+def law(num_examples: int) -> settings:
+    """Settings of a property: the same examples in every run, however slow the machine."""
+    return settings(max_examples=num_examples, deadline=None, derandomize=True)
+
+
+def ids(*texts: str | bytes) -> list[int]:
+    """Token ids, one per piece written out."""
+    return [IDS[text if isinstance(text, bytes) else text.encode()] for text in texts]
+
+
+def array(token_ids: Seq[int]) -> Any:
+    return np.array(token_ids, np.int32)
+
+
+class FlakyEngine(ToyEngine):
+    """Raises once, at the forward with logits number `fail_at`, before anything is written."""
+
+    fail_at = -1
+    num_asked = 0
+
+    def forward(self, feeds: Any, *, want_logits: bool) -> Any:
+        self.num_asked += want_logits
+        if want_logits and self.num_asked == self.fail_at:
+            raise EngineError("The device was lost.")
+        return super().forward(feeds, want_logits=want_logits)
+
+
+@lru_cache(maxsize=256)
+def _random_tables(seed: int) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0, scale, (rows, len(PIECES))) for scale, rows in ((3, len(PIECES)), (1.5, len(PIECES)), (1, 7))]
+
+
+def tables(seed: int, drift: float = 0.0, *, sign: int = 1) -> tuple[Any, dict[str, Any]]:
+    """What `ToyEngine` takes after its vocabulary, by place and by name."""
+    mixed = zip(_random_tables(seed), _random_tables(seed + 1000), strict=True)
+    last, previous, position = ((sign * (own + drift * other)).astype(np.float32) for own, other in mixed)
+    last[:, [EOS, TOOL]] = -2  # possible, not usual
+    return last, {"by_previous": previous, "by_position": position}
+
+
+def toy(
+    seed: int,
+    drift: float = 0.0,
+    *,
+    sign: int = 1,
+    context_len: int = 4096,
+    kind: type[ToyEngine] = ToyEngine,
+    vocab: Vocab = VOCAB,
+) -> Any:
+    """A random model; `drift` mixes in another one, `sign` -1 turns its taste round."""
+    last, named = tables(seed, drift, sign=sign)
+    return kind(vocab, last, context_len=context_len, **named)
+
+
+# (drift, sign) of a drafter relative to its target: the same model, good, poor, unrelated, adversarial
+DRAFTERS = [(0.0, 1), (0.2, 1), (0.7, 1), (2.0, 1), (50.0, 1), (0.0, -1)]
+seeds = st.integers(0, 60)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[ToyEngine, ToyEngine]:
+    """A drafter of any quality and its target."""
+    seed = draw(seeds)
+    drift, sign = draw(st.sampled_from(DRAFTERS))
+    return toy(seed, drift, sign=sign), toy(seed)
+
+
+@st.composite
+def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
+    """Any decoding parameters: greedy half of the time, each option off half of the time."""
+    options: dict[str, st.SearchStrategy[Any]] = {
+        "top_k": st.integers(1, 50),
+        "top_p": st.floats(0.05, 0.99),
+        "min_p": st.floats(0.001, 0.9),
+        "repetition_penalty": st.floats(0.5, 3),
+        "no_repeat_ngram_size": st.integers(1, 4),
+        "min_new_tokens": st.integers(1, 20),
+        "sentences": st.integers(1, 3),
+        "stop": st.lists(st.sampled_from(["我们", "ab", "员", "。你", "在说", "3.", "，"]), min_size=1, max_size=3),
+    }
+    given = {name: draw(values) for name, values in options.items() if draw(st.booleans())}
+    return decoding_params(
+        draw(st.sampled_from([None, None, "zh-short", "zh-detailed"])),
+        temperature=draw(st.just(0.0) | st.floats(0.01, 2)),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        max_new_tokens=draw(st.integers(1, max_new_tokens)),
+        **given,
+    )
+
+
+def verifier_of(
+    target: Engine, chosen: DecodingParams, *, max_rows: int = 64, top: int = 0, prompt: Prompt = ASKED
+) -> LocalVerifier:
+    """The target of a generation that reads `prompt`."""
+    return LocalVerifier(target, prompt, chosen, max_rows=max_rows, top=top)
+
+
+def drafter_of(draft: Engine, chosen: DecodingParams, plan: Plan | None = None) -> Drafter:
+    """The draft model of a generation from PROMPT."""
+    plan = plan or make_plan()
+    ends_blocks = ThresholdGate(plan.gate) if plan.eager else None
+    with_signals = plan.gate.needs_signals
+    return Drafter(draft, ASKED, chosen, chosen.max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals)
+
+
+def loop_of(
+    draft: Engine, target: Engine, chosen: DecodingParams, plan: Plan | None = None, k: int | KPolicy = 5
+) -> tuple[SpeculativeLoop, Context]:
+    """A loop with blocks of a length of the test's own."""
+    plan = plan or make_plan()
+    context, gate = Context(ASKED), ThresholdGate(plan.gate)
+    drafter, verifier = drafter_of(draft, chosen, plan), verifier_of(target, chosen, top=plan.top)
+    return SpeculativeLoop(context, drafter, gate, verifier, k, VOCAB), context
