@@ -51,11 +51,10 @@ class Recording:
         """What became of it in a generation."""
         prompts = generation.prompts
         heard = prompts.edge.media or prompts.target.media
-        assert heard is not None  # a generation with audio has media on one side
         return Speech(
             str(self.path),
             round(self.audio.duration_s, 3),
-            heard.num_tokens,
+            heard.num_tokens if heard else 0,
             share,
             generation.stats.shared_bytes,
             round(self.load_ms + prompts.features_ms, 3),

@@ -268,7 +268,7 @@ class Engine(ABC):
             return sequence.length < end
 
     def media(self, samples: npt.NDArray[np.float32]) -> Media:
-        """Features of mono audio [num_samples] at 16 kHz. Raises PromptError, as every engine without ears does."""
+        """Features of mono audio [num_samples] at 16 kHz. Raises PromptError, as every engine that takes none does."""
         raise self._no_audio()
 
     def audio_tokens(self, media: Media) -> tuple[int, ...]:

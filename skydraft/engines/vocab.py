@@ -129,7 +129,7 @@ def check_chinese(vocab: Vocab) -> None:
     if share < _MIN_CHINESE_SHARE:
         raise OptionError(
             f"A zh style needs a Chinese vocabulary; only {share:.2%} of these {vocab.size} tokens are Chinese.",
-            hint="Leave --style away, or choose another model.",
+            hint="Do without --style, or choose another model.",
         )
 
 

@@ -52,11 +52,8 @@ class Scorer:
 
     def score(self, prompt: str, prompts: PromptPair, token_ids: tuple[int, ...]) -> ScoreLine:
         """The line about one text that answers `prompts`, whose id is `prompt`."""
-        if self._sides is None or prompts != self._prompts:
-            self.close()
-            self._open(prompts)
-        assert self._sides is not None
-        drafted, judged = self._sides[0].findings(token_ids), self._sides[1].findings(token_ids)
+        drafts, judges = self._sides_of(prompts)
+        drafted, judged = drafts.findings(token_ids), judges.findings(token_ids)
         vocab = self._target.vocab
         return ScoreLine(
             prompt=prompt,
@@ -69,13 +66,17 @@ class Scorer:
             drafted=tuple(found.choice for found in drafted),
         )
 
-    def _open(self, prompts: PromptPair) -> None:
-        self._prompts = prompts
+    def _sides_of(self, prompts: PromptPair) -> tuple[_Side[_Drafted], _Side[_Judged]]:
+        """Both models' passes over texts that answer `prompts`, begun where the last text answered others."""
+        if self._sides is not None and prompts == self._prompts:
+            return self._sides
+        self.close()
         judge = Chooser(self._params, self._target.vocab, len(prompts.target.token_ids))
         drafter = Chooser(self._params, self._draft.vocab, len(prompts.edge.token_ids))
         drafts = _Side(self._draft, prompts.edge, lambda row, prefix, _: _drafted(drafter, row, prefix))
         judges = _Side(self._target, prompts.target, lambda row, prefix, token: _judged(judge, row, prefix, token))
-        self._sides = drafts, judges
+        self._prompts, self._sides = prompts, (drafts, judges)
+        return drafts, judges
 
     def close(self) -> None:
         """Free both sequences; the engines stay open."""

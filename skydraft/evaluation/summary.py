@@ -161,10 +161,8 @@ def _references(findings: Findings, case: Case) -> tuple[str, ...]:
 
 def _figure(setting: Setting, measure: Measure, resamples: Resamples) -> dict[str, float] | None:
     above, below = setting.sums(measure)
-    if not below.sum():
+    if not below.sum() or (interval := resamples.ratio(above, below)) is None:
         return None
-    interval = resamples.ratio(above, below)
-    assert interval is not None  # some prompt has something below the line
     return {"value": _rounded(above.sum() / below.sum()), "low": _rounded(interval[0]), "high": _rounded(interval[1])}
 
 

@@ -1,4 +1,4 @@
-"""Recordings in, samples out: what an engine with ears is fed. soundfile reads, soxr resamples."""
+"""Recordings in, samples out: what an engine that takes speech is fed. soundfile reads, soxr resamples."""
 
 from __future__ import annotations
 
