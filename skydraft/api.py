@@ -15,6 +15,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import LocalTarget
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
+from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import engine_names, open_engine
 from skydraft.errors import OptionError
 from skydraft.gating.calibration import Calibration
@@ -43,7 +44,11 @@ def load(
     if options.profile_path is None:
         options = replace(options, profile_path=cache / "profiles.json")
     found = resolve(os.fspath(model), cache, offline=offline, progress=progress, engine_names=engine_names())
-    return open_engine(found.kind, found.spec, found.path, options)
+    engine = open_engine(found.kind, found.spec, found.path, options)
+    if not engine.is_probed:
+        key = f"{found.kind}|{found.spec}|{engine.fingerprint}|{options.context_len}|{cpu_model()}"
+        engine.adopt_profile(profile_of(engine, key, options))
+    return engine
 
 
 def connect(

@@ -57,8 +57,8 @@ class DecodingParams:
     )
     min_p: float = _option(0.0, 0, 1, "P", "Choose among tokens at least P times as likely as the likeliest; 0 is all.")
     seed: int = _option(0, 0, 2**64 - 1, "N", "Seed of the random choices.")
-    repetition_penalty: float = _option(1.0, 1e-6, 1e6, "X", "As in transformers; 1 is off.")
-    no_repeat_ngram_size: int = _option(0, 0, 1024, "N", "As in transformers; 0 is off.")
+    repetition_penalty: float = _option(1.0, 1e-6, 1e6, "X", "Make tokens less likely once they occurred; 1 is off.")
+    no_repeat_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N tokens in a row again; 0 is off.")
     content_penalty: float = _option(
         1.0, 1e-6, 1e6, "X", "Make Chinese words less likely once they are written; 1 is off."
     )

@@ -18,8 +18,8 @@ fallback         commit a block unverified that should have been verified, becau
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,6 @@ FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted
 EndedBy = Literal["k", "gate", "stop"]
 Outcome = Literal["verified", "skipped", "fallback"]
 SAMPLE_RATE = 16_000  # Hz, of all speech behind the file it came from
-
-T = TypeVar("T", bound="Cost | LinkCost")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,10 +92,6 @@ class Signals:
     top_prob: float  # probability
 
 
-def _sum(a: T, b: T) -> T:
-    return type(a)(*(getattr(a, field.name) + getattr(b, field.name) for field in fields(a)))
-
-
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What one model spent: forwards (`num_passes`), rows in them, and milliseconds.
@@ -114,7 +108,14 @@ class Cost:
     queue_ms: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return _sum(self, other)
+        return Cost(
+            self.num_passes + other.num_passes,
+            self.num_rows + other.num_rows,
+            self.forward_ms + other.forward_ms,
+            self.prefill_ms + other.prefill_ms,
+            self.encode_ms + other.encode_ms,
+            self.queue_ms + other.queue_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,12 @@ class LinkCost:
     shared_bytes: int = 0
 
     def __add__(self, other: LinkCost) -> LinkCost:
-        return _sum(self, other)
+        return LinkCost(
+            self.rtt_ms + other.rtt_ms,
+            self.bytes_up + other.bytes_up,
+            self.bytes_down + other.bytes_down,
+            self.shared_bytes + other.shared_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

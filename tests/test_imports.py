@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"decoding", "protocol"},
     "cloud": _CONTRACT | {"decoding", "protocol"},
-    "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.registry"},
+    "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.probe", "engines.registry"},
     "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "engines.transformers_peer"},
     "cli": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "evaluation", "cloud", "__version__"},
     "__init__": {"api", "config", "decoding", "engines.base", "engines.options", "errors", "types"},

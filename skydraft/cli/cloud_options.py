@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class CloudChoice:
             timeout_s=30.0 if self.timeout_s is None else self.timeout_s,
             require=self.require,
             open_ahead=self.open_when == "ahead",
-            notify=lambda line: click.echo(f"skydraft: {line}", err=True),
+            notify=_notify,
         )
 
     @contextmanager
@@ -115,6 +116,11 @@ _USE = [
 
 cloud_section = Section("cloud", "Cloud", CloudChoice, [*_SERVER, *_USE])
 server_section = Section("cloud", "Cloud", CloudChoice, _SERVER)
+
+
+def _notify(line: str) -> None:
+    """A line about the cloud, which on a terminal may come in the middle of the text."""
+    click.echo(("\n" if sys.stdout.isatty() else "") + f"skydraft: {line}", err=True)
 
 
 def _read(path: Path) -> bytes:

@@ -93,7 +93,7 @@ comparison_section = Section(
     ComparisonChoice,
     [
         option(
-            "--modes", "A,B,…", "Modes; gate=G;k=N;eager;accept=RULE;style=S; or hf-target, hf-assisted: transformers.",
+            "--modes", "A,B,…", "Modes with commas between; also gate=G;k=N;eager;style=S, hf-target, hf-assisted.",
             default=_MODES,
         ),
         option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),

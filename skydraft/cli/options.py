@@ -93,7 +93,8 @@ def _decoding_option(known: Field[Any]) -> click.Option:
     if known.name == "stop":
         return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
     if isinstance(known.default, bool):
-        return option(f"{flag}/--{flag.removeprefix('--no-')}", None, about.help, default=None)
+        off = f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
+        return option(f"{flag}/{off}", None, about.help, default=None)
     short = {"max_new_tokens": "-n"}.get(known.name, "")
     return option(f"{short} {flag}", about.metavar, with_default(about.help, known.default), type=type(known.default))
 
@@ -103,7 +104,7 @@ decoding_section = Section(
     "Decoding",
     _decoding,
     [
-        option("--style", "S", f"Ready-made settings for fluent Chinese: {', '.join(STYLES)} (default: none)."),
+        option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
         *map(_decoding_option, fields(DecodingParams)),
     ],
 )

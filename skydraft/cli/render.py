@@ -68,6 +68,8 @@ def summary_line(generation: Generation) -> str:
     parts += [f"{stats.num_rounds} rounds", f"{stats.num_escalated} escalated"]
     if stats.acceptance_rate is not None:
         parts.append(f"{stats.acceptance_rate:.0%} of drafts accepted")
+    if stats.num_fallback_tokens:
+        parts.append(f"{stats.num_fallback_tokens} tokens without the cloud")
     parts += [f"{_number(stats.cloud_calls_per_token)} calls/token", f"ended by {generation.finish_reason}"]
     return " · ".join(parts)
 

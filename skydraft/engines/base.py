@@ -207,10 +207,19 @@ class Engine(ABC):
 
     @property
     def profile(self) -> RowProfile:
-        """Invariant rows and forward times, probed at load."""
+        """Invariant rows and forward times, probed when it is loaded."""
         if self._profile is None:
-            raise EngineError(f"The engine {self.name} was not probed.")
+            raise EngineError(f"The engine {self.name} was not probed.", hint="Open it with skydraft.load.")
         return self._profile
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether it has a profile."""
+        return self._profile is not None
+
+    def adopt_profile(self, profile: RowProfile) -> None:
+        """Take what was measured for its profile."""
+        self._profile = profile
 
     @property
     def invariant_rows(self) -> int:

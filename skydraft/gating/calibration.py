@@ -188,7 +188,7 @@ def find_calibration(folders: Iterable[Path], draft: str, target: str | None, na
         raise broken
     raise OptionError(
         f"There is no calibration for {names}.",
-        hint="Make one with: skydraft calibrate --prompts FILE, or use --mode quality.",
+        hint="Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y, or use --mode quality.",
     )
 
 
@@ -206,5 +206,5 @@ def check_fits(calibration: Calibration, draft: str, target: str | None, names: 
         raise OptionError(
             f"This calibration was made for {calibration.draft.name} and {calibration.target.name}; it does not fit "
             f"{names}, because the models or their weights differ.",
-            hint="Make one for this pair with: skydraft calibrate --prompts FILE.",
+            hint="Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y.",
         )

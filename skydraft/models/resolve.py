@@ -120,7 +120,8 @@ def _unknown(spec: str, local: Path, known: Mapping[str, KnownModel], engine_nam
         return UnknownModel(
             f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
         )
-    others = ", ".join([*sorted(engine_names), "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
+    names = [*EMBEDDED, *(f"{name}:…" if name != "toy" else name for name in sorted(engine_names))]
+    others = ", ".join([*names, "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
     return UnknownModel(
         f"{spec!r} is not a known model, file or folder.", hint=f"{name_hint(spec, known)} Or give {others}."
     )

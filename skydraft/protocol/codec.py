@@ -101,7 +101,7 @@ def _params_message(params: DecodingParams) -> pb.DecodingParams:
 
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
     if len(UnknownFieldSet(message)):  # ignored, it would change tokens silently
-        raise ValueError("it has a decoding option that this version does not know")
+        raise ValueError("it has a decoding option that this older version does not know; upgrade it")
     given = {field.name: value for field, value in message.ListFields()}
     if "stop" in given:
         given["stop"] = tuple(given["stop"])

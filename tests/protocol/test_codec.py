@@ -463,5 +463,18 @@ def test_a_decoding_option_that_this_version_does_not_know_is_refused() -> None:
     data = codec.encode_session_call(SessionCall(1, 0, opening))
     message = pb.OpenRequest.FromString(data)
     message.opening.params.MergeFromString(b"\xa0\x06\x01")  # field 100
-    with pytest.raises(ProtocolError, match="does not know"):
+    with pytest.raises(ProtocolError, match="older version does not know"):
         codec.decode_session_call(message.SerializeToString())
+
+
+def test_the_laws_of_the_codec_are_asked_of_every_decoding_option() -> None:
+    seen: dict[str, set[Any]] = {field.name: set() for field in dataclasses.fields(DecodingParams)}
+
+    @law(200)
+    @given(any_params)
+    def collect(params: DecodingParams) -> None:
+        for name, values in seen.items():
+            values.add(getattr(params, name))
+
+    collect()
+    assert [name for name, values in seen.items() if len(values) < 2] == []
