@@ -42,6 +42,7 @@ def start_generation(
         raise _missing("edge")
     if draft and local:
         check_same(draft.vocab, local.vocab)
+    vocab = (local or reader).vocab  # so that the text of a target here is the same whoever drafts for it
     prompts = read_prompt(reader, request.messages, request.audio, raw=request.raw, share=request.share_audio)
     # Whose text it is sets the limit; a draft model with a shorter context stops drafting there.
     read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
@@ -58,11 +59,11 @@ def start_generation(
             draft, prompts.edge, params, max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals
         )
     if verifying:
-        verifier = verifying.verifier(context, prompts.target, reader.vocab, plan, params)
+        verifier = verifying.verifier(context, prompts.target, vocab, plan, params)
     k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying)
     falls_back = bool(verifying and verifying.falls_back(plan))
-    loop = SpeculativeLoop(context, drafter, gate, verifier, k, reader.vocab, falls_back=falls_back)
-    return Generation(loop, context, TextStream(reader.vocab, params.stop), prompts)
+    loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back)
+    return Generation(loop, context, TextStream(vocab, params.stop), prompts)
 
 
 def _gate(
