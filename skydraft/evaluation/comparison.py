@@ -68,6 +68,16 @@ class ComparisonRequest:
 
     def __post_init__(self) -> None:
         check_execution(self.execution)
+        names = [mode.name for mode in self.modes]
+        if not names or len(set(names)) < len(names):
+            raise OptionError("A comparison needs modes, each of them once.")
+        if min(self.repetitions, self.link_prompts) < 1 or min((self.link_kbps, *self.rtts_ms)) < 0:
+            raise OptionError("Repetitions and prompts are at least 1, round trips and bandwidths not below 0.")
+        if self.execution == "throughput" and any(mode.plan and mode.plan.mode == "lossless" for mode in self.modes):
+            raise OptionError(
+                "--execution throughput is exact except at near ties, and mode lossless is exact.",
+                hint="Compare gate=always instead.",
+            )
         if len(set(self.rtts_ms)) < len(self.rtts_ms):
             raise OptionError("--emulate-rtt names the same round trip twice.")
         calibrated = any(mode.plan and mode.plan.gate.kind == "calibrated" for mode in self.modes)

@@ -19,7 +19,7 @@ from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import GenerationLine, PromptEntry, Records, ScoreLine
 from skydraft.evaluation.text_indicators import indicators
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)

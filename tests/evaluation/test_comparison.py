@@ -257,3 +257,26 @@ def test_the_run_is_described(tmp_path: Path) -> None:
     assert (described.links, described.link_prompts, described.share_audio) == ((None,), 5, None)
     assert described.command == "skydraft compare …" and described.engine_options["context_len"] == 4096
     assert described.versions["skydraft"] == skydraft.__version__
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modes": ()}, "needs modes"),
+        ({"repetitions": 0}, "at least 1"),
+        ({"link_prompts": 0}, "at least 1"),
+        ({"rtts_ms": (-1.0,)}, "not below 0"),
+        ({"link_kbps": -1.0}, "not below 0"),
+        ({"execution": "throughput"}, "mode lossless is exact"),
+    ],
+)
+def test_a_comparison_that_could_not_be_run_is_refused_before_it_begins(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("你好\n", encoding="utf-8")
+    modes = parse_modes("edge,lossless", lambda style: DecodingParams())
+    fine: dict[str, Any] = {"workload": read_prompts(path), "modes": modes}
+    assert ComparisonRequest(**fine).modes == modes
+    with pytest.raises(OptionError, match=message):
+        ComparisonRequest(**{**fine, **changes})
