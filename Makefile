@@ -28,7 +28,7 @@ demo: models
 
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
