@@ -145,7 +145,6 @@ OTHER: dict[str, tuple[list[str], str]] = {
     "fewer prompts": (["--limit", "2"], "prompts differs"),
     "draft model": (["--edge-model", "toy:drift=0.3"], "draft model differs"),
     "target model": (["--cloud-model", "toy:drift=0.3"], "target model differs"),
-    "execution": (["--execution", "throughput"], "execution differs"),
 }
 
 
@@ -159,6 +158,17 @@ def test_another_run_in_the_same_folder_is_refused(out: Path, again: Path, invok
     assert err.startswith("skydraft: ") and err.count("\n") == 1
     assert "holds another run" in err and says in err and "--out" in err
     assert (again / "out" / "records.jsonl").read_bytes() == content
+
+
+def test_throughput_is_refused_where_a_mode_is_exact_and_another_run_where_none_is(
+    out: Path, again: Path, invoke: Invoke, tmp_path: Path
+) -> None:
+    status, stdout, err = invoke(*compare_args(again, modes=MODES), "--execution", "throughput")
+    assert (status, stdout) == (2, "") and err.count("\n") == 1 and "mode lossless is exact" in err
+    write_prompts(tmp_path)
+    args = compare_args(tmp_path, "--no-scores", modes="edge,cloud")
+    assert invoke(*args)[0] == 0
+    assert "execution differs" in invoke(*args, "--execution", "throughput")[2]
 
 
 def test_other_prompts_are_another_run(out: Path, again: Path, invoke: Invoke) -> None:
