@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,18 +106,28 @@ class RowBudget:
         self._rate = rows_per_s
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()  # requests are charged where they arrive, streams where they are computed
 
     def spend(self, label: str, num_rows: int) -> None:
         """Take rows out of the bucket, which may go below zero once. Raises RateLimited while it is empty."""
-        if not self._rate:
-            return
-        burst, now = max(_BURST_S * self._rate, _MIN_BURST_ROWS), self._clock()
-        left, before = self._left.get(label, (burst, now))
-        left = min(left + (now - before) * self._rate, burst)
-        if left <= 0:
-            self._left[label] = left, now
+        if wait_s := self._take(label, num_rows, refuse=True):
             raise RateLimited(
-                f"The token {label} has used up its {self._rate:g} rows a second.",
-                retry_after_s=(1 - left) / self._rate,
+                f"The token {label} has used up its {self._rate:g} rows a second.", retry_after_s=wait_s
             )
-        self._left[label] = left - num_rows, now
+
+    def charge(self, label: str, num_rows: int) -> float:
+        """Take rows out of the bucket whatever is in it; returns after how many seconds more may be taken."""
+        return self._take(label, num_rows, refuse=False)
+
+    def _take(self, label: str, num_rows: int, *, refuse: bool) -> float:
+        """Seconds until the bucket holds a row again, 0 where it does. With `refuse` an empty one gives nothing."""
+        if not self._rate:
+            return 0.0
+        with self._lock:
+            burst, now = max(_BURST_S * self._rate, _MIN_BURST_ROWS), self._clock()
+            left, before = self._left.get(label, (burst, now))
+            left = min(left + (now - before) * self._rate, burst)
+            is_refused = refuse and left <= 0
+            after = left if is_refused else left - num_rows
+            self._left[label] = after, now
+        return (1 - after) / self._rate if is_refused or (not refuse and after <= 0) else 0.0

@@ -25,7 +25,7 @@ class Job(ABC):
     """What has a call, an owner and, from `begin` on, a session, which is its alone until it is answered.
 
     `deliver` is called once with the last answer; who asks the same while it is under way gets that answer too.
-    `turn` is when it began to wait for its turn; jobs are served in this order. Times are in seconds.
+    `turn` is from when on it waits for its turn; jobs are served in this order. Times are in seconds.
     """
 
     kind: ClassVar[Literal["open", "verify", "generate"]]
@@ -154,10 +154,23 @@ class GenerateJob(Job):
     """The target alone: tokens are delivered one by one, the last one as the answer.
 
     Each token is a verification of nothing, which takes its turn anew, so a stream waits like everybody else.
+    `charge` is told the rows of each token and returns how many seconds the next one has to wait: a stream beyond its
+    owner's share goes on slowly, since it would cost more to begin again.
     """
 
     kind = "generate"
     streams = True
+
+    def __init__(
+        self,
+        call: SessionCall,
+        owner: str,
+        deliver: Deliver,
+        arrived: float,
+        charge: Callable[[int], float] = lambda num_rows: 0.0,
+    ) -> None:
+        super().__init__(call, owner, deliver, arrived)
+        self._charge = charge
 
     def begin(self, session: CloudSession) -> Answer | None:
         session.target.check(DraftBlock(session.target.base, ()), ())
@@ -175,6 +188,6 @@ class GenerateJob(Job):
         if verdict.finish:
             return emission
         self._delivers[0](emission)
-        self.arrived = self.turn = now
+        self.arrived = self.turn = now + self._charge(1)
         self._cost = Cost()
         return self.ready()

@@ -6,6 +6,8 @@ from skydraft.cloud.jobs import Job
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudBusy, CloudFailure, SessionNotFound
 
+_LOOK_AGAIN_S = 0.01  # how often those that wait for a seat look for one while the rest is slowed down
+
 
 class Scheduler:
     """Jobs that wait, and jobs that have a session. Knows neither models nor networks."""
@@ -61,10 +63,20 @@ class Scheduler:
         """The oldest job whose prompt is not in the KV cache yet."""
         return min((job for job in self._active if job.work is None), key=lambda job: job.turn, default=None)
 
-    def batch(self, max_rows: int) -> list[tuple[Job, TokenIds]]:
-        """Feeds for the next forward: at most `max_rows` in all, the oldest job first, each once."""
+    def idle_s(self, now: float) -> float:
+        """For how many seconds there is surely nothing to do; infinite where there is no job at all."""
+        if not self._active:
+            return 0.0 if self._waiting else float("inf")
+        idle_s = max(min(job.turn for job in self._active) - now, 0.0)
+        return min(idle_s, _LOOK_AGAIN_S) if self._waiting else idle_s
+
+    def batch(self, max_rows: int, now: float) -> list[tuple[Job, TokenIds]]:
+        """Feeds for the next forward: at most `max_rows` in all, the oldest job first, each once.
+
+        Who has its turn after `now` is left out.
+        """
         feeds: list[tuple[Job, TokenIds]] = []
-        for job in sorted(self._active, key=lambda job: job.turn):
+        for job in sorted((job for job in self._active if job.turn <= now), key=lambda job: job.turn):
             if max_rows > 0 and job.work is not None and (feed := job.work.next_feed(max_rows)) is not None:
                 feeds.append((job, feed))
                 max_rows -= len(feed)

@@ -14,7 +14,7 @@ from skydraft.cloud.access import Keyring, RowBudget
 from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob, VerifyJob
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
-from skydraft.errors import CloudBusy, CloudFailure, LimitExceeded, RateLimited, SkydraftError
+from skydraft.errors import CloudBusy, CloudFailure, LimitExceeded, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
@@ -148,7 +148,6 @@ class VerifierService:
                 async for emission in self._stream(call, owner):
                     self._label(context)  # the token may have been revoked meanwhile
                     yield codec.encode_emission(emission)
-                    await self._slow_down(owner, len(emission.token_ids))
         except Exception as error:
             await _abort(context, error)
 
@@ -160,7 +159,10 @@ class VerifierService:
         def deliver(answer: Answer) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, answer)
 
-        job = GenerateJob(call, owner, deliver, self._clock())
+        def charge(num_rows: int) -> float:
+            return self._budget.charge(owner, num_rows)
+
+        job = GenerateJob(call, owner, deliver, self._clock(), charge)
         self._worker.submit(job)
         try:
             finish = None
@@ -175,13 +177,6 @@ class VerifierService:
                     raise answers[-1]
         finally:
             self._worker.cancel(job)
-
-    async def _slow_down(self, owner: str, num_rows: int) -> None:
-        """A stream beyond its token's share waits instead of ending: what it costs to begin again would be more."""
-        try:
-            self._budget.spend(owner, num_rows)
-        except RateLimited as error:
-            await asyncio.sleep(error.retry_after_s)
 
     def _log(self, event: str, call: SessionCall, owner: str) -> None:
         extra = {"session": call.session, "epoch": call.epoch, "base": len(call.opening.committed_ids), "token": owner}

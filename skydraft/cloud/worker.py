@@ -91,18 +91,18 @@ class Worker:
         """Work until stopped. Whatever ends it, everybody who waits is answered."""
         try:
             while not self._stopping:
-                self.receive(wait=not len(self._scheduler))
+                self.receive(self._scheduler.idle_s(self._clock()))
                 self.step()
         finally:
             self._stop()
             self.receive()  # what came in between is answered too
             self._sessions.close_all()
 
-    def receive(self, *, wait: bool = False) -> None:
-        """Take in what was submitted; with `wait`, be idle for a while if there is nothing."""
+    def receive(self, idle_s: float = 0.0) -> None:
+        """Take in what was submitted. If there is nothing, wait for it for `idle_s` seconds, but not for long."""
         try:
-            if wait:
-                self._inbox.get(timeout=_TICK_S)()
+            if idle_s > 0:
+                self._inbox.get(timeout=min(idle_s, _TICK_S))()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
@@ -113,7 +113,7 @@ class Worker:
         self._expire()
         self._admit()
         self._prefill()
-        batch = self._scheduler.batch(self.max_rows)
+        batch = self._scheduler.batch(self.max_rows, self._clock())
         if rows := self._forward(batch):
             self._commit(self._verify(batch, rows))
         self.num_sessions = len(self._sessions)

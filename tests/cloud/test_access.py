@@ -199,6 +199,14 @@ def test_each_label_has_a_bucket_of_its_own_that_never_overflows(clock: Clock) -
     assert refused_for(budget, "ann", 1)
 
 
+def test_what_is_charged_is_taken_whatever_is_there_and_says_how_long_to_wait(clock: Clock) -> None:
+    budget = RowBudget(100, clock)
+    assert budget.charge("ann", 199) == 0
+    assert budget.charge("ann", 51) == pytest.approx(0.51)
+    assert budget.charge("ann", 50) == pytest.approx(1.01)  # never refused, and remembered
+    assert refused_for(budget, "ann", 1) == pytest.approx(1.01)
+
+
 @law(100)
 @given(
     st.sampled_from([1.0, 30.0, 500.0]),

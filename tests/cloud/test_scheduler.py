@@ -57,7 +57,7 @@ def test_a_forward_is_filled_by_the_oldest_each_once_and_the_last_may_be_cut(
         scheduler.add(jobs[-1])
         scheduler.activate(jobs[-1])
         jobs[-1].rows = None if num_rows is None else Rows(num_rows)
-    batch = scheduler.batch(max_rows)
+    batch = scheduler.batch(max_rows, 40.0)
     oldest = [one for one in sorted(jobs, key=lambda one: one.turn) if one.work and one.work.next_feed(1)]
     assert [one for one, _ in batch] == oldest[: len(batch)]
     num_wanted = [len(one.work.left) for one in oldest]

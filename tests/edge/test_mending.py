@@ -65,7 +65,7 @@ def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurrie
         began = time.monotonic()
         texts = [run(cloud, plan).token_ids for _ in range(4)]
         assert texts == [expected(plan)] * 4
-        assert time.monotonic() - began > 0.5  # it was slowed down indeed
+        assert time.monotonic() - began > 0.5  # some 160 rows, of which 90 are free
         assert lines == []
         cloud.close()
 

@@ -57,7 +57,7 @@ def load(name: str, max_sequences: int = 1) -> Engine:
     try:
         return skydraft.load(name, replace(OPTIONS, max_sequences=max_sequences), offline=True)
     except NetworkUnavailable as error:
-        pytest.skip(f"not here and not to be had: {error}")
+        pytest.skip(f"{name} is not on this machine: {error}")
 
 
 @contextmanager
