@@ -38,6 +38,8 @@ class DecodingParams:
     Sampling: `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `seed` seeds the noise.
     Constraints with the semantics of transformers, prompt included: `repetition_penalty` (1 is off),
     `no_repeat_ngram_size` (0 is off), `min_new_tokens` (no end token before; with `sentences`, unless they are said).
+    Constraints with the semantics of OpenAI's interface: `frequency_penalty` and `presence_penalty` over the generated
+    part, and `logit_bias`, pairs of (token id, what is added to its logit), ids rising.
     Constraints for Chinese text, over the generated part: `content_penalty` multiplies down CJK content tokens
     that occurred; `content_ngram_size` bans n-grams of content tokens seen before, punctuation left out;
     `no_adjacent_repeat` bans a content token that begins with the character just written; `comma_gap` and
@@ -59,6 +61,13 @@ class DecodingParams:
     seed: int = _option(0, 0, 2**64 - 1, "N", "Seed of the random choices.")
     repetition_penalty: float = _option(1.0, 1e-6, 1e6, "X", "Make tokens less likely once they occurred; 1 is off.")
     no_repeat_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N tokens in a row again; 0 is off.")
+    frequency_penalty: float = _option(
+        0.0, -2, 2, "X", "Take X off a token's logit for each time it was written; 0 is off."
+    )
+    presence_penalty: float = _option(0.0, -2, 2, "X", "Take X off the logits of tokens written before; 0 is off.")
+    logit_bias: tuple[tuple[int, float], ...] = _option(
+        (), -100, 100, "ID:X", "Add X to the logit of the token ID; can be repeated."
+    )
     content_penalty: float = _option(
         1.0, 1e-6, 1e6, "X", "Make Chinese words less likely once they are written; 1 is off."
     )
@@ -75,15 +84,20 @@ class DecodingParams:
     def __post_init__(self) -> None:
         for known in fields(self):
             value, option = getattr(self, known.name), known.metadata["option"]
-            if known.name != "stop" and not option.low <= value <= option.high:  # also refuses NaN
-                name = "--" + known.name.replace("_", "-")
-                raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {value}.")
+            values = (value,) if isinstance(value, int | float) else _numbers(known.name, value)
+            for number in values:
+                if not option.low <= number <= option.high:  # also refuses NaN
+                    name = "--" + known.name.replace("_", "-")
+                    raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {number}.")
         if 0 < self.temperature < _LOWEST_TEMPERATURE:
             raise OptionError(f"--temperature must be 0 (not random) or at least {_LOWEST_TEMPERATURE:g}.")
         if isinstance(self.stop, str):
             raise OptionError("Stop strings must be a tuple of texts, not a single text.")
         if not all(self.stop):
             raise OptionError("--stop must not be empty.", hint="Give at least one character.")
+        biased = [token_id for token_id, _ in self.logit_bias]
+        if biased != sorted(set(biased)) or min(biased, default=0) < 0:
+            raise OptionError("The ids of --logit-bias must be token ids, each given once.")
 
     @property
     def shapes_chinese(self) -> bool:
@@ -91,6 +105,11 @@ class DecodingParams:
         off = DecodingParams()
         names = ("content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap")
         return any(getattr(self, name) != getattr(off, name) for name in names)
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    """The numbers in a field that holds several things."""
+    return tuple(bias for _, bias in value) if name == "logit_bias" else ()
 
 
 _ZH_SHORT = {
@@ -118,6 +137,8 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
     chosen = {name: value for name, value in given.items() if value is not None}
     if "stop" in chosen:
         chosen["stop"] = tuple(chosen["stop"])
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = tuple(sorted((int(token_id), float(bias)) for token_id, bias in chosen["logit_bias"]))
     return replace(DecodingParams(), **{**(STYLES[style] if style else {}), **chosen})
 
 

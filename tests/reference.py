@@ -73,6 +73,12 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     generated = prefix[prompt_len:]
     for token_id in sorted(set(prefix)):
         _scale(edited, token_id, params.repetition_penalty)
+    for token_id in range(vocab.size):  # OpenAI: mu[j] -> mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence
+        count = generated.count(token_id)
+        lowered = count * params.frequency_penalty + (count > 0) * params.presence_penalty
+        edited[token_id] -= np.float32(lowered)
+    for token_id, bias in params.logit_bias:
+        edited[token_id] += np.float32(bias)
     if params.no_repeat_ngram_size:
         _ban_ngrams(edited, prefix, params.no_repeat_ngram_size)
     text = vocab.decode(generated)

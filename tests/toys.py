@@ -125,6 +125,12 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
         "top_p": st.floats(0.05, 0.99),
         "min_p": st.floats(0.001, 0.9),
         "repetition_penalty": st.floats(0.5, 3),
+        "frequency_penalty": st.floats(-2, 2),
+        "presence_penalty": st.floats(-2, 2),
+        "logit_bias": st.dictionaries(st.integers(0, len(PIECES) - 1), st.floats(-100, 100), max_size=3).map(
+            dict.items
+        ),
+        "full_stop_shift": st.floats(-20, 0),
         "no_repeat_ngram_size": st.integers(1, 4),
         "min_new_tokens": st.integers(1, 20),
         "sentences": st.integers(1, 3),

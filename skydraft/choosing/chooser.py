@@ -6,24 +6,34 @@ from collections.abc import Iterable
 from typing import Any
 
 from skydraft.choosing.chinese_style import style_constraints
-from skydraft.choosing.constraints import Constraint, Edit, apply, no_end_before, no_repeat_ngram, repetition_penalty
+from skydraft.choosing.constraints import (
+    Constraint,
+    Edit,
+    apply,
+    logit_bias,
+    no_end_before,
+    no_repeat_ngram,
+    occurrence_penalty,
+    repetition_penalty,
+)
 from skydraft.choosing.sampling import sample
 from skydraft.choosing.stopping import has_said
 from skydraft.config import DecodingParams
 from skydraft.engines.base import at_least_float32
 from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
-from skydraft.errors import EngineError
+from skydraft.errors import EngineError, OptionError
 
 
 class Chooser:
     """`choose` with everything but the row and the prefix filled in. Immutable; holds no random state.
 
     Steps, in order, on the raw logits:
-      1. repetition penalty, n-gram ban, minimum length (as transformers does)
+      1. repetition penalty (as transformers), frequency and presence penalty, logit bias (as OpenAI), n-gram ban,
+         minimum length (as transformers)
       2. style constraints
       3. temperature, once; top-k; top-p; min-p
       4. argmax of log p + noise(seed, position, token id)
-    Raises OptionError when a zh style meets a vocabulary without Chinese.
+    Raises OptionError when a zh style meets a vocabulary without Chinese, or a bias an id that is no token.
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int) -> None:
@@ -32,6 +42,13 @@ class Chooser:
         self._constraints: list[Constraint] = []
         if params.repetition_penalty != 1:
             self._constraints.append(repetition_penalty(params.repetition_penalty))
+        if params.frequency_penalty or params.presence_penalty:
+            penalties = params.frequency_penalty, params.presence_penalty
+            self._constraints.append(occurrence_penalty(*penalties, prompt_len))
+        if params.logit_bias:
+            if (highest := params.logit_bias[-1][0]) >= vocab.size:
+                raise OptionError(f"--logit-bias: the vocabulary of {vocab.size} tokens has no id {highest}.")
+            self._constraints.append(logit_bias(params.logit_bias))
         if params.no_repeat_ngram_size:
             self._constraints.append(no_repeat_ngram(params.no_repeat_ngram_size))
         if params.min_new_tokens:

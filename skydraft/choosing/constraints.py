@@ -1,7 +1,9 @@
 """Constraints: pure functions of the prefix that give sparse edits of a row of logits.
 
 `repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens` follow transformers' logits processors to the
-letter: on raw logits, prompt included, in that order.
+letter: on raw logits, prompt included, in that order. `frequency_penalty`, `presence_penalty` and `logit_bias` are as
+OpenAI defines them: mu[j] - c[j] * frequency - (c[j] > 0) * presence + bias[j], where c[j] counts how often token j was
+generated.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from typing import Any, Literal, TypeAlias
 
 import array_api_compat
 import numpy as np
+import numpy.typing as npt
 
 from skydraft.engines.vocab import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One change of some logits. `ban` sets -inf, `shift` adds `amount`.
+    """One change of some logits. `ban` sets -inf, `shift` adds `amount`, which may be one number for each id.
 
     `scale` makes a token less likely by the factor `amount`: it divides a positive logit and multiplies a
     negative one (CTRL, arXiv 1909.05858, as in transformers). An id named twice is changed once.
@@ -26,7 +29,7 @@ class Edit:
 
     op: Literal["ban", "scale", "shift"]
     token_ids: TokenIds
-    amount: float = 0.0
+    amount: float | npt.NDArray[np.float32] = 0.0
 
 
 Constraint: TypeAlias = Callable[[TokenIds], Iterable[Edit]]
@@ -52,7 +55,10 @@ def _apply_one(row: Any, edit: Edit) -> None:
         return
     scores = row[ids]
     if edit.op == "shift":
-        row[ids] = scores + edit.amount
+        amount = edit.amount
+        if isinstance(amount, np.ndarray):
+            amount = xp.asarray(amount, device=array_api_compat.device(row))
+        row[ids] = scores + amount
     else:
         # Gathered before anything is written, so that an id named twice is scaled once.
         row[ids] = xp.where(scores < 0, scores * edit.amount, scores / edit.amount)
@@ -61,6 +67,23 @@ def _apply_one(row: Any, edit: Edit) -> None:
 def repetition_penalty(penalty: float) -> Constraint:
     """Scale every token that the prefix holds, once per distinct id."""
     return lambda prefix: [Edit("scale", prefix, penalty)]
+
+
+def occurrence_penalty(frequency: float, presence: float, prompt_len: int) -> Constraint:
+    """Shift every token that was generated: down by `presence` once, and by `frequency` for each time."""
+
+    def shift(prefix: TokenIds) -> list[Edit]:
+        token_ids, counts = np.unique(prefix[prompt_len:], return_counts=True)
+        return [Edit("shift", token_ids, -(counts * frequency + presence).astype(np.float32))]
+
+    return shift
+
+
+def logit_bias(biases: Iterable[tuple[int, float]]) -> Constraint:
+    """Add to the logits of certain tokens, whatever was written."""
+    token_ids, amounts = zip(*biases, strict=True)
+    edits = [Edit("shift", np.array(token_ids, np.int32), np.array(amounts, np.float32))]
+    return lambda prefix: edits
 
 
 def no_repeat_ngram(size: int) -> Constraint:

@@ -42,6 +42,14 @@ def as_text(context: click.Context, param: click.Parameter, value: Any) -> Any:
     return text
 
 
+def _as_biases(context: click.Context, param: click.Parameter, value: Any) -> tuple[tuple[int, float], ...]:
+    """The pairs in texts such as 42:-1.5."""
+    try:
+        return tuple((int(token_id), float(bias)) for token_id, _, bias in (text.partition(":") for text in value))
+    except ValueError as error:
+        raise click.BadParameter("write a token id, a colon and a number, for example 42:-1.5.") from error
+
+
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
     """How the prompt reaches the model: with a system prompt, or `raw`, without the chat template."""
@@ -82,9 +90,9 @@ class DecodingChoice:
         return decoding_params(None if chosen == "none" else chosen, **{**defaults, **self.values})
 
 
-def _decoding(style: str | None, stop: tuple[str, ...], **values: Any) -> DecodingChoice:
-    given = {name: value for name, value in values.items() if value is not None}
-    return DecodingChoice(style, MappingProxyType(given | ({"stop": stop} if stop else {})))
+def _decoding(style: str | None, **values: Any) -> DecodingChoice:
+    given = {name: value for name, value in values.items() if value not in (None, ())}
+    return DecodingChoice(style, MappingProxyType(given))
 
 
 def _decoding_option(known: Field[Any]) -> click.Option:
@@ -92,6 +100,8 @@ def _decoding_option(known: Field[Any]) -> click.Option:
     about, flag = known.metadata["option"], f"--{known.name.replace('_', '-')}"
     if known.name == "stop":
         return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
+    if known.name == "logit_bias":
+        return option(flag, about.metavar, about.help, multiple=True, callback=_as_biases)
     if isinstance(known.default, bool):
         off = f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
         return option(f"{flag}/{off}", None, about.help, default=None)

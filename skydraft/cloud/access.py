@@ -111,9 +111,7 @@ class RowBudget:
     def spend(self, label: str, num_rows: int) -> None:
         """Take rows out of the bucket, which may go below zero once. Raises RateLimited while it is empty."""
         if wait_s := self._take(label, num_rows, refuse=True):
-            raise RateLimited(
-                f"The token {label} has used up its {self._rate:g} rows a second.", retry_after_s=wait_s
-            )
+            raise RateLimited(f"The token {label} has used up its {self._rate:g} rows a second.", retry_after_s=wait_s)
 
     def charge(self, label: str, num_rows: int) -> float:
         """Take rows out of the bucket whatever is in it; returns after how many seconds more may be taken."""

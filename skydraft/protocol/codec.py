@@ -94,8 +94,10 @@ def _named(session: int) -> int:
 
 def _params_message(params: DecodingParams) -> pb.DecodingParams:
     changed = {name: getattr(params, name) for name in _PARAM_NAMES}
+    biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias]
     return pb.DecodingParams(
         **{name: value for name, value in changed.items() if value != getattr(_DEFAULT_PARAMS, name)}
+        | ({"logit_bias": biases} if biases else {})
     )
 
 
@@ -105,6 +107,8 @@ def _read_params(message: pb.DecodingParams) -> DecodingParams:
     given = {field.name: value for field, value in message.ListFields()}
     if "stop" in given:
         given["stop"] = tuple(given["stop"])
+    if "logit_bias" in given:
+        given["logit_bias"] = tuple((each.token_id, each.bias) for each in given["logit_bias"])
     return DecodingParams(**given)
 
 

@@ -45,6 +45,11 @@ any_params = st.builds(
     min_p=between(0, 1),
     seed=st.integers(0, 2**64 - 1),
     repetition_penalty=between(1e-6, 1e6),
+    frequency_penalty=between(-2, 2),
+    presence_penalty=between(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, MAX_ID), between(-100, 100), max_size=3).map(
+        lambda biases: tuple(sorted(biases.items()))
+    ),
     no_repeat_ngram_size=st.integers(0, 1024),
     content_penalty=between(1e-6, 1e6),
     content_ngram_size=st.integers(0, 1024),
