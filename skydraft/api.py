@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from skydraft.errors import OptionError
 from skydraft.gating.calibration import Calibration
 from skydraft.models import Progress, cache_dir, no_progress, resolve
 from skydraft.prompts.audio import Audio
-from skydraft.prompts.messages import asked
+from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import ShareAudio
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def connect(
 def generate(
     prompt: str | None = None,
     *,
+    messages: Iterable[Mapping[str, Any] | Message] | None = None,
     edge: Engine | None = None,
     cloud: Engine | Cloud | None = None,
     plan: Plan | None = None,
@@ -92,8 +93,13 @@ def generate(
     calibration: Calibration | None = None,
     audio: Audio | None = None,
     share_audio: ShareAudio = "features",
+    cache_scope: str = "",
 ) -> Generation:
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
+
+    A conversation is given as `messages` instead of a prompt: each has a role and a content, as in OpenAI's interface.
+    With a `cache_scope`, any name, its next turn takes up what both sides have read before; the text is the same. How
+    many conversations an engine remembers is `EngineOptions.max_sequences`.
 
     `plan` comes from `make_plan` (default: lossless); a plan with one model alone takes just that one, but with a
     remote cloud `edge` is needed in any case, for its tokenizer. `raw` leaves out the chat template. `with_signals`
@@ -104,9 +110,12 @@ def generate(
     alone); with `share_audio` "features" the target hears its features in half precision, with "none" it judges from
     the words alone. Without a prompt the speaker is described. Raises UsageError before anything is computed.
     """
+    if messages is not None and (prompt is not None or system is not None):
+        raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
     question = CAPTION_PROMPT if prompt is None and audio else prompt
+    turns = () if question is None else asked(question, system)
     request = GenerateRequest(
-        messages=() if question is None else asked(question, system),
+        messages=turns if messages is None else conversation(messages),
         plan=plan or make_plan(),
         params=params or DecodingParams(),
         raw=raw,
@@ -115,6 +124,7 @@ def generate(
         execution=execution,
         calibration=calibration,
         with_signals=with_signals,
+        cache_scope=cache_scope,
     )
     return start(request, edge=edge, cloud=cloud)
 

@@ -84,6 +84,17 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Reuse:
+    """A sequence may be kept for prompts of the same `scope`, and take up one that was: nobody else's.
+
+    Not `exact` reuses generated tokens too, whose KV may differ in bits from that of a prompt.
+    """
+
+    scope: str
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Signals:
     """How sure the draft model was of one token; from its raw logits at temperature 1."""
 
@@ -98,6 +109,7 @@ class Cost:
 
     `forward_ms` is the time inside forwards; `prefill_ms` the part of it for the prompt, whose rows and passes are not
     counted, and `encode_ms` the part of that for the prompt's audio. `queue_ms` is time on a server besides.
+    `num_cached` counts tokens of the prompt that an earlier one had left in the KV cache.
     """
 
     num_passes: int = 0
@@ -106,6 +118,7 @@ class Cost:
     prefill_ms: float = 0.0
     encode_ms: float = 0.0
     queue_ms: float = 0.0
+    num_cached: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -115,6 +128,7 @@ class Cost:
             self.prefill_ms + other.prefill_ms,
             self.encode_ms + other.encode_ms,
             self.queue_ms + other.queue_ms,
+            self.num_cached + other.num_cached,
         )
 
 

@@ -5,6 +5,7 @@ A section becomes one frozen value, which the command is called with. What is ou
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,11 +23,11 @@ from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
 from skydraft.models import default_pair, progress_on
-from skydraft.prompts.messages import Message, asked
+from skydraft.prompts.messages import Message, asked, conversation
 
 Color = Literal["auto", "always", "never"]
 _PAIR = default_pair()
@@ -52,15 +53,31 @@ def _as_biases(context: click.Context, param: click.Parameter, value: Any) -> tu
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """How the prompt reaches the model: with a system prompt, or `raw`, without the chat template."""
+    """How the prompt reaches the model: after a system prompt or earlier messages, or `raw`, without the template."""
 
     system: str | None
     raw: bool
+    earlier: str | None
 
     def messages(self, prompt: str | None, *, has_audio: bool = False) -> tuple[Message, ...]:
         """The conversation that is answered. A recording without a prompt gets the question about its speaker."""
+        if self.earlier is not None:
+            return read_messages(self.earlier, self.system, prompt)
         question = CAPTION_PROMPT if prompt is None and has_audio else prompt
         return () if question is None else asked(question, self.system)
+
+
+def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Message, ...]:
+    """The conversation in a file, with a system prompt before and a question after it. Raises PromptError."""
+    try:
+        found = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PromptError(f"{name} cannot be read: {error.strerror}.", hint="Check its name.") from error
+    except ValueError as error:
+        hint = 'Write [{"role": "user", "content": "..."}].'
+        raise PromptError(f"{name} is not a JSON list of messages: {error}.", hint=hint) from error
+    begin = (Message("system", system),) if system is not None else ()
+    return (*begin, *conversation(found), *(asked(prompt) if prompt is not None else ()))
 
 
 prompt_section = Section(
@@ -69,6 +86,12 @@ prompt_section = Section(
     PromptChoice,
     [
         option("-s --system", "TEXT", "System prompt.", callback=as_text),
+        option(
+            "--messages earlier",
+            "FILE",
+            "Answer a conversation: a JSON list of messages with role and content; - is "
+            "stdin. PROMPT, if given, is asked after them.",
+        ),
         option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True),
     ],
 )

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from skydraft.cli.speech_options import Speech
 from skydraft.decoding.generation import Generation
-from skydraft.decoding.stats import Stats
+from skydraft.decoding.stats import CachedTokens, Stats
 from skydraft.types import Origin, Round, Token
 
 # Told apart by brightness and underline as well as by hue, for eyes and terminals that see few colours.
@@ -70,6 +70,8 @@ def summary_line(generation: Generation) -> str:
         parts.append(f"{stats.acceptance_rate:.0%} of drafts accepted")
     if stats.num_fallback_tokens:
         parts.append(f"{stats.num_fallback_tokens} tokens without the cloud")
+    if cached := max(stats.cached_tokens.edge, stats.cached_tokens.cloud):
+        parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
     parts += [f"{_number(stats.cloud_calls_per_token)} calls/token", f"ended by {generation.finish_reason}"]
     return " · ".join(parts)
 
@@ -103,7 +105,9 @@ def stats_table(runs: Mapping[str, Stats]) -> Table:
     for name in runs:
         table.add_column(name, justify="right")
     for field in dataclasses.fields(Stats):
-        table.add_row(field.name, *(_number(getattr(stats, field.name)) for stats in runs.values()))
+        values = [getattr(stats, field.name) for stats in runs.values()]
+        if not any(isinstance(value, CachedTokens) for value in values):  # nothing is cached for a single question
+            table.add_row(field.name, *map(_number, values))
     return table
 
 

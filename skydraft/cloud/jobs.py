@@ -87,6 +87,7 @@ class Job(ABC):
     def begin(self, session: CloudSession) -> Answer | None:
         """Take up the session. An answer that is known is returned."""
         self._session = session
+        self._cost += session.target.take_prefill_cost()  # of what need not be fed, above all
         return None
 
     def prefill(self) -> None:

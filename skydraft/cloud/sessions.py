@@ -16,7 +16,7 @@ from skydraft.engines.base import Engine, Sequence
 from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, UnknownModel, VocabularyMismatch
 from skydraft.protocol.codec import digest, short_fingerprint
 from skydraft.protocol.values import Opening, SessionCall, VerifyCall
-from skydraft.types import Verdict
+from skydraft.types import Reuse, Verdict
 
 _FINISHED_KEPT = 4  # finished sessions kept per seat, for a verdict that has to be said again
 
@@ -66,8 +66,9 @@ class CloudSession:
 class Sessions:
     """All sessions of a server, by number. The only place where they are opened, evicted and closed."""
 
-    def __init__(self, engine: Engine, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, limits: Limits, clock: Callable[[], float], *, exact: bool = True) -> None:
         self._engine = engine
+        self._exact = exact
         self._limits = limits
         self._clock = clock
         self._fingerprint = short_fingerprint(engine.vocab.fingerprint)
@@ -149,7 +150,13 @@ class Sessions:
             idle = [session for session in rivals if session.number not in busy]
             self.close(min(idle, key=lambda session: session.used_at).number)
             self.num_evicted += 1
-        return self._engine.begin(opening.prompt.token_ids, opening.prompt.media)
+        prompt, reuse = opening.prompt, self._reuse(opening, owner)
+        return self._engine.begin(prompt.token_ids, prompt.media, reuse)
+
+    def _reuse(self, opening: Opening, owner: str) -> Reuse | None:
+        """Whose KV it may take up: that of the owner alone, so that nobody learns, by its time, of another's text."""
+        scope = f"{owner}\n{opening.cache_scope}"
+        return Reuse(scope, self._exact) if opening.cache_scope else None
 
     def _rivals(self, owner: str) -> list[CloudSession]:
         """Sessions one of which must go before `owner` gets a seat: its own at its own limit, all where all is full."""
@@ -172,13 +179,17 @@ class Sessions:
         for number in expired:
             self.close(number)
         self.num_expired += num_unfinished
+        self._engine.forget_kept(self._limits.session_ttl_s)
         return num_unfinished
 
-    def close(self, number: int, owner: str | None = None) -> None:
-        """Forget a session, if it is there and `owner`, where given, is its owner."""
+    def close(self, number: int, owner: str | None = None, *, failed: bool = False) -> None:
+        """Forget a session, if it is there and `owner`, where given, is its owner.
+
+        Nothing of one that `failed` is reused.
+        """
         session = self._table.get(number)
         if session is not None and owner in (None, session.owner):
-            session.target.close()
+            session.target.close(failed=failed)
             del self._table[number]
 
     def close_all(self) -> None:

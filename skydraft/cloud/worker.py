@@ -65,7 +65,7 @@ class Worker:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._scheduler = Scheduler(limits.max_queue)
-        self._sessions = Sessions(engine, limits, clock)
+        self._sessions = Sessions(engine, limits, clock, exact=execution == "exact")
         self._stopping = False
         self._close_later: set[tuple[int, str]] = set()
         self._next_tick = 0.0
@@ -243,8 +243,8 @@ class Worker:
         """Jobs that cannot go on lose their sessions too: what these hold may be half done."""
         log.error("a job failed", exc_info=error)
         for job in jobs:
+            self._sessions.close(*job.key, failed=True)
             self._end(job, CloudFailure("The server failed; its log says why."))
-            self._sessions.close(*job.key)
 
     def _cancel(self, job: Job) -> None:
         if job.streams and not job.is_answered:

@@ -43,7 +43,10 @@ def start_generation(
     if draft and local:
         check_same(draft.vocab, local.vocab)
     vocab = (local or reader).vocab  # so that the text of a target here is the same whoever drafts for it
-    prompts = read_prompt(reader, request.messages, request.audio, raw=request.raw, share=request.share_audio)
+    prompts = read_prompt(
+        reader, request.messages, request.audio, raw=request.raw, share=request.share_audio,
+        audio_turn=request.audio_turn, tools=request.tools,
+    )  # fmt: skip
     # Whose text it is sets the limit; a draft model with a shorter context stops drafting there.
     read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
     max_new_tokens = params.max_new_tokens
@@ -56,10 +59,11 @@ def start_generation(
     drafter = verifier = None
     if draft:
         drafter = Drafter(
-            draft, prompts.edge, params, max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals
-        )
+            draft, prompts.edge, params, max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals,
+            reuse=request.reuse,
+        )  # fmt: skip
     if verifying:
-        verifier = verifying.verifier(context, prompts.target, vocab, plan, params)
+        verifier = verifying.verifier(context, prompts.target, vocab, plan, params, request.cache_scope)
     k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying)
     falls_back = bool(verifying and verifying.falls_back(plan))
     loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back)

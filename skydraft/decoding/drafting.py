@@ -13,14 +13,15 @@ from skydraft.decoding.context import Context
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.gating.gates import Gate
 from skydraft.gating.signals import measure
-from skydraft.types import Cost, DraftBlock, EndedBy, Prompt, Signals
+from skydraft.types import Cost, DraftBlock, EndedBy, Prompt, Reuse, Signals
 
 
 class Drafter:
     """The draft model's side of one generation: `prompt` as it reads it, and the sequence, opened at the first block.
 
     A text ends after `max_new_tokens` at the latest. Where `ends_blocks` is given, a block ends right after the first
-    token that makes it too uncertain for that gate. Signals are measured where `with_signals`.
+    token that makes it too uncertain for that gate. Signals are measured where `with_signals`. `reuse` is as in
+    `Engine.begin`.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class Drafter:
         *,
         ends_blocks: Gate | None = None,
         with_signals: bool = False,
+        reuse: Reuse | None = None,
     ) -> None:
         self._engine = engine
+        self._reuse = reuse
         self._prompt = prompt
         self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
         self._stopping = Stopping(params, engine.vocab, max_new_tokens)
@@ -49,11 +52,15 @@ class Drafter:
 
     def draft(self, context: Context, k: int) -> DraftBlock:
         """A block of at most `k` tokens after `context`, each what the draft model alone would emit there."""
+        sequence, cost = self._open()
+        with self._engine.floor:
+            return self._draft(sequence, cost, context, k)
+
+    def _draft(self, sequence: Sequence, cost: Cost, context: Context, k: int) -> DraftBlock:
         token_ids: list[int] = []
         signals: list[Signals] = []
         ended_by: EndedBy = "k"
         began = time.perf_counter()
-        sequence, cost = self._open()
         row, fed = self._catch_up(sequence, context)
         forward_s = time.perf_counter() - began
         while True:
@@ -70,16 +77,22 @@ class Drafter:
             began = time.perf_counter()
             row = sequence.extend(token_ids[-1:])[0]
             forward_s += time.perf_counter() - began
-        num_steps, spent_ms = len(token_ids) - 1, forward_s * 1e3 - cost.forward_ms  # the prompt's part is in `cost`
-        cost += fed + Cost(num_steps, num_steps, forward_ms=spent_ms)
+        num_steps = len(token_ids) - 1
+        cost += fed + Cost(num_steps, num_steps, forward_ms=forward_s * 1e3)
         return DraftBlock(context.base, tuple(token_ids), tuple(signals), ended_by, finish, cost)
 
     def _open(self) -> tuple[Sequence, Cost]:
         """The sequence, opened once, and what that took now."""
         if self._sequence is not None:
             return self._sequence, Cost()
-        self._sequence = self._engine.open(self._prompt.token_ids, self._prompt.media)
-        return self._sequence, self._sequence.prefill_cost
+        sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
+        try:
+            self._engine.fill(sequence, self._prompt.token_ids)
+        except BaseException:
+            self.close()  # another thread may have done so, to end this
+            self._sequence = None
+            raise
+        return sequence, sequence.take_prefill_cost()
 
     def _catch_up(self, sequence: Sequence, context: Context) -> tuple[Rows, Cost]:
         """Feed what is committed and not in the cache: (logits after it [vocab], passes and rows that took)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from skydraft.config import DecodingParams, Execution, check_execution
 from skydraft.decoding.plan import Plan, make_plan
@@ -11,27 +12,39 @@ from skydraft.gating.calibration import Calibration
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
+from skydraft.types import Reuse
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A conversation to be answered, and how.
 
-    `raw` continues the text of the last message without the chat template. `audio` is heard with the last message;
-    with `share_audio` "none" the target judges from the words alone. `execution` None is "exact" in this process and
+    `raw` continues the text of the last message without the chat template. `tools` are described to the template as
+    OpenAI's interface writes them. `audio` is heard with the message number `audio_turn`, the last one by default; with
+    `share_audio` "none" the target judges from the words alone. `execution` None is "exact" in this process and
     what a server was started with elsewhere. `calibration` None looks for the pair's own where the gate needs one.
-    `with_signals` measures uncertainty even where the gate does not need it. Raises PromptError or OptionError.
+    `with_signals` measures uncertainty even where the gate does not need it. With a `cache_scope` what both sides have
+    read of the prompt is kept for later requests of that scope, and taken over from earlier ones; the text is the same.
+    Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
     plan: Plan = field(default_factory=make_plan)
     params: DecodingParams = field(default_factory=DecodingParams)
     raw: bool = False
+    tools: tuple[Any, ...] = ()
     audio: Audio | None = None
+    audio_turn: int = -1
     share_audio: ShareAudio = "features"
     execution: Execution | None = None
     calibration: Calibration | None = None
     with_signals: bool = False
+    cache_scope: str = ""
+
+    @property
+    def reuse(self) -> Reuse | None:
+        """Whose KV may be taken up, where the models are in this process."""
+        return Reuse(self.cache_scope, self.execution != "throughput") if self.cache_scope else None
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -11,6 +11,14 @@ from skydraft.types import Cost, LinkCost, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """Tokens of the prompt that each side still had in its KV cache from an earlier one."""
+
+    edge: int
+    cloud: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Figures of one generation; None where there is nothing to divide by.
 
@@ -23,7 +31,7 @@ class Stats:
     start to last round. draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest,
     less queue and wire. bytes: messages of the protocol, both ways; shared_bytes: the part
     of bytes_up that is features of speech, those sent again included. prefill_ms, encode_ms: the parts of draft_ms and
-    target_ms for the prompt, and the part of that for its audio.
+    target_ms for the prompt, and the part of that for its audio. cached_tokens: those that need not be fed.
     """
 
     num_tokens: int
@@ -52,6 +60,7 @@ class Stats:
     draft_encode_ms: float
     target_prefill_ms: float
     target_encode_ms: float
+    cached_tokens: CachedTokens
 
 
 def stats_of(records: Seq[StepRecord]) -> Stats:
@@ -92,6 +101,7 @@ def stats_of(records: Seq[StepRecord]) -> Stats:
         draft_encode_ms=round(draft.encode_ms, 3),
         target_prefill_ms=round(target.prefill_ms, 3),
         target_encode_ms=round(target.encode_ms, 3),
+        cached_tokens=CachedTokens(draft.num_cached, target.num_cached),
     )
 
 

@@ -13,7 +13,7 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
-from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Reuse, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Target(Protocol):
         """The model itself, where it is in this process: its context bounds the text."""
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams
+        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str
     ) -> Verifier:
         """The verifier of one generation, whose committed tokens are `context` and which reads `prompt`.
 
-        Ids are those of `vocab`.
+        Ids are those of `vocab`. With a `cache_scope` KV may be shared with earlier prompts of that scope.
         """
 
     def falls_back(self, plan: Plan) -> bool:
@@ -57,12 +57,14 @@ class LocalTarget:
 
     def __init__(self, engine: Engine, execution: Execution) -> None:
         self.engine = engine
+        self._execution = execution
         self._max_rows = engine.max_rows(execution)
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams
+        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str
     ) -> Verifier:
-        return LocalVerifier(self.engine, prompt, params, max_rows=self._max_rows, top=plan.top)
+        reuse = Reuse(cache_scope, self._execution == "exact") if cache_scope else None
+        return LocalVerifier(self.engine, prompt, params, max_rows=self._max_rows, top=plan.top, reuse=reuse)
 
     def falls_back(self, plan: Plan) -> bool:
         return False
@@ -78,13 +80,21 @@ class LocalVerifier:
     """The target in this process; its sequence is opened at the first verification.
 
     `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact, more is faster
-    on hardware where rows are nearly free.
+    on hardware where rows are nearly free. `reuse` is as in `Engine.begin`.
     """
 
     def __init__(
-        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int | None = None, top: int = 0
+        self,
+        engine: Engine,
+        prompt: Prompt,
+        params: DecodingParams,
+        *,
+        max_rows: int | None = None,
+        top: int = 0,
+        reuse: Reuse | None = None,
     ) -> None:
         self._engine = engine
+        self._reuse = reuse
         self._prompt = prompt
         self._max_rows = max_rows or engine.invariant_rows
         self._session = TargetSession(engine, prompt, params, top=top)
@@ -93,6 +103,10 @@ class LocalVerifier:
         """Raises BaseMismatch, and changes nothing, when the block extends another length."""
         self._session.check(block, catch_up)
         cost = Cost() if self._session.is_seated else self._open()
+        with self._engine.floor:
+            return self._judge(block, catch_up, cost)
+
+    def _judge(self, block: DraftBlock, catch_up: Seq[int], cost: Cost) -> Verdict:
         work = self._session.begin(block, catch_up)
         while (token_ids := work.next_feed(self._max_rows)) is not None:
             began = time.perf_counter()
@@ -103,9 +117,9 @@ class LocalVerifier:
 
     def _open(self) -> Cost:
         """Put the prompt into the cache; returns what that took. A failure leaves the session without a sequence."""
-        sequence = self._engine.open(self._prompt.token_ids, self._prompt.media)
+        sequence = self._engine.open(self._prompt.token_ids, self._prompt.media, self._reuse)
         self._session.adopt(sequence)
-        return sequence.prefill_cost
+        return sequence.take_prefill_cost()
 
     def spent(self) -> LinkCost:
         """Nothing: the target is here."""

@@ -176,12 +176,12 @@ class TargetSession:
 
     def prefill(self) -> Cost:
         """Feed the next part of the prompt; returns what that took."""
-        sequence = self._own()
-        before = sequence.prefill_cost
-        self._engine.prefill(sequence, self._prompt.token_ids)
-        took_ms = sequence.prefill_cost.prefill_ms - before.prefill_ms
-        encode_ms = sequence.prefill_cost.encode_ms - before.encode_ms
-        return Cost(forward_ms=took_ms, prefill_ms=took_ms, encode_ms=encode_ms)
+        self._engine.prefill(self._own(), self._prompt.token_ids)
+        return self.take_prefill_cost()
+
+    def take_prefill_cost(self) -> Cost:
+        """What the prompt has cost since this was last asked, or fed."""
+        return self._sequence.take_prefill_cost() if self._sequence else Cost()
 
     def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
         """Raise BaseMismatch unless the block extends what is committed and `catch_up`; LimitExceeded at the end."""
@@ -206,7 +206,8 @@ class TargetSession:
         self._finish = verdict.finish
         return verdict
 
-    def close(self) -> None:
-        """Free the sequence."""
+    def close(self, *, failed: bool = False) -> None:
+        """Free the sequence; one that `failed` may be half done, so that nothing of it is reused."""
         if self._sequence is not None:
-            self.release().close()
+            sequence = self.release()
+            sequence.discard() if failed else sequence.close()

@@ -101,13 +101,14 @@ class Cloud:
         return self.link.info(min(_QUICK_S, self._timeout_s)) if quick else self.info()
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams
+        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str
     ) -> RemoteVerifier:
         """The verifier of one generation."""
+        fingerprint = short_fingerprint(vocab.fingerprint)
         verifier = RemoteVerifier(
             self.link,
             context,
-            Opening(short_fingerprint(vocab.fingerprint), prompt, params=params, top=plan.top),
+            Opening(fingerprint, prompt, params=params, top=plan.top, cache_scope=cache_scope),
             Patience(self._timeout_s, self.falls_back(plan)),
             streams=not plan.drafts or plan.k is None,
             notify=self._notify,

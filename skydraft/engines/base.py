@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -16,9 +15,11 @@ import numpy.typing as npt
 
 from skydraft.config import Execution
 from skydraft.engines.options import RowProfile
+from skydraft.engines.prefix_cache import PrefixCache
+from skydraft.engines.turns import Floor, Turns
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import EngineError, PromptError
-from skydraft.types import Cost, Media
+from skydraft.types import Cost, Media, Reuse
 
 # [num_rows, vocab.size], numpy or torch: rows stay where the engine has them.
 Rows: TypeAlias = Any
@@ -64,41 +65,23 @@ class TokenBuffer:
         self._len = length
 
 
-class Turns:
-    """`with turns:` is one use of the engine called `name`, with no other inside.
+class Sequence:
+    """Tokens with valid KV in one engine. `extend` is the only way in, `truncate` the only way out.
 
-    Nobody waits: raises EngineError at once while another thread has its turn, and when there are no more turns.
+    `reuse` says who may take up its KV when it is closed, None nobody; `media` is what its audio tokens stand for.
     """
 
-    def __init__(self, name: str) -> None:
-        self.is_over = False  # only `Engine.close` changes it
-        self._name = name
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise EngineError(f"Another thread is using {self._name}.", hint="Let one call end before the next begins.")
-        if self.is_over:
-            self._lock.release()
-            self.check()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def check(self) -> None:
-        """Raise EngineError if the engine is closed."""
-        if self.is_over:
-            raise EngineError(f"{self._name} is closed.")
-
-
-class Sequence:
-    """Tokens with valid KV in one engine. `extend` is the only way in, `truncate` the only way out."""
-
-    def __init__(self, engine: Engine, slot: Any) -> None:
+    def __init__(
+        self, engine: Engine, slot: Any, *, reuse: Reuse | None = None, media: Media | None = None,
+        token_ids: Iterable[int] = (), whole_len: int = 0,
+    ) -> None:  # fmt: skip
         self.engine = engine
         self.slot = slot  # the engine's own handle: a KV sequence id or a cache object
-        self.prefill_cost = Cost()  # of its prompt so far; only the engine writes it
-        self._tokens = TokenBuffer()
+        self.reuse = reuse
+        self.media = media
+        self._tokens = TokenBuffer(token_ids)
+        self.whole_len = whole_len  # how many went in as whole parts of a prompt; only the engine writes it
+        self.prefill_cost = Cost(num_cached=self.length)  # of its prompt, not taken yet; only the engine writes it
         self.is_closed = False  # only `close` changes it
 
     @property
@@ -128,6 +111,7 @@ class Sequence:
             if length < self.length:
                 self.engine.roll_back(self, length)
                 self._tokens.truncate(length)
+                self.whole_len = min(self.whole_len, self.engine.part_end(length) - self.engine.max_batch_rows)
                 self._assert_kv()
 
     def align(self, token_ids: TokenIds) -> None:
@@ -139,10 +123,20 @@ class Sequence:
         differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
         self.truncate(int(differs[0]) if len(differs) else shared)
 
+    def take_prefill_cost(self) -> Cost:
+        """What its prompt has cost since this was last asked."""
+        cost, self.prefill_cost = self.prefill_cost, Cost()
+        return cost
+
     def check_open(self) -> None:
         """Raise EngineError if the sequence is closed."""
         if self.is_closed:
             raise EngineError("This sequence is closed.")
+
+    def discard(self) -> None:
+        """Close it, and let nobody take up its KV, which may be half done."""
+        self.reuse = None
+        self.close()
 
     def close(self) -> None:
         """Give the KV memory back. The sequence cannot be used afterwards. Any thread may do so at any time."""
@@ -176,23 +170,27 @@ class Engine(ABC):
     takes_audio: bool = False
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
+    max_sequences: int = 1  # KV is kept for reuse while fewer are open
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     _profile: RowProfile | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.turns = Turns(name)
-        self._dropped: list[Sequence] = []  # closed, their memory not yet released
+        self.floor = Floor()
+        self._closed = PrefixCache()
 
     def drop(self, sequence: Sequence) -> None:
-        """Release a sequence: now, or before the next one begins if another thread is using the engine."""
-        self._dropped.append(sequence)
+        """Keep or release a sequence: now, or before the next one begins if another thread is using the engine."""
+        self._closed.drop(sequence)
         with suppress(EngineError), self.turns:
-            self._release_dropped()
+            self._closed.settle(self)
 
-    def _release_dropped(self) -> None:
-        while self._dropped:
-            self.release(self._dropped.pop())
+    def forget_kept(self, older_than_s: float = 0.0) -> None:
+        """Release what has been kept for reuse for so long."""
+        with self.turns:
+            self._closed.settle(self)
+            self._closed.forget(self, older_than_s)
 
     def own(self, vocab: Vocab) -> Vocab:
         """`vocab` for this engine: it decodes for ever, and encodes until the engine is closed."""
@@ -235,42 +233,64 @@ class Engine(ABC):
         self.check_prompt(prompt, media)
         return self.context_len - len(prompt)
 
-    def open(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
+    def open(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
         """A new sequence holding all of `prompt` but its last token, which the first `extend` feeds.
 
         So the logits of the first new token come from a feed like any other. `media` is what the prompt's audio
         tokens stand for. Raises PromptError.
         """
-        sequence = self.begin(prompt, media)
+        sequence = self.begin(prompt, media, reuse)
         try:
-            while self.prefill(sequence, prompt):
-                pass
+            self.fill(sequence, prompt)
         except BaseException:
             sequence.close()
             raise
         return sequence
 
-    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
-        """An empty sequence for `prompt`, to be filled by `prefill`: `open` in steps. Raises PromptError."""
+    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
+        """A sequence for `prompt`, to be filled by `prefill`: `open` in steps. Raises PromptError.
+
+        It is empty, or, with `reuse`, holds what it could take over of one that was kept.
+        """
         with self.turns:
-            self._release_dropped()
             self.check_prompt(prompt, media)
-            return Sequence(self, self.allocate())
+            return self._closed.begin(self, prompt, media, reuse)
+
+    def sequence(
+        self, slot: Any, media: Media | None = None, reuse: Reuse | None = None, token_ids: Seq[int] | TokenIds = (),
+        whole_len: int = 0,
+    ) -> Sequence:  # fmt: skip
+        """A handle for a slot that holds the KV of `token_ids`."""
+        return Sequence(self, slot, reuse=reuse, media=media, token_ids=token_ids, whole_len=whole_len)
+
+    def fill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> None:
+        """Feed what is left of all of `prompt` but its last token; between its parts others may have the floor."""
+        has_more = True
+        while has_more:
+            with self.floor:
+                has_more = self.prefill(sequence, prompt)
+
+    def part_end(self, length: int) -> int:
+        """Where the part of a prompt ends that begins at or before `length`: parts end at fixed places."""
+        return (length // self.max_batch_rows + 1) * self.max_batch_rows
 
     def prefill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed.
 
-        Parts end at the same places whatever lies between the calls, so that a prompt always goes in the same way.
+        Parts end at the same places in every prompt, whatever lies between the calls or was reused, so that the KV of a
+        prompt is a function of its tokens.
         """
         with self.turns:
             sequence.check_open()
             start, end = sequence.length, len(prompt) - 1
-            chunk = prompt[start : min(start + self.max_batch_rows, end)]
+            chunk = prompt[start : min(self.part_end(start), end)]
             if len(chunk):
                 began = time.perf_counter()
                 try:
                     self.forward([(sequence, chunk)], want_logits=False)
                     sequence.record(chunk)
+                    if sequence.whole_len == start and sequence.length == self.part_end(start):
+                        sequence.whole_len = sequence.length
                 finally:
                     ms = (time.perf_counter() - began) * 1e3
                     sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)

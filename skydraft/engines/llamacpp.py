@@ -71,6 +71,7 @@ class LlamaCppEngine(Engine):
         self._memory = self._lib.llama_get_memory(self._context)
         self._num_rows_padded = self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model))
         self._batch = self._lib.llama_batch_init(self.max_batch_rows, 0, 1)
+        self.max_sequences = options.max_sequences
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._profile = profile_of(self, self._profile_key(options), options)
 

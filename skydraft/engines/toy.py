@@ -143,7 +143,7 @@ def random_toy(
     )
 
 
-def open_toy(spec: str, context_len: int = 4096) -> ToyEngine:
+def open_toy(spec: str, context_len: int = 4096, max_sequences: int = 1) -> ToyEngine:
     """The packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often."""
     _, _, option = spec.partition(":")
     key, _, value = option.partition("=")
@@ -153,7 +153,9 @@ def open_toy(spec: str, context_len: int = 4096) -> ToyEngine:
         drift = -1.0
     if (option and key != "drift") or not 0 <= drift < float("inf"):
         raise OptionError(f"'{spec}' is not a toy model.", hint="Write toy, or toy:drift=0.4.")
-    return random_toy(character_vocab(_TOY_CHARACTERS + _TOY_LATIN), drift=drift, name=spec, context_len=context_len)
+    toy = random_toy(character_vocab(_TOY_CHARACTERS + _TOY_LATIN), drift=drift, name=spec, context_len=context_len)
+    toy.max_sequences = max_sequences
+    return toy
 
 
-KIND = EngineKind("a toy", lambda spec, path, options: open_toy(spec, options.context_len))
+KIND = EngineKind("a toy", lambda spec, path, options: open_toy(spec, options.context_len, options.max_sequences))

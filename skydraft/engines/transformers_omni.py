@@ -19,7 +19,7 @@ from skydraft.engines.registry import EngineKind
 from skydraft.engines.transformers_text import TAKES, Slot, TransformersEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, PromptError
-from skydraft.types import SAMPLE_RATE, Cost, Media
+from skydraft.types import SAMPLE_RATE, Cost, Media, Reuse
 
 
 @dataclass(slots=True)
@@ -112,12 +112,13 @@ class OmniEngine(TransformersEngine):
     def _audio_positions(self, token_ids: Seq[int] | TokenIds) -> npt.NDArray[np.intp]:
         return np.flatnonzero(np.asarray(token_ids) == self._model.config.audio_token_id)
 
-    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
-        sequence = super().begin(prompt, media)
+    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
+        sequence = super().begin(prompt, media, reuse)
         if media is not None:
             slot: AudioSlot = sequence.slot
             slot.base, slot.num_tokens = int(self._audio_positions(prompt)[0]), media.num_tokens
-            slot.media = media
+            if not sequence.length:  # what was kept has heard the same already, or is about to
+                slot.media = media
         return sequence
 
     def allocate(self) -> AudioSlot:

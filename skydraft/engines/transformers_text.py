@@ -62,6 +62,7 @@ class TransformersEngine(Engine):
                 f"The tokenizer in {path} has {self.vocab.size} tokens, the model only {config.vocab_size}."
             )
         self.context_len = min(options.context_len, getattr(config, "max_position_embeddings", options.context_len))
+        self.max_sequences = options.max_sequences
         self._check_cache()
         self.is_full_precision = (options.dtype, options.quantization) == ("float32", "none")
         self._profile = profile_of(self, self._profile_key(options), options)

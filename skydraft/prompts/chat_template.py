@@ -26,15 +26,16 @@ from skydraft.prompts.messages import Message
 _now = datetime.now  # a name of its own, so that tests can stop the clock
 
 
-def render(vocab: Vocab, messages: Sequence[Message]) -> str:
+def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
     """The text that asks for the next answer in the conversation. Without a template, a single question as it is.
 
-    Where a BOS text stands is for the template to say. Raises PromptError for a conversation that the model does not
-    take, BrokenModel for a template that does not compile or fails.
+    `tools` are descriptions in OpenAI's form, for a template that knows them. Where a BOS text stands is for the
+    template to say. Raises PromptError for a conversation that the model does not take, BrokenModel for a template that
+    does not compile or fails.
     """
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
-    conversation = [{"role": message.role, "content": message.content} for message in messages]
+    conversation = [{"role": message.role, "content": message.content, **dict(message.more)} for message in messages]
     roles = [message.role for message in messages]
     if vocab.chat_template is None:
         if roles != ["user"]:
@@ -43,7 +44,7 @@ def render(vocab: Vocab, messages: Sequence[Message]) -> str:
     try:
         return _compiled(vocab.chat_template).render(
             messages=conversation,
-            tools=None,  # templates ask `tools is none`, which is false of a name that was never passed
+            tools=list(tools) or None,  # templates ask `tools is none`, which is false of a name that was never passed
             documents=None,
             add_generation_prompt=True,
             bos_token=vocab.bos_text,

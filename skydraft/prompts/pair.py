@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -27,35 +27,41 @@ class PromptPair:
 
 
 def prompt_ids(
-    vocab: Vocab, messages: Seq[Message], *, raw: bool = False, audio_ids: tuple[int, ...] = ()
-) -> tuple[int, ...]:
+    vocab: Vocab, messages: Seq[Message], *, raw: bool = False, audio_ids: tuple[int, ...] = (), audio_turn: int = -1,
+    tools: Seq[Any] = (),
+) -> tuple[int, ...]:  # fmt: skip
     """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
 
-    `audio_ids` come before the words of the last message.
+    `audio_ids` come before the words of the message number `audio_turn`; `tools` are for the template.
     """
-    *earlier, last = messages
-    last = Message(last.role, vocab.written(audio_ids) + last.content)
-    text = vocab.bos_text + last.content if raw else render(vocab, (*earlier, last))
+    heard = list(messages)
+    if audio_ids:
+        words = heard[audio_turn].content
+        heard[audio_turn] = replace(heard[audio_turn], content=vocab.written(audio_ids) + words)
+    text = vocab.bos_text + heard[-1].content if raw else render(vocab, heard, tools)
     return vocab.encode(text)
 
 
 def read_prompt(
     reader: Engine, messages: Seq[Message], audio: Audio | None = None, *, raw: bool = False,
-    share: ShareAudio = "features",
+    share: ShareAudio = "features", audio_turn: int = -1, tools: Seq[Any] = (),
 ) -> PromptPair:  # fmt: skip
     """What both sides read of `messages` and, where given, speech, whose features `reader` makes.
 
-    With `share` "none" the target reads the words alone. Raises PromptError where `reader` takes no audio.
+    It is heard with the message number `audio_turn`. With `share` "none" the target reads the words alone. Raises
+    PromptError where `reader` takes no audio.
     """
+
+    def ids(audio_ids: tuple[int, ...] = ()) -> tuple[int, ...]:
+        return prompt_ids(reader.vocab, messages, raw=raw, audio_ids=audio_ids, audio_turn=audio_turn, tools=tools)
+
     if audio is None:
-        prompt = Prompt(prompt_ids(reader.vocab, messages, raw=raw))
+        prompt = Prompt(ids())
         return PromptPair(prompt, prompt)
     began = time.perf_counter()
     media = reader.media(audio.samples)
     features_ms = (time.perf_counter() - began) * 1e3
-    heard = prompt_ids(reader.vocab, messages, raw=raw, audio_ids=reader.audio_tokens(media))
+    heard = ids(reader.audio_tokens(media))
     # Rounded in one process too, so that a verdict does not depend on where the target is.
-    target = (
-        Prompt(heard, media.rounded()) if share == "features" else Prompt(prompt_ids(reader.vocab, messages, raw=raw))
-    )
+    target = Prompt(heard, media.rounded()) if share == "features" else Prompt(ids())
     return PromptPair(Prompt(heard, media), target, features_ms)

@@ -120,6 +120,7 @@ def _opening_message(opening: Opening) -> pb.Opening:
         committed_ids=opening.committed_ids,
         params=_params_message(opening.params) if opening.params != _DEFAULT_PARAMS else None,
         top=opening.top,
+        cache_scope=opening.cache_scope,
         media=_media_message(opening.prompt.media) if opening.prompt.media else None,
     )
 
@@ -148,6 +149,7 @@ def _read_opening(message: pb.Opening) -> Opening:
         committed_ids=_checked(message.committed_ids),
         params=_read_params(message.params),
         top=message.top,
+        cache_scope=message.cache_scope,
     )
 
 
@@ -156,18 +158,19 @@ _TIMES = ("forward_ms", "queue_ms", "prefill_ms", "encode_ms")
 
 def _cost_list(cost: Cost) -> list[int]:
     numbers = [cost.num_passes - (cost.num_rows > 0), cost.num_rows]
-    numbers += [round(getattr(cost, name) * 100) for name in _TIMES]
+    numbers += [*(round(getattr(cost, name) * 100) for name in _TIMES), cost.num_cached]
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers
 
 
 def _read_cost(numbers: Sequence[int]) -> Cost:
-    if len(numbers) > 2 + len(_TIMES):
+    num_parts = 3 + len(_TIMES)
+    if len(numbers) > num_parts:
         raise ValueError(f"a cost has no {len(numbers)} parts")
-    num_extra, num_rows, *times = (*numbers, *(0,) * (2 + len(_TIMES) - len(numbers)))
+    num_extra, num_rows, *times, num_cached = (*numbers, *(0,) * (num_parts - len(numbers)))
     known = {name: time / 100 for name, time in zip(_TIMES, times, strict=True)}
-    return Cost(num_extra + (num_rows > 0), num_rows, **known)
+    return Cost(num_extra + (num_rows > 0), num_rows, num_cached=num_cached, **known)
 
 
 @_encoder

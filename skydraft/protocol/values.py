@@ -19,7 +19,8 @@ class Opening:
 
     `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are generated tokens that the server
     had seen before. `model` "" means the one that the server has; `top` 0 exact acceptance. Speech in the prompt
-    crosses in half precision, so it has to be rounded before: `Media.rounded`.
+    crosses in half precision, so it has to be rounded before: `Media.rounded`. KV may be shared with earlier prompts of
+    the same owner and `cache_scope`; with "" it is not.
     """
 
     fingerprint: str
@@ -28,6 +29,7 @@ class Opening:
     params: DecodingParams = field(default_factory=DecodingParams)
     top: int = 0
     model: str = ""
+    cache_scope: str = ""
 
     @property
     def num_ids(self) -> int:
@@ -36,7 +38,7 @@ class Opening:
 
     def begins_like(self, other: Opening) -> bool:
         """Whether both belong to one generation, however far it had come."""
-        mine, theirs = ((o.prompt, o.params, o.top) for o in (self, other))
+        mine, theirs = ((o.prompt, o.params, o.top, o.cache_scope) for o in (self, other))
         return mine == theirs
 
 

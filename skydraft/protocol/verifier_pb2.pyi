@@ -82,7 +82,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top", "media")
+    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class Opening(_message.Message):
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -97,7 +98,8 @@ class Opening(_message.Message):
     params: DecodingParams
     top: int
     media: Media
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Union[Media, _Mapping]] = ...) -> None: ...
+    cache_scope: str
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Union[Media, _Mapping]] = ..., cache_scope: _Optional[str] = ...) -> None: ...
 
 class Media(_message.Message):
     __slots__ = ("num_mels", "features")

@@ -42,6 +42,7 @@ STATS = [
     "draft_encode_ms",
     "target_prefill_ms",
     "target_encode_ms",
+    "cached_tokens",
 ]
 
 

@@ -25,10 +25,10 @@ def record(number, base, drafted, accepted, committed, outcome, ended_ms, *, aud
 
 
 ROUNDS = [
-    record(0, 0, 4, 0, 4, "skipped", 30.0, draft=Cost(3, 9, 25.0, 20.0, 5.0)),
+    record(0, 0, 4, 0, 4, "skipped", 30.0, draft=Cost(3, 9, 25.0, 20.0, 5.0, num_cached=256)),
     record(
         1, 4, 4, 3, 4, "verified", 130.0, audited=4, agreed=3,
-        draft=Cost(4, 4, 4.0), target=Cost(2, 9, 60.0, 40.0, 10.0, 1.5), link=LinkCost(70.0, 300, 40, 96),
+        draft=Cost(4, 4, 4.0), target=Cost(2, 9, 60.0, 40.0, 10.0, 1.5, 128), link=LinkCost(70.0, 300, 40, 96),
     ),
     record(
         2, 8, 4, 4, 5, "verified", 180.0,
@@ -67,6 +67,7 @@ def test_figures_are_those_of_the_records():
         "draft_encode_ms": 5.0,
         "target_prefill_ms": 40.0,
         "target_encode_ms": 10.0,
+        "cached_tokens": {"edge": 256, "cloud": 128},
     }
 
 
@@ -75,7 +76,9 @@ def test_where_there_is_nothing_to_divide_by_there_is_no_rate():
     rates = ("acceptance_rate", "mean_acceptance_length", "audited_agreement")
     assert [getattr(alone, name) for name in rates] == [None] * 3
     assert (alone.cloud_calls_per_token, alone.itl_ms_p50, alone.num_escalated) == (0, None, 0)
-    assert {value for value in asdict(nothing).values() if value is not None} == {0}
+    values = asdict(nothing)
+    assert values.pop("cached_tokens") == {"edge": 0, "cloud": 0}
+    assert {value for value in values.values() if value is not None} == {0}
     assert nothing.ttft_ms is nothing.tokens_per_s is nothing.cloud_calls_per_token is None
 
 

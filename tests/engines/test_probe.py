@@ -59,11 +59,11 @@ def test_what_takes_too_long_is_not_probed_to_its_end(monkeypatch: pytest.Monkey
     engine = toy(context_len=2000)
     engine.max_batch_rows = 100
     monkeypatch.setattr(probing, "_MAX_PREFILL_MS", 0.0)
-    assert probe(engine).probed_len == 644  # one part more than must be
+    assert probe(engine).probed_len == 600  # to the end of the part that must be
     ticks = iter(range(10**6))
     monkeypatch.setattr("skydraft.engines.base.time.perf_counter", lambda: next(ticks) / 1e3)  # 1 ms a part
     monkeypatch.setattr(probing, "_MAX_PREFILL_MS", 10.5)
-    assert probe(engine).probed_len == 944  # after 11 parts, which end at 16, 116, ... 516, 544, 644, ...
+    assert probe(engine).probed_len == 900  # after 11 parts, which end at 16, 100, 200, ... 500, 544, 600, ...
 
 
 def test_sixteen_bits_are_timed_and_not_compared() -> None:

@@ -118,6 +118,9 @@ def test_a_request_would_be_found(piece: str) -> None:
 
 def test_chinese_and_latin_are_drawn_as_glyphs(page: Path, tmp_path: Path) -> None:
     """A text without a font is drawn as boxes, all alike: so two texts of one length give two pictures."""
+    fonts = subprocess.run(["fc-list", ":lang=zh"], capture_output=True, text=True, check=False).stdout
+    if not fonts.strip():
+        pytest.skip("no font on this machine has Chinese characters")
     style = re.search(r"<style>.*?</style>", page.read_text(encoding="utf-8"), re.DOTALL)
     assert style
     pictures = set()

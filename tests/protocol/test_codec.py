@@ -77,11 +77,13 @@ openings = st.builds(
     params=st.just(DecodingParams()) | any_params,
     top=numbers,
     model=texts,
+    cache_scope=texts,
 )
 session_calls = st.builds(SessionCall, session=sessions, epoch=numbers, opening=openings)
 times = {name: between(0, 4e7) for name in ("forward_ms", "prefill_ms", "encode_ms", "queue_ms")}
 costs = st.one_of(
-    st.builds(Cost, num_passes=st.just(0) | numbers, **times),  # of a prompt, or of nothing: no rows
+    # of a prompt, or of nothing: no rows
+    st.builds(Cost, num_passes=st.just(0) | numbers, num_cached=st.just(0) | numbers, **times),
     st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=numbers.filter(bool), **times),
 )
 emissions = st.builds(Emission, base=numbers, token_ids=few_ids.filter(bool), finish=finishes, cost=costs)

@@ -12,7 +12,7 @@ from skydraft.engines.base import Rows, Sequence
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import PromptError
-from skydraft.types import Media
+from skydraft.types import Media, Reuse
 
 from .. import toys
 
@@ -51,8 +51,10 @@ class HearingToy(ToyEngine):
         if int((np.asarray(prompt) == AUDIO_ID).sum()) < wanted:
             raise PromptError("too few audio tokens")
 
-    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> Sequence:
-        sequence = super().begin(prompt, media)
+    def begin(
+        self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None
+    ) -> Sequence:
+        sequence = super().begin(prompt, media, reuse)
         if media is not None:
             self.num_encoded += 1
             sequence.slot.tone = 1 + zlib.crc32(media.features.tobytes()) % (_NUM_TONES - 1)

@@ -1,0 +1,65 @@
+"""Who uses an engine: `Turns` refuses a second one at once, `Floor` lets those who know of each other wait in line."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from skydraft.errors import EngineError
+
+
+class Turns:
+    """`with turns:` is one use of the engine called `name`, with no other inside.
+
+    Nobody waits: raises EngineError at once while another thread has its turn, and when there are no more turns.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.is_over = False  # only `Engine.close` changes it
+        self._name = name
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise EngineError(f"Another thread is using {self._name}.", hint="Let one call end before the next begins.")
+        if self.is_over:
+            self._lock.release()
+            self.check()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """Raise EngineError if the engine is closed."""
+        if self.is_over:
+            raise EngineError(f"{self._name} is closed.")
+
+
+class Floor:
+    """`with floor:` is a stretch of work on an engine whose rows must not be overwritten by another's.
+
+    Threads get it in the order in which they asked, so that a short text is not stuck behind a long one. It is no
+    substitute for `Turns`: who never asks for it may still use the engine.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_taken = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        mine.acquire()  # released by whoever had the floor before, and hands it on
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._is_taken = False

@@ -1,0 +1,143 @@
+"""Conversations: a later turn with KV reused is the same messages sent to fresh engines, token for token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import OptionError, PromptError
+from skydraft.prompts.messages import Message, conversation
+from tests import toys
+from tests.partial import PART, Partial
+from tests.serving import Serving, serving
+
+_TEMPLATE = "{% for m in messages %}{{ m.role[0] ~ m.content ~ '\n' }}{% endfor %}a"
+_CHARACTERS = "suato我你他说在高兴人大的一，。3\n"
+
+
+def chat_vocab() -> Vocab:
+    pieces = [char.encode() for char in _CHARACTERS] + [b"<eos>"]
+    ids = {char: index for index, char in enumerate(_CHARACTERS)}
+    eos = len(pieces) - 1
+    return Vocab(
+        pieces, lambda text: [ids[char] for char in text], special_ids=[eos], end_ids=[eos], chat_template=_TEMPLATE
+    )
+
+
+VOCAB = chat_vocab()
+
+
+def engine(seed: int, drift: float = 0.0, max_sequences: int = 2) -> Any:
+    size = VOCAB.size
+    last, named = toys.tables(seed, drift)
+    tables = {name: table[:, :size] if name == "by_position" else table[:size, :size] for name, table in named.items()}
+    made = Partial(VOCAB, last[:size, :size], **tables)
+    made.max_sequences = max_sequences
+    return made
+
+
+def ask(
+    messages: list[dict[str, str]], edge: Any, cloud: Any, mode: str, seed: int, scope: str, temperature: float
+) -> Generation:
+    params = DecodingParams(max_new_tokens=9, temperature=temperature, seed=seed)
+    plan = make_plan(mode) if mode != "gated" else make_plan(gate="entropy:1.2", k=3)
+    with skydraft.generate(
+        messages=messages, edge=edge, cloud=cloud, plan=plan, params=params, cache_scope=scope
+    ) as generation:
+        return generation.run()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Serving]]:
+    """Two servers of the same target with few seats."""
+    with serving(engine(1), max_sessions=2) as one, serving(engine(1), max_sessions=2) as other:
+        yield [one, other]
+
+
+def turn(rng: random.Random) -> dict[str, str]:
+    return {"role": "user", "content": "".join(rng.choices("我你他说在高兴人大的一，。", k=rng.randint(1, 9)))}
+
+
+@pytest.mark.parametrize("mode", ["lossless", "cloud", "gated", "edge"])
+@pytest.mark.parametrize("where", ["here", "served"])
+def test_a_conversation_is_its_messages_sent_to_fresh_engines(mode: str, where: str, servers: list[Serving]) -> None:
+    """Over 500 conversations in all, several at a time, so that they take each other's places; servers change between
+    turns."""
+    rng = random.Random(f"{mode}{where}")
+    num_cached = 0
+    edge, here = engine(1, 0.3), engine(1)
+    with (
+        closing(skydraft.connect(servers[0].address)) as first,
+        closing(skydraft.connect(servers[1].address)) as second,
+    ):
+        for _ in range(16):
+            talks: list[list[dict[str, str]]] = [[] for _ in range(4)]
+            for _ in range(12):
+                number = rng.randrange(len(talks))
+                talk, seed = talks[number], rng.randrange(99)
+                talk.append(turn(rng))
+                cloud = here if where == "here" else rng.choice([first, first, second])
+                temperature = rng.choice([0.0, 0.9])
+                got = ask(talk, edge, cloud, mode, seed, f"{number % 3}", temperature)
+                fresh = ask(talk, engine(1, 0.3), engine(1), mode, seed, "", temperature)
+                assert got.token_ids == fresh.token_ids and got.origins == fresh.origins
+                num_cached += got.stats.cached_tokens.edge + got.stats.cached_tokens.cloud
+                talk.append({"role": "assistant", "content": got.text})
+    assert num_cached > 200
+
+
+def test_the_second_turn_feeds_the_answer_the_question_and_at_most_one_part() -> None:
+    edge, cloud = engine(1, 0.3), engine(1)
+    talk = [turn(random.Random(3)) for _ in range(5)]
+    first = ask(talk, edge, cloud, "lossless", 0, "mine", 0.0)
+    assert first.stats.cached_tokens == (nothing := type(first.stats.cached_tokens)(0, 0))
+    second = ask(
+        [*talk, Message("assistant", first.text), turn(random.Random(4))], edge, cloud, "lossless", 0, "mine", 0.0
+    )
+    num_new = second.num_prompt_tokens - first.num_prompt_tokens
+    for num_cached in (second.stats.cached_tokens.edge, second.stats.cached_tokens.cloud):
+        assert 0 <= second.num_prompt_tokens - num_cached - num_new <= PART
+    assert ask(talk, edge, cloud, "lossless", 0, "", 0.0).stats.cached_tokens == nothing  # nobody asked for it
+
+
+def test_one_owners_prompt_is_never_taken_up_by_another(tmp_path: Any) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ann a-token-of-24-characters\nbob another-token-of-24-chars\n")
+    talk = [turn(random.Random(5)) for _ in range(5)]
+    with serving(engine(1, max_sequences=4), max_sessions=4, token_file=tokens) as server:
+
+        def cached(token: str, scope: str) -> int:
+            with closing(skydraft.connect(server.address, token=token)) as cloud:
+                return ask(talk, engine(1, 0.3), cloud, "lossless", 0, scope, 0.0).stats.cached_tokens.cloud
+
+        ann, bob = "a-token-of-24-characters", "another-token-of-24-chars"
+        assert cached(ann, "chat") == 0 and cached(ann, "chat") > 0
+        assert cached(bob, "chat") == 0  # another owner
+        assert cached(ann, "other") == 0  # another scope
+        assert cached(bob, "chat") > 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"role": "user", "content": "我"}, "我", [{"content": "我"}], [{"role": "user"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": "我", "colour": "red"}], [{"role": "narrator", "content": "我"}], ["我"],
+        [{"role": "user", "content": " "}],
+    ],
+)  # fmt: skip
+def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
+    with pytest.raises(PromptError):
+        conversation(wrong)
+
+
+def test_a_prompt_and_messages_exclude_each_other() -> None:
+    with pytest.raises(OptionError, match="not both"):
+        skydraft.generate("我", messages=[{"role": "user", "content": "我"}])
