@@ -187,8 +187,8 @@ class Engine(ABC):
             self._closed.settle(self)
 
     def forget_kept(self, older_than_s: float = 0.0) -> None:
-        """Release what has been kept for reuse for so long."""
-        with self.turns:
+        """Release what has been kept for reuse for so long, unless another thread is using the engine."""
+        with suppress(EngineError), self.turns:
             self._closed.settle(self)
             self._closed.forget(self, older_than_s)
 

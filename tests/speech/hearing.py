@@ -51,9 +51,7 @@ class HearingToy(ToyEngine):
         if int((np.asarray(prompt) == AUDIO_ID).sum()) < wanted:
             raise PromptError("too few audio tokens")
 
-    def begin(
-        self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None
-    ) -> Sequence:
+    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
         sequence = super().begin(prompt, media, reuse)
         if media is not None:
             self.num_encoded += 1
