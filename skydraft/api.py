@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
@@ -17,8 +18,8 @@ from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import engine_names, open_engine
-from skydraft.errors import OptionError
-from skydraft.gating.calibration import Calibration
+from skydraft.errors import OptionError, RecordsError
+from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import Progress, cache_dir, no_progress, resolve
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked, conversation
@@ -134,4 +135,18 @@ def start(request: GenerateRequest, *, edge: Engine | None = None, cloud: Engine
     target = LocalTarget(cloud, request.execution or "exact") if isinstance(cloud, Engine) else cloud
     if request.execution and target and target.engine is None:
         raise OptionError("--execution is the server's to choose.", hint="Give it to skydraft serve.")
-    return start_generation(request, edge, target, [cache_dir() / "calibrations"])
+    return start_generation(request, edge, target, _calibrations())
+
+
+def is_calibrated(edge: Engine, cloud: Engine | Cloud) -> bool:
+    """Whether mode auto knows this pair. A cloud is asked what it runs, for half a second. Raises CloudError."""
+    weights = cloud.fingerprint if isinstance(cloud, Engine) else cloud.weights(quick=True)[1]
+    try:
+        find_calibration(_calibrations(), edge.fingerprint, weights, edge.name)
+    except (OptionError, RecordsError):
+        return False
+    return True
+
+
+def _calibrations() -> list[Path]:
+    return [cache_dir() / "calibrations"]

@@ -4,7 +4,8 @@
     ├── UsageError              the request is wrong; nothing was done
     │   ├── UnknownModel        no such name, file, folder or hub id
     │   ├── VocabularyMismatch  draft and target do not share a tokenizer
-    │   ├── PromptError         empty, or longer than the context
+    │   ├── PromptError         empty, or not what the model takes
+    │   │   └── ContextExceeded longer than the context
     │   ├── OptionError         an option is out of range or does not apply here
     │   ├── RecordsError        records or a calibration that are broken, of a newer version, or of another pair
     │   ├── ProtocolError       a message that the other side cannot read
@@ -76,7 +77,11 @@ class VocabularyMismatch(UsageError):
 
 
 class PromptError(UsageError):
-    """The prompt is empty, or longer than a context."""
+    """The prompt is empty, or not what the model takes."""
+
+
+class ContextExceeded(PromptError):
+    """The prompt leaves no room in the context of a model."""
 
 
 class OptionError(UsageError):

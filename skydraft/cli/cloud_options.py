@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +67,14 @@ class CloudChoice:
         if not gate.plan.is_gated and self.open_when:
             raise OptionError("--open does not apply here: everything is checked, so the session opens at once.")
 
-    def connect(self) -> Cloud | None:
-        """The server, or None. Nothing is sent yet. Raises OptionError."""
+    def connect(self, notify: Callable[[str], None] | None = None) -> Cloud | None:
+        """The server, or None. Nothing is sent yet. News of it go to `notify`, or to stderr. Raises OptionError."""
+        return None if self.address is None else self.connected(notify)
+
+    def connected(self, notify: Callable[[str], None] | None = None) -> Cloud:
+        """The server, which was named. As `connect` otherwise."""
         if self.address is None:
-            return None
+            raise OptionError("No cloud server was named.", hint="Name one with --cloud HOST:PORT.")
         return api.connect(
             self.address,
             token=_read_token(self.token_file) if self.token_file else None,
@@ -80,7 +84,7 @@ class CloudChoice:
             timeout_s=30.0 if self.timeout_s is None else self.timeout_s,
             require=self.require,
             open_ahead=self.open_when == "ahead",
-            notify=_notify,
+            notify=notify or _notify,
         )
 
     @contextmanager

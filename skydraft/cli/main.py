@@ -14,6 +14,7 @@ from skydraft.cli.calibrate import calibrate
 from skydraft.cli.caption import caption
 from skydraft.cli.compare import compare, report
 from skydraft.cli.doctor import doctor
+from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
 from skydraft.cli.models import models
 from skydraft.cli.serve import serve
@@ -35,7 +36,7 @@ def cli() -> None:
     """
 
 
-for command in (generate, serve, models, doctor, caption, compare, report, calibrate):
+for command in (generate, gateway, serve, models, doctor, caption, compare, report, calibrate):
     cli.add_command(command)
 
 

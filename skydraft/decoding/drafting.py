@@ -103,6 +103,10 @@ class Drafter:
             rows = sequence.extend(pending[start : start + max_rows])
         return rows[-1], Cost(len(starts), len(pending))
 
+    def cancel(self) -> None:
+        """End what is being read or drafted with an error. From any thread."""
+        self.close()
+
     def close(self) -> None:
         """Free the sequence."""
         if self._sequence is not None:

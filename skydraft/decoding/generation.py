@@ -54,6 +54,13 @@ class Generation:
         self._texts.append(self._stream.finish())
         return self._texts[-1]
 
+    def cancel(self) -> None:
+        """Let `rounds` end after the round in hand, or while a prompt is being read; it may raise a SkydraftError then.
+
+        From any thread; nothing else of a generation may be used by two.
+        """
+        self._loop.cancel()
+
     def run(self) -> Generation:
         """Generate to the end."""
         for _ in self:

@@ -43,12 +43,13 @@ class SpeculativeLoop:
         self._vocab = vocab
         self._falls_back = falls_back
         self._num_rounds = 0
+        self._is_cancelled = False
         self._started = time.perf_counter()
 
     def rounds(self) -> Iterator[Round]:
         """Decode until the context is finished; yields each round as soon as it is committed."""
         self._started = time.perf_counter()
-        while self._context.finish is None:
+        while self._context.finish is None and not self._is_cancelled:
             began = time.perf_counter()
             block = self._draft()
             reason = self._gate.reason(self._context, block, self._vocab)
@@ -116,6 +117,13 @@ class SpeculativeLoop:
             self._k.observe(record)
         self._gate.observe(done)
         return done
+
+    def cancel(self) -> None:
+        """Begin no other round, and let what takes long give up. From any thread."""
+        self._is_cancelled = True
+        for side in (self._drafter, self._verifier):
+            if side is not None:
+                side.cancel()
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""

@@ -117,13 +117,22 @@ class LocalVerifier:
 
     def _open(self) -> Cost:
         """Put the prompt into the cache; returns what that took. A failure leaves the session without a sequence."""
-        sequence = self._engine.open(self._prompt.token_ids, self._prompt.media, self._reuse)
+        sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         self._session.adopt(sequence)
+        try:
+            self._engine.fill(sequence, self._prompt.token_ids)
+        except BaseException:
+            self._session.close()
+            raise
         return sequence.take_prefill_cost()
 
     def spent(self) -> LinkCost:
         """Nothing: the target is here."""
         return LinkCost()
+
+    def cancel(self) -> None:
+        """End what is being read or verified with an error. From any thread."""
+        self._session.close()
 
     def close(self) -> None:
         """Free the sequence; the engine stays open."""

@@ -28,6 +28,9 @@ class Verifier(Protocol):
     def spent(self) -> LinkCost:
         """What went over a link since this was last asked, for whatever reason."""
 
+    def cancel(self) -> None:
+        """Do not wait any longer for what may take long: `verify` may raise then. From any thread."""
+
     def close(self) -> None:
         """Free what the verifier holds."""
 

@@ -99,6 +99,7 @@ class RemoteVerifier:
         self._number = _new_number()
         self._epoch = 0
         self._is_open = False
+        self._is_cancelled = False
         self._ahead: Any = None  # an Open under way
         self._stream: TokenStream | None = None
         self._emissions: Iterator[Emission] = iter(())
@@ -237,6 +238,8 @@ class RemoteVerifier:
                 if num_failures >= _MAX_FAILURES:
                     raise
                 self._mend(error)
+            if self._is_cancelled:
+                raise CloudLost("The generation was cancelled.")
             first = False
             pause_s = min(2 * pause_s, 1.0)
             now = time.monotonic()
@@ -274,6 +277,10 @@ class RemoteVerifier:
             f"The cloud at {self._link.target} did not answer for {waited_s:.1f} s: {last.message}",
             hint=f"Run: skydraft doctor --cloud {self._link.target}. To wait longer: --cloud-timeout.",
         )
+
+    def cancel(self) -> None:
+        """Ask no more for what is not answered. From any thread."""
+        self._is_cancelled = True
 
     def close(self) -> None:
         """End the session on the server, if it can be told."""

@@ -18,7 +18,7 @@ from skydraft.engines.options import RowProfile
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.turns import Floor, Turns
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import EngineError, PromptError
+from skydraft.errors import ContextExceeded, EngineError, PromptError
 from skydraft.types import Cost, Media, Reuse
 
 # [num_rows, vocab.size], numpy or torch: rows stay where the engine has them.
@@ -337,7 +337,7 @@ class Engine(ABC):
         if len(prompt) == 0:
             raise PromptError("The prompt is empty.", hint="Give at least one word.")
         if len(prompt) >= self.context_len:
-            raise PromptError(
+            raise ContextExceeded(
                 f"The prompt has {len(prompt)} tokens, the context of {self.name} holds {self.context_len}.",
                 hint="Shorten the prompt or raise --context.",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,23 +54,32 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
     (told from its header, before it is decoded), silent, or holds samples that are no numbers.
     """
     path = Path(path)
+    _check_file(path)
+    return _read(path, str(path), max_duration_s)
+
+
+def audio_from_bytes(data: bytes, *, max_duration_s: float = MAX_DURATION_S) -> Audio:
+    """A recording that is in memory, as the bytes of a file; as `load_audio` otherwise."""
+    return _read(io.BytesIO(data), "The recording", max_duration_s)
+
+
+def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:
     if not 0 < max_duration_s < math.inf:
         raise PromptError(f"The longest recording is a number of seconds above 0, not {max_duration_s:g}.")
-    _check_file(path)
     soundfile, soxr = load_library()
     try:
-        with soundfile.SoundFile(path) as file:
-            _check_duration(path, file.frames / file.samplerate, max_duration_s)
-            rate, channels = file.samplerate, file.channels
+        with soundfile.SoundFile(file) as source:
+            _check_duration(name, source.frames / source.samplerate, max_duration_s)
+            rate, channels = source.samplerate, source.channels
             # [num_samples, channels]; a header may lie, so no more is decoded than was allowed
-            samples = file.read(int(max_duration_s * rate) + 1, dtype="float32", always_2d=True)
+            samples = source.read(int(max_duration_s * rate) + 1, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError, TypeError, ValueError) as error:
-        raise PromptError(f"{path} cannot be read as audio: {_reason(error)}.", hint=_RECORD) from error
-    _check_duration(path, len(samples) / rate, max_duration_s)
+        raise PromptError(f"{name} cannot be read as audio: {_reason(error)}.", hint=_RECORD) from error
+    _check_duration(name, len(samples) / rate, max_duration_s)
     if not np.isfinite(samples).all():
-        raise PromptError(f"{path} has samples that are no numbers.", hint="Record or convert it again.")
+        raise PromptError(f"{name} has samples that are no numbers.", hint="Record or convert it again.")
     mono = samples.mean(axis=1, dtype=np.float32)
-    _check_loudness(path, mono)
+    _check_loudness(name, mono)
     return Audio(soxr.resample(mono, rate, SAMPLE_RATE) if rate != SAMPLE_RATE else mono, rate, channels)
 
 
@@ -84,21 +94,21 @@ def _check_file(path: Path) -> None:
         raise PromptError(f"{path} is empty.", hint=_RECORD)
 
 
-def _check_duration(path: Path, duration_s: float, max_duration_s: float) -> None:
+def _check_duration(name: str, duration_s: float, max_duration_s: float) -> None:
     if duration_s < _MIN_DURATION_S:
         raise PromptError(
-            f"{path} lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s.", hint="Give a longer recording."
+            f"{name} lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s.", hint="Give a longer recording."
         )
     if duration_s > max_duration_s:
         raise PromptError(
-            f"{path} lasts more than {max_duration_s:g} s.", hint="Cut it into shorter recordings, or raise the limit."
+            f"{name} lasts more than {max_duration_s:g} s.", hint="Cut it into shorter recordings, or raise the limit."
         )
 
 
-def _check_loudness(path: Path, samples: npt.NDArray[np.float32]) -> None:
+def _check_loudness(name: str, samples: npt.NDArray[np.float32]) -> None:
     if float(np.abs(samples).max()) < 10 ** (_SILENCE_DBFS / 20):
         raise PromptError(
-            f"{path} is silent: no sample is louder than {_SILENCE_DBFS:g} dBFS.", hint="Check the microphone."
+            f"{name} is silent: no sample is louder than {_SILENCE_DBFS:g} dBFS.", hint="Check the microphone."
         )
 
 

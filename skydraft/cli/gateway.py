@@ -1,0 +1,167 @@
+"""`skydraft gateway`: OpenAI's interface and the chat page."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skydraft.cli.cloud_options import CloudChoice, server_section
+from skydraft.cli.options import DecodingChoice, ModelChoice, as_text, decoding_section, load_engine, models_section
+from skydraft.cli.sections import Command, Section, option
+from skydraft.cloud.access import Keyring
+from skydraft.engines.vocab import check_same
+from skydraft.errors import MissingDependency, OptionError
+
+if TYPE_CHECKING:
+    from skydraft.gateway.app import GatewayOptions
+    from skydraft.gateway.pair import Pair
+    from skydraft.gateway.server import ListenOptions
+
+PORT = 8137
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Door:
+    """Where the gateway listens, and to whom."""
+
+    listen: ListenOptions
+    keys: Keyring | None
+
+
+def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> Door:
+    _check_installed()
+    from skydraft.gateway.server import ListenOptions
+
+    # The options first: a wrong host is the first thing to say.
+    options = ListenOptions(has_keys=api_key_file is not None, insecure=insecure_host, **listen)
+    return Door(options, Keyring(api_key_file) if api_key_file else None)
+
+
+def _check_installed() -> None:
+    try:
+        import skydraft.gateway.server  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(
+            f"The gateway needs {error.name}, which is not installed.", hint="Run: pip install 'skydraft[gateway]'."
+        ) from error
+
+
+_door_section = Section(
+    "door",
+    "Gateway",
+    _door,
+    [
+        option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
+        option("--port", "PORT", "Port to listen on; 0 is any free one.", default=PORT),
+        option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).", type=Path),
+        option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
+        option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
+        option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
+    ],
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """How much is done at a time, and what is logged."""
+
+    parallel: int
+    keep: int
+    max_queue: int
+    allow_origins: tuple[str, ...]
+    log_prompts: bool
+    system: str | None
+    edge_only: bool
+
+    def __post_init__(self) -> None:
+        for name, least in (("parallel", 1), ("keep", 0), ("max_queue", 0)):
+            if getattr(self, name) < least:
+                raise OptionError(f"--{name.replace('_', '-')} must be {least} or more.")
+
+    @property
+    def options(self) -> GatewayOptions:
+        """As the gateway takes it."""
+        from skydraft.gateway.app import GatewayOptions
+
+        return GatewayOptions(
+            max_running=self.parallel, max_waiting=self.max_queue, origins=self.allow_origins,
+            logs_prompts=self.log_prompts,
+        )  # fmt: skip
+
+
+_work_section = Section(
+    "work",
+    "Gateway",
+    Work,
+    [
+        option("-s --system", "TEXT", "System prompt where a client sends none.", callback=as_text),
+        option("--parallel", "N", "Answers written at a time.", default=4),
+        option("--keep", "N", "Conversations remembered beside those, for a quick next turn.", default=2),
+        option("--max-queue", "N", "Requests that may wait; more get status 503.", default=64),
+        option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True),
+        option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
+        option("--log-prompts", None, "Write prompts into the log.", is_flag=True),
+    ],
+)
+
+
+@click.command(cls=Command)
+@_door_section
+@_work_section
+@decoding_section
+@server_section
+@models_section
+def gateway(door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice) -> None:
+    """Serve OpenAI's interface and a chat page, for any app on this machine.
+
+    Point an app at http://localhost:8137/v1. Models are called skydraft and skydraft-MODE. Decoding options given here
+    hold where a client sends none. Ctrl-C stops.
+    """
+    from skydraft.gateway.app import Gateway
+    from skydraft.gateway.requests import Defaults
+    from skydraft.gateway.server import serve
+
+    cloud.check(models)
+    if work.edge_only and (cloud.address or models.cloud_model):
+        raise OptionError("--edge-only uses no target, and one was named.", hint="Remove one of them.")
+    logging.getLogger("skydraft.gateway").setLevel(logging.INFO if work.log_prompts else logging.WARNING)
+    with ExitStack() as stack:
+        pair = _open(work, cloud, models, stack)
+        defaults = Defaults(decoding.params(), work.system)
+        made = Gateway(pair, defaults, work.options, door.keys.label if door.keys else None)
+        pair.look()
+        serve(made, door.listen, lambda port: click.echo(_announcement(pair, door, cloud, port), err=True))
+    click.echo("skydraft: stopped.", err=True)
+
+
+def _open(work: Work, cloud: CloudChoice, models: ModelChoice, stack: ExitStack) -> Pair:
+    from skydraft.gateway.pair import Pair
+
+    options = dataclasses.replace(models.options, max_sequences=work.parallel + work.keep)
+    edge = stack.enter_context(load_engine(models.edge_model, options, offline=models.offline))
+    if work.edge_only:
+        return Pair(edge)
+    if cloud.address is not None:
+        return Pair(edge, connect=lambda notify: cloud.connected(notify))
+    target = stack.enter_context(load_engine(models.target_name, options, offline=models.offline))
+    check_same(edge.vocab, target.vocab)
+    return Pair(edge, target)
+
+
+def _announcement(pair: Pair, door: Door, cloud: CloudChoice, port: int) -> str:
+    url = f"{door.listen.url}:{port}"
+    models = f"{pair.edge.name} drafts, {cloud.address or pair.cloud_name} verifies" if pair.cloud_name else (
+        f"{pair.edge.name} alone"
+    )  # fmt: skip
+    lock = "a key is required" if door.keys else "no key is required"
+    return (
+        f"skydraft: {models} ({lock}).\n"
+        f"  chat page        {url}/\n"
+        f"  OpenAI's clients {url}/v1   models: {', '.join(pair.names)}\n"
+        "Ctrl-C stops."
+    )

@@ -1,0 +1,152 @@
+"""Who is being answered: a few generations at a time, each in a thread of its own, the others in a queue.
+
+Rounds take turns on the engines (`Engine.floor`), so a short answer is not stuck behind a long one. Whoever hangs up
+gives up its place, its sequence and its seat in the cloud, wherever it is, and disturbs nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.stats import Stats
+from skydraft.errors import CloudLost
+from skydraft.gateway.pair import Pair
+from skydraft.gateway.refusals import busy
+from skydraft.types import FinishReason, Round, Token
+
+log = logging.getLogger("skydraft.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A choice is being written, from a prompt of so many tokens."""
+
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """A round of it; `news` is of the cloud, "" where there is none."""
+
+    done: Round
+    tokens: Seq[Token]
+    news: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It is complete."""
+
+    finish: FinishReason
+    stats: Stats
+    num_prompt_tokens: int
+
+
+Event: TypeAlias = Begun | Wrote | Ended | Exception
+
+
+class Ticket:
+    """One choice on its way. `index` and what happens to it go into `events`; the last event is Ended or an error."""
+
+    def __init__(self, request: GenerateRequest, index: int, events: asyncio.Queue[tuple[int, Event]]) -> None:
+        self.request = request
+        self.is_cancelled = False  # only `Desk.cancel` changes it
+        self.generation: Generation | None = None  # only its thread changes it
+        self._index = index
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+
+    def tell(self, event: Event) -> None:
+        """Say what happened. From any thread."""
+        if not self.is_cancelled:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (self._index, event))
+
+
+class Desk:
+    """Runs at most `max_running` tickets at a time, and lets `max_waiting` wait.
+
+    All but `_run` belongs to the thread of the event loop.
+    """
+
+    def __init__(self, pair: Pair, max_running: int, max_waiting: int) -> None:
+        self._pair = pair
+        self._max_running, self._max_waiting = max_running, max_waiting
+        self._waiting: deque[Ticket] = deque()
+        self._running: set[Ticket] = set()
+        self._pool = ThreadPoolExecutor(max_running, thread_name_prefix="generation")
+
+    @property
+    def num_running(self) -> int:
+        """Choices being written."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices in the queue."""
+        return len(self._waiting)
+
+    def submit(self, requests: Seq[GenerateRequest]) -> tuple[list[Ticket], asyncio.Queue[tuple[int, Event]]]:
+        """Take all of them or none, and return where their events arrive. Raises Refusal when the queue is full."""
+        free = self._max_running - len(self._running) + self._max_waiting - len(self._waiting)
+        if len(requests) > free:
+            raise busy()
+        events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # as long as the answers at most
+        tickets = [Ticket(request, index, events) for index, request in enumerate(requests)]
+        self._waiting.extend(tickets)
+        self._start()
+        return tickets, events
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody reads it any more: it leaves the queue, or ends after the round in hand."""
+        ticket.is_cancelled = True
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+        elif (generation := ticket.generation) is not None:
+            generation.cancel()
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self._max_running:
+            ticket = self._waiting.popleft()
+            self._running.add(ticket)
+            future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, ticket)
+            future.add_done_callback(partial(self._end, ticket))
+
+    def _end(self, ticket: Ticket, _: object) -> None:
+        self._running.discard(ticket)
+        self._start()
+
+    def _run(self, ticket: Ticket) -> None:
+        """Write one choice, in a thread of the pool."""
+        try:
+            with self._pair.start(ticket.request) as (generation, news):
+                ticket.generation = generation
+                ticket.tell(Begun(generation.num_prompt_tokens))
+                if not ticket.is_cancelled:  # it may have been, before there was anything to cancel
+                    for done, tokens in generation.rounds():
+                        ticket.tell(Wrote(done, tokens, news.take()))
+                if generation.finish_reason:
+                    ticket.tell(Ended(generation.finish_reason, generation.stats, generation.num_prompt_tokens))
+        except Exception as error:
+            ticket.tell(error)  # unless it was cancelled, when errors are how it ends
+        finally:
+            ticket.generation = None
+
+    def cancel_all(self) -> None:
+        """The gateway stops: everybody is told, and nothing goes on."""
+        for ticket in (*self._waiting, *self._running):
+            ticket.tell(CloudLost("The gateway is shutting down."))
+            self.cancel(ticket)
+
+    def close(self) -> None:
+        """End what is under way, and wait for it."""
+        self.cancel_all()
+        self._pool.shutdown(wait=True)

@@ -1,0 +1,88 @@
+"""Who may come in, and with how much: keys, and limits on bodies, before anything else looks at a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from skydraft.errors import NotAuthorized
+from skydraft.gateway.refusals import Refusal
+
+# The label of an Authorization header; raises NotAuthorized.
+Authorize: TypeAlias = Callable[[str], str]
+LOCAL = "local"
+
+
+class Doorkeeper:
+    """ASGI middleware. Notes in `scope["label"]` whose key it was; without keys everybody is "local".
+
+    The page and /health are open, since they hold nothing. The body is read here, whole, so that a slow or endless one
+    takes no place anywhere else.
+    """
+
+    def __init__(self, app: ASGIApp, authorize: Authorize | None, max_body_bytes: int, body_s: float) -> None:
+        self._app = app
+        self._authorize = authorize
+        self._max_body_bytes, self._body_s = max_body_bytes, body_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            scope["label"] = self._label(scope)
+            body = await self._body(scope, receive)
+        except Refusal as refusal:
+            headers = {**refusal.headers, "Connection": "close"}
+            await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
+            return
+        await self._app(scope, _replayed(body, receive), send)
+
+    def _label(self, scope: Scope) -> str:
+        is_open = not scope["path"].startswith(("/v1/", "/metrics")) or scope["method"] == "OPTIONS"
+        if self._authorize is None or is_open:
+            return LOCAL
+        headers = Headers(scope=scope)
+        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+        try:
+            return self._authorize(given)
+        except NotAuthorized as error:
+            message = "Give a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            raise Refusal(401, message, code="invalid_api_key") from error
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body. Raises Refusal for one that is too long or too slow."""
+        too_long = Refusal(413, f"A body may have at most {self._max_body_bytes} bytes.", code="body_too_long")
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > self._max_body_bytes:
+            raise too_long
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._body_s):
+                more = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal(400, "The client hung up.")
+                    data += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(data) > self._max_body_bytes:
+                        raise too_long
+        except TimeoutError as error:
+            raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
+        return bytes(data)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """What gives the body that was read, then whatever comes."""
+    parts: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return parts.pop() if parts else await receive()
+
+    return replay

@@ -1,0 +1,92 @@
+// What the rounds of an answer add up to.
+
+export const ORIGINS = ['accepted', 'recovered', 'bonus', 'skipped', 'edge', 'cloud', 'edge-fallback'];
+export const OUTCOMES = ['verified', 'skipped', 'fallback'];
+
+export class Figures {
+  tokens = 0;
+  calls = 0;
+  seconds = 0;
+  audited = 0;
+  agreed = 0;
+  origins = {};
+  rounds = [];
+  firstMs = null;
+  #began = null;
+
+  start(now) {
+    this.#began = now;
+  }
+
+  /** Counts the `skydraft` part of one chunk. */
+  take(part, now) {
+    const tokens = part.num_tokens ?? 0;
+    if (tokens && this.firstMs === null) this.firstMs = now - this.#began;
+    this.tokens += tokens;
+    if (tokens) this.seconds = (now - this.#began) / 1000;
+    if (part.origin) this.origins[part.origin] = (this.origins[part.origin] ?? 0) + tokens;
+    if (part.record) this.#round(part.record);
+  }
+
+  #round(record) {
+    this.rounds.push(record);
+    if (record.outcome === 'verified') this.calls += 1;
+    this.audited += record.num_audited ?? 0;
+    this.agreed += record.num_agreed ?? 0;
+  }
+
+  /** The gateway's own figures are better than ours, which include the way to the browser. */
+  settle(stats) {
+    if (stats.ttft_ms != null) this.firstMs = stats.ttft_ms;
+    if (stats.tokens_per_s > 0) this.seconds = this.tokens / stats.tokens_per_s;
+    if (stats.cloud_calls_per_token != null) this.calls = stats.cloud_calls_per_token * this.tokens;
+  }
+
+  get speed() {
+    return this.seconds > 0 && this.tokens ? this.tokens / this.seconds : null;
+  }
+
+  get callsPerToken() {
+    return this.tokens ? this.calls / this.tokens : null;
+  }
+
+  get agreement() {
+    return this.audited ? this.agreed / this.audited : null;
+  }
+}
+
+export function sum(parts) {
+  const total = new Figures();
+  for (const part of parts) {
+    for (const name of ['tokens', 'calls', 'seconds', 'audited', 'agreed']) total[name] += part[name];
+    for (const [origin, tokens] of Object.entries(part.origins)) {
+      total.origins[origin] = (total.origins[origin] ?? 0) + tokens;
+    }
+    total.rounds.push(...part.rounds);
+  }
+  return total;
+}
+
+/** Tokens by origin in the order of the legend, those of an origin that we do not know at the end. */
+export function shares(figures) {
+  const known = [...ORIGINS, ...Object.keys(figures.origins).filter((origin) => !ORIGINS.includes(origin))];
+  const counted = known.map((origin) => ({ origin, tokens: figures.origins[origin] ?? 0 }));
+  return counted.map((each) => ({ ...each, share: figures.tokens ? each.tokens / figures.tokens : 0 }));
+}
+
+const number = (value, digits) => (value === null ? '–' : value.toFixed(digits));
+
+export const shown = {
+  calls: (figures) => number(figures.callsPerToken, 2),
+  speed: (figures) => number(figures.speed, 1),
+  agreement: (figures) => (figures.agreement === null ? '–' : percent(figures.agreement)),
+  tokens: (figures) => (figures.tokens ? String(figures.tokens) : '–'),
+  rounds: (figures) => (figures.rounds.length ? String(figures.rounds.length) : '–'),
+};
+
+/** Whole percents; 100 and 0 only where they are exact. */
+export function percent(share) {
+  if (share > 0.99 && share < 1) return '>99%';
+  if (share > 0 && share < 0.01) return '<1%';
+  return `${Math.round(share * 100)}%`;
+}

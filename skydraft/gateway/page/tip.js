@@ -1,0 +1,31 @@
+// The words of a run for those who come by keyboard or finger; the mouse has the title.
+
+import { $ } from './dom.js';
+
+function place(tip, run) {
+  const [box] = run.getClientRects();
+  if (!box) return;
+  tip.style.left = '0';
+  const left = Math.min(box.left, document.documentElement.clientWidth - tip.offsetWidth - 12);
+  const above = box.top - tip.offsetHeight - 8;
+  tip.style.left = `${Math.max(12, left)}px`;
+  tip.style.top = `${above > 60 ? above : box.bottom + 8}px`;
+}
+
+export function watchTips() {
+  const tip = $('tip');
+  let run = null;
+  $('turns').addEventListener('focusin', ({ target }) => {
+    run = target.classList.contains('run') && target.title ? target : null;
+    tip.hidden = !run;
+    if (!run) return;
+    tip.textContent = run.title;
+    run.setAttribute('aria-describedby', 'tip');
+    place(tip, run);
+  });
+  $('turns').addEventListener('focusout', () => {
+    run = null;
+    tip.hidden = true;
+  });
+  document.addEventListener('scroll', () => run && place(tip, run), { passive: true });
+}

@@ -1,0 +1,98 @@
+"""The one place where what went wrong becomes OpenAI's error body and a status. No path, no trace."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pydantic import ValidationError
+
+from skydraft.errors import (
+    CloudError,
+    CloudTimeout,
+    ContextExceeded,
+    LimitExceeded,
+    RateLimited,
+    SkydraftError,
+    UsageError,
+)
+
+log = logging.getLogger("skydraft.gateway")
+_RETRY_AFTER_S = 2
+
+
+class Refusal(Exception):
+    """An answer that is an error: `status` for HTTP, the rest as OpenAI's clients read it."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer besides those of every one."""
+        headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def busy() -> Refusal:
+    """There is no place left in the queue."""
+    return Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=_RETRY_AFTER_S)
+
+
+def unknown_model(name: str, known: list[str]) -> Refusal:
+    """No such model."""
+    message = f"There is no model '{name[:80]}'. Use one of: {', '.join(known)}."
+    return Refusal(404, message, param="model", code="model_not_found")
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """What a client is told about an error; one that is not ours is logged and not explained."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, ValidationError):
+        return _invalid(error)
+    if isinstance(error, ContextExceeded | LimitExceeded):
+        return Refusal(400, str(error), param="messages", code="context_length_exceeded")
+    if isinstance(error, UsageError):
+        return Refusal(400, str(error))
+    if isinstance(error, CloudError):
+        code = "cloud_timeout" if isinstance(error, CloudTimeout) else "cloud_lost"
+        wait_s = round(error.retry_after_s + 0.5) if isinstance(error, RateLimited) else _RETRY_AFTER_S
+        return Refusal(503, error.message, code=code, retry_after_s=max(wait_s, 1))
+    if isinstance(error, SkydraftError):
+        log.error("a request failed: %s", error)
+        return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
+    log.error("a request failed", exc_info=error)
+    return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
+
+
+_WHY = {
+    "tool_choice": "A model cannot be made to call a tool here; use 'none' or 'auto'.",
+    "response_format": "Only {'type': 'text'} is supported.",
+    "logprobs": "Not available: tokens come from two models, and probabilities do not cross the wire.",
+    "top_logprobs": "Not available: tokens come from two models, and probabilities do not cross the wire.",
+    "modalities": "Answers are text.",
+    "audio": "Answers are text.",
+    "suffix": "Text can be continued at its end only.",
+    "best_of": "Use n instead.",
+}
+
+
+def _invalid(error: ValidationError) -> Refusal:
+    first = error.errors(include_url=False, include_input=False)[0]
+    # Names of alternatives that pydantic tried are no fields.
+    place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    param = ".".join(place[:1] + [part for part in place[1:] if part not in ("str", "int", "list", "text")]) or None
+    why = _WHY.get(place[0] if place else "", "") or first["msg"].removeprefix("Value error, ")
+    return Refusal(400, f"{param or 'The body'}: {why}", param=param)

@@ -1,0 +1,120 @@
+"""From what a client sends to what skydraft generates: one GenerateRequest for each choice of the answer."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skydraft.config import CAPTION_PROMPT, DecodingParams, decoding_params
+from skydraft.decoding.request import GenerateRequest
+from skydraft.gateway.pair import Pair, plan_of
+from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, TextRequest
+from skydraft.prompts.audio import Audio, audio_from_bytes
+from skydraft.prompts.messages import Message, asked
+
+_TEXT_TOKENS = 16  # OpenAI's default for completions; a chat goes on to the end of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds where a client says nothing: decoding options, and a system prompt."""
+
+    params: DecodingParams
+    system: str | None = None
+
+
+def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str) -> list[GenerateRequest]:
+    """One request for each choice. `scope` is whose conversations may share KV. Raises Refusal or UsageError."""
+    messages, audio, turn = _messages(body.messages)
+    if defaults.system and not any(message.role == "system" for message in messages):
+        messages, turn = [Message("system", defaults.system), *messages], turn + 1
+    max_tokens = body.max_completion_tokens or body.max_tokens or pair.edge.context_len
+    request = GenerateRequest(
+        tuple(messages),
+        plan=plan_of(pair.mode_of(body.model), body.choice, pair),
+        params=_params(body, defaults, max_tokens),
+        tools=tuple(body.tools or ()) if body.tool_choice != "none" else (),
+        audio=audio,
+        audio_turn=turn,
+        cache_scope=scope,
+    )
+    return _choices(request, body.n or 1)
+
+
+def text_requests(body: TextRequest, pair: Pair, defaults: Defaults, scope: str) -> list[GenerateRequest]:
+    """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
+    plan = plan_of(pair.mode_of(body.model), body.choice, pair)
+    params = _params(body, defaults, body.max_tokens or _TEXT_TOKENS)
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    requests = [
+        GenerateRequest(asked(prompt), plan=plan, params=params, raw=True, cache_scope=scope) for prompt in prompts
+    ]
+    return [choice for request in requests for choice in _choices(request, body.n or 1)]
+
+
+def _choices(request: GenerateRequest, num_choices: int) -> list[GenerateRequest]:
+    seeds = ((request.params.seed + number) % 2**64 for number in range(num_choices))
+    return [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
+
+
+def _params(body: ChatRequest | TextRequest, defaults: Defaults, max_new_tokens: int) -> DecodingParams:
+    """The client's options over those of its style, or else over the gateway's defaults."""
+    given: dict[str, Any] = {
+        name: getattr(body, name)
+        for name in ("temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    }
+    given["top_p"] = None if body.top_p is None else max(body.top_p, 1e-9)
+    given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
+    given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
+    given["seed"] = random.SystemRandom().randrange(2**32) if body.seed is None else body.seed % 2**64
+    given |= body.choice.decoding()
+    given["max_new_tokens"] = max_new_tokens
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if body.choice.style is not None:
+        return decoding_params(body.choice.style, **chosen)
+    return decoding_params(None, **{**_fields(defaults.params), **chosen})
+
+
+def _fields(params: DecodingParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in DecodingParams.__dataclass_fields__}
+
+
+def _messages(given: list[ChatMessage]) -> tuple[list[Message], Audio | None, int]:
+    """The conversation, and its recording with the number of the message that holds it."""
+    messages: list[Message] = []
+    audio, turn = None, -1
+    for number, message in enumerate(given):
+        text, recordings = _content(message, number)
+        if recordings:
+            if audio is not None or len(recordings) > 1:
+                raise Refusal(400, "A conversation can hold one recording.", param=f"messages.{number}.content")
+            audio, turn = recordings[0], len(messages)
+            text = text if text.strip() else CAPTION_PROMPT
+        if message.role == "system" and not text.strip():
+            continue  # some clients always send one
+        more = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.name}
+        messages.append(Message(message.role, text, tuple((k, v) for k, v in more.items() if v is not None)))
+    return messages, audio, turn
+
+
+def _content(message: ChatMessage, number: int) -> tuple[str, list[Audio]]:
+    if message.content is None or isinstance(message.content, str):
+        return message.content or "", []
+    texts = [part.text for part in message.content if not isinstance(part, AudioPart)]
+    recordings = [part for part in message.content if isinstance(part, AudioPart)]
+    if recordings and message.role != "user":
+        raise Refusal(400, "Only a user can speak.", param=f"messages.{number}.content")
+    return "\n".join(texts), [_audio(part, f"messages.{number}.content") for part in recordings]
+
+
+def _audio(part: AudioPart, param: str) -> Audio:
+    try:
+        data = base64.b64decode(part.input_audio.data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refusal(400, "The recording is not valid base64.", param=param) from error
+    return audio_from_bytes(data)

@@ -1,0 +1,187 @@
+"""What OpenAI's clients send, as pydantic models: what is known is checked, what is not is ignored.
+
+Ours stands under the key `skydraft`, where nothing unknown is ignored. What a client asks for and cannot get is refused
+with the name of the field; what changes nothing (`user`, `store`, `parallel_tool_calls`, ...) is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator
+
+from skydraft.config import STYLES, DecodingParams
+from skydraft.prompts.messages import Role
+
+MAX_CHOICES = 8
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_BIASES = 1024
+_CALLER_FIELDS = {"max_new_tokens", "stop", "logit_bias"}  # as OpenAI names them, or not by this key
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Choice(_Model):
+    """What our extension may ask for besides decoding options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: str | None = None
+    gate: str | None = None
+    k: int | Literal["auto"] | None = None
+    accept: str | None = None
+    eager: bool = False
+    style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
+    extension: bool = True
+    token_ids: bool = False
+
+    def decoding(self) -> dict[str, Any]:
+        """The decoding options that were given."""
+        names = {known.name for known in fields(DecodingParams)}
+        return {name: getattr(self, name) for name in self.model_fields_set & names}
+
+
+_OPTIONS: dict[str, Any] = {
+    known.name: (type(known.default) | None, None)
+    for known in fields(DecodingParams)
+    if known.name not in _CALLER_FIELDS
+}
+Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
+
+
+class TextPart(_Model):
+    """A part of a message that is text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class InputAudio(_Model):
+    """A recording, as the bytes of a file in base64."""
+
+    data: str
+    format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
+
+
+class AudioPart(_Model):
+    """A part of a message that is speech."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+Part = Annotated[TextPart | AudioPart, Field(discriminator="type")]
+
+
+class ChatMessage(_Model):
+    """One message. A developer is a system; a turn that only called tools has no content."""
+
+    role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(_Model):
+    """What a stream holds besides text."""
+
+    include_usage: bool | None = None
+
+
+class ResponseFormat(_Model):
+    """What the answer must look like: text, for now."""
+
+    type: Literal["text"]
+
+
+def _without_max(value: Any) -> Any:
+    """Some clients write -1 for no limit."""
+    return None if value == -1 else value
+
+
+MaxTokens = Annotated[Count | None, BeforeValidator(_without_max)]
+
+
+class _Request(_Model):
+    """What both kinds of completions have."""
+
+    model: str = Field(max_length=256)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    stop: str | list[str] | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    repetition_penalty: float | None = Field(None, gt=0, le=1e6)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_BIASES)
+    skydraft: Extension | None = None  # type: ignore[valid-type]
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        stops = [stop] if isinstance(stop, str) else stop or []
+        if len(stops) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARS for text in stops):
+            raise ValueError(f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters")
+        return stop
+
+    @property
+    def choice(self) -> Any:
+        """Our extension, with nothing asked for where there is none."""
+        return self.skydraft or Extension()
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatRequest(_Request):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: MaxTokens = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: Literal[False] | None = None
+    top_logprobs: None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+
+
+class TextRequest(_Request):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str]
+    echo: bool | None = None
+    logprobs: None = None
+    suffix: Literal[""] | None = None
+    best_of: Literal[1] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, prompt: Any) -> Any:
+        is_ids = isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt)
+        if is_ids:
+            raise ValueError("token ids are not taken; give text")
+        return prompt
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_number(cls, prompt: str | list[str]) -> str | list[str]:
+        if isinstance(prompt, list) and not 1 <= len(prompt) <= MAX_CHOICES:
+            raise ValueError(f"1 to {MAX_CHOICES} prompts at once")
+        return prompt

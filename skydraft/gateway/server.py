@@ -1,0 +1,156 @@
+"""The gateway as a process: uvicorn around the application, with patience for slow clients, but not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from skydraft.errors import OptionError
+from skydraft.gateway.app import Gateway
+
+DEFAULT_PORT = 8137
+_HEADER_S = 15.0  # how long a client may take to send the head of a request
+_MAX_CONNECTIONS = 512
+_GRACE_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Where the gateway listens. Beyond this machine it wants keys, so that nobody is let in by mistake."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    has_keys: bool = False
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or neither.")
+        if _is_loopback(self.host):
+            return
+        if not self.has_keys:
+            raise OptionError(
+                f"On {self.host} other machines could use the models: an API key is required.",
+                hint="Give --api-key-file FILE, or listen on 127.0.0.1.",
+            )
+        if self.tls_cert is None and not self.insecure:
+            raise OptionError(
+                f"On {self.host} prompts and keys would cross the network unencrypted.",
+                hint="Give --tls-cert and --tls-key, or --insecure-host behind a proxy that speaks TLS.",
+            )
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds it, without the port."""
+        host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1", "") else self.host
+        return f"{'https' if self.tls_cert else 'http'}://{host}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 that closes a connection on which a request does not arrive in time, byte by byte as it may come."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()  # its head has come; the body has a limit of its own
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._waiting = self.loop.call_later(_HEADER_S, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which says when it listens and lets go of streams when it ends."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, ready: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._gateway, self._ready = gateway, ready
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.servers:
+            self._ready(self.servers[0].sockets[0].getsockname()[1])
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        self._gateway.desk.cancel_all()
+        await super().shutdown(sockets)
+
+
+def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> uvicorn.Server:
+    """A server for `gateway`; `ready` is told its port. Raises OptionError for certificates that do not load."""
+    try:
+        config = uvicorn.Config(
+            gateway.app,
+            host=options.host,
+            port=options.port,
+            http=PatientProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=str(options.tls_cert) if options.tls_cert else None,
+            ssl_keyfile=str(options.tls_key) if options.tls_key else None,
+        )
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise OptionError(f"The certificate cannot be used: {error.strerror or error}.") from error
+    return _Server(config, gateway, ready)
+
+
+def serve(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises OptionError where the port is taken."""
+    server = server_of(gateway, options, ready)
+    try:
+        server.run()
+    except SystemExit as error:  # uvicorn has logged why
+        raise OptionError(
+            f"Port {options.port} of {options.host} cannot be used.", hint="Choose another one with --port."
+        ) from error
+    except KeyboardInterrupt:
+        pass  # raised again by uvicorn when it has stopped
+    finally:
+        gateway.close()

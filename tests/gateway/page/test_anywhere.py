@@ -1,0 +1,135 @@
+"""What holds of the page before any gateway that answers: it asks only for `gateway`, its address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .browsing import Pages, ask, expect, grave, is_too_wide, settled
+
+pytestmark = pytest.mark.browser
+NARROW = {"width": 360, "height": 740}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_grave(open_page: Pages, theme: str) -> None:
+    page = open_page(color_scheme=theme)
+    assert grave(page) == []
+    ask(page, "Hello")
+    settled(page, 1)
+    page.click("#compare")
+    assert grave(page) == []
+    page.click("#open-settings")
+    assert grave(page) == []
+
+
+def test_axe_would_find_something(page: Any) -> None:
+    page.evaluate("document.querySelector('main').append(document.createElement('button'))")
+    assert any(found.startswith("button-name") for found in grave(page))
+
+
+@pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
+def test_nothing_is_wider_than_a_small_phone(open_page: Pages, locale: str) -> None:
+    page = open_page(locale=locale, viewport=NARROW)
+    assert not is_too_wide(page)
+    page.click("#compare")
+    ask(page, "x" * 200)
+    settled(page, 2)
+    assert not is_too_wide(page)
+    page.click("#strip-toggle")
+    expect(page.locator("#figures")).to_be_visible()
+    assert not is_too_wide(page)
+    page.click("#open-settings")
+    assert not is_too_wide(page)
+
+
+def test_too_wide_would_be_seen(open_page: Pages) -> None:
+    page = open_page(viewport=NARROW)
+    page.evaluate("document.querySelector('main').style.width = '400px'")
+    assert is_too_wide(page)
+
+
+def test_a_conversation_of_two_turns(page: Any) -> None:
+    ask(page, "Hello")
+    settled(page, 1)
+    assert page.locator(".run").count() >= 1
+    ask(page, "And again")
+    settled(page, 2)
+    expect(page.locator(".said p")).to_have_text(["Hello", "And again"])
+    expect(page.locator("#announce")).to_contain_text("Answer ready")
+
+
+@pytest.mark.parametrize(("locale", "lang", "other"), [("en-GB", "en", "zh-CN"), ("zh-TW", "zh-CN", "en")])
+def test_the_language_of_the_browser_and_the_other(open_page: Pages, locale: str, lang: str, other: str) -> None:
+    page = open_page(locale=locale)
+    shown = page.locator("html")
+    expect(shown).to_have_attribute("lang", lang)
+    before = page.locator("body").inner_text()
+    page.click("#language")
+    expect(shown).to_have_attribute("lang", other)
+    assert page.locator("body").inner_text() != before
+    page.reload()
+    expect(shown).to_have_attribute("lang", other)
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(page: Any) -> None:
+    def paper() -> str:
+        return str(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+
+    light = paper()
+    page.emulate_media(color_scheme="dark")
+    dark = paper()
+    assert light != dark
+    page.click("#theme")
+    assert paper() == light
+    page.reload()
+    assert paper() == light
+
+
+def test_the_keyboard_reaches_every_control_in_sight(page: Any) -> None:
+    page.evaluate("document.activeElement.blur()")
+    focused = "[document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]"
+    reached = {}
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        name, outline = page.evaluate(focused)
+        reached[name] = outline
+    del reached["question"]  # its box has the outline
+    controls = ["new", "language", "theme", "open-settings", "mode", "compare", "send", "strip-body"]
+    assert [reached.get(name, "not reached") for name in controls] == ["solid"] * len(controls)
+
+
+def test_shift_enter_writes_a_new_line(page: Any) -> None:
+    page.focus("#question")
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    assert page.input_value("#question") == "one\ntwo"
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_enter_that_takes_a_candidate_does_not_send(page: Any) -> None:
+    page.focus("#question")
+    keyboard = page.context.new_cdp_session(page)
+    keyboard.send("Input.imeSetComposition", {"text": "ni hao", "selectionStart": 6, "selectionEnd": 6})
+    seen = "document.addEventListener('keydown', (event) => { window.composing = event.isComposing; })"
+    page.evaluate(seen)
+    page.keyboard.press("Enter")
+    assert page.evaluate("window.composing") is True
+    expect(page.locator(".turn")).to_have_count(0)
+    page.fill("#question", "你好")
+    page.keyboard.press("Enter")
+    assert page.evaluate("window.composing") is False
+    expect(page.locator(".turn")).to_have_count(1)
+
+
+def test_what_is_forbidden_would_be_noticed(page: Any, problems: list[str]) -> None:
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">')")
+    page.evaluate("fetch('http://127.0.0.2:9/').catch(() => {})")
+    page.evaluate("console.error('loud')")
+    page.wait_for_timeout(100)
+    assert any("style-src" in each for each in problems)
+    assert any("connect-src" in each for each in problems)
+    assert "loud" in problems
+    problems.clear()

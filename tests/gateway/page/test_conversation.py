@@ -1,0 +1,225 @@
+"""Conversation, origins, modes, settings, figures: what is sent, and what is shown of the answer."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from .browsing import Pages, ask, expect, settled
+from .fake_gateway import MODES, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
+
+pytestmark = pytest.mark.browser
+ORIGINS = ["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "edge-fallback"]
+ANSWER = "The sea turns to copper as the sun sinks."
+
+
+def test_the_whole_history_is_sent(page: Any, fake: FakeGateway) -> None:
+    fake.replies = [mixed_reply(), plain_reply("Yes.")]
+    ask(page, "Describe a sunset.")
+    settled(page, 1)
+    ask(page, "Was that\nall?")
+    settled(page, 2)
+    first, second = fake.bodies
+    assert first["messages"] == [{"role": "user", "content": "Describe a sunset."}]
+    assert second["messages"] == [
+        {"role": "user", "content": "Describe a sunset."},
+        {"role": "assistant", "content": ANSWER},
+        {"role": "user", "content": "Was that\nall?"},
+    ]
+    assert first["stream"] is True and first["stream_options"] == {"include_usage": True}
+    assert first["model"] == "skydraft-quality" and isinstance(first["seed"], int)
+    expect(page.locator(".text")).to_have_text([ANSWER, "Yes."])
+
+
+def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own(page: Any, fake: FakeGateway) -> None:
+    fake.replies = [[run(f"{origin} ", origin, 3, reason="uncertain") for origin in ORIGINS] + [finish()]]
+    ask(page, "Hello")
+    settled(page, 1)
+    spans = page.locator(".text .run")
+    assert spans.evaluate_all("spans => spans.map((span) => span.dataset.origin)") == ORIGINS
+    titles = spans.evaluate_all("spans => spans.map((span) => span.title)")
+    assert titles[0] == "Accepted. Round 3. Sent to the cloud: the draft was unsure."
+    assert len(set(titles)) == 7 and all("Round 3" in title for title in titles)
+    look = """spans => spans.map((span) => {
+        const { color, textDecorationLine, textDecorationStyle, textDecorationThickness } = getComputedStyle(span);
+        return [color, textDecorationLine === 'none' ? 'none' : textDecorationStyle + textDecorationThickness];
+    })"""
+    colours, lines = zip(*spans.evaluate_all(look), strict=True)
+    assert len(set(colours)) == 7
+    assert len(set(lines)) == 7
+    legend = page.locator("#legend .run").evaluate_all(look)
+    assert [tuple(entry) for entry in legend] == list(zip(colours, lines, strict=True))
+    assert page.locator("#legend dd").count() == 7
+
+
+def test_pieces_of_one_run_are_one_span(page: Any, fake: FakeGateway) -> None:
+    pieces = [run("a", "accepted", 1), run("", "accepted", 1), run("b", "accepted", 1), run("c", "accepted", 2)]
+    fake.replies = [[*pieces, finish()]]
+    ask(page, "Hello")
+    settled(page, 1)
+    expect(page.locator(".text .run")).to_have_text(["ab", "c"])
+
+
+def test_blocks_of_code_are_set_in_their_own_type(page: Any, fake: FakeGateway) -> None:
+    pieces = ["So:\n``", "`python\nx", " = 1\n```\nThat ", "is all."]
+    fake.replies = [[*(run(piece, "edge", 0) for piece in pieces), finish()]]
+    ask(page, "Hello")
+    settled(page, 1)
+    assert page.locator(".text").evaluate("text => text.textContent") == "".join(pieces)
+    expect(page.locator(".run.code")).to_have_text(["`python\nx = 1\n```\n"])
+    assert "mono" in page.locator(".code").evaluate("span => getComputedStyle(span).fontFamily")
+
+
+def test_the_arrows_go_from_run_to_run_and_say_what_it_is(page: Any) -> None:
+    ask(page, "Hello")
+    settled(page, 1)
+    assert page.locator('.text .run[tabindex="0"]').count() == 1
+    page.locator(".text .run").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tip")).to_have_text("Accepted. Round 1. Sent to the cloud: the draft was unsure.")
+    expect(page.locator(".text .run").nth(1)).to_be_focused()
+
+
+def test_what_a_model_writes_is_no_markup(page: Any, fake: FakeGateway) -> None:
+    text = "<img src=/x onerror=alert(1)> & <b>bold</b>"
+    fake.replies = [plain_reply(text)]
+    ask(page, "<i>Hello</i>")
+    settled(page, 1)
+    expect(page.locator(".text")).to_have_text(text)
+    expect(page.locator(".said")).to_contain_text("<i>Hello</i>")
+    assert page.locator(".turn img, .turn b, .turn i").count() == 0
+
+
+def test_the_mode_can_be_switched_and_is_remembered(page: Any, fake: FakeGateway) -> None:
+    assert page.locator("#mode option").evaluate_all("all => all.map((one) => one.value)") == list(MODES)
+    ask(page, "Hello")
+    settled(page, 1)
+    page.select_option("#mode", "edge")
+    ask(page, "And now?")
+    settled(page, 2)
+    assert [body["model"] for body in fake.bodies] == ["skydraft-quality", "skydraft-edge"]
+    assert len(fake.bodies[1]["messages"]) == 3
+    expect(page.locator(".name")).to_have_text(["Quality", "Edge only"])
+    page.reload()
+    expect(page.locator("#mode")).to_have_value("edge")
+
+
+def test_settings_are_sent_and_remembered(page: Any, fake: FakeGateway) -> None:
+    page.click("#open-settings")
+    page.fill("#temperature", "1.2")
+    page.fill("#max-tokens", "77")
+    page.fill("#system", "Be brief.")
+    page.uncheck("#coloured")
+    page.click("#close-settings")
+    page.reload()
+    ask(page, "Hello")
+    settled(page, 1)
+    (body,) = fake.bodies
+    assert (body["temperature"], body["max_tokens"]) == (1.2, 77)
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert page.locator(".text .run").first.evaluate("span => getComputedStyle(span).textDecorationLine") == "none"
+
+
+def test_the_answer_is_shown_while_it_comes_and_announced_once(page: Any, fake: FakeGateway) -> None:
+    first, rest = threading.Event(), threading.Event()
+    fake.replies = [
+        [first, run("Half ", "skipped", 0, tokens=2, record=record(0, "skipped")), rest, *plain_reply("done.")]
+    ]
+    ask(page, "Hello")
+    expect(page.locator(".state")).to_have_text("Waiting for the first token …")
+    first.set()
+    expect(page.locator(".text")).to_have_text("Half")
+    expect(page.locator("#announce")).to_have_text("")
+    expect(page.locator('[data-figure="tokens"]').first).to_have_text("2")
+    rest.set()
+    settled(page, 1)
+    expect(page.locator("#announce")).to_have_text("Answer ready, 5 tokens.")
+
+
+def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
+    uncounted = [run("Yes.", "accepted", 0, tokens=3, record=record(0, num_audited=2, num_agreed=1)), finish()]
+    fake.replies = [mixed_reply(), uncounted]
+    ask(page, "Hello")
+    settled(page, 1)
+
+    def figures(name: str) -> list[str]:
+        return list(page.locator(f'[data-figure="{name}"]').all_inner_texts())
+
+    expect(page.locator('[data-figure="speed"]').first).to_have_text("18.4")
+    assert (figures("calls"), figures("agreement"), figures("tokens")) == (["0.20"] * 2, ["90%"] * 2, ["10"] * 2)
+    shares = "Share of tokens by origin: Accepted 60%, Corrected 10%, Bonus 10%, Unchecked 20%."
+    expect(page.locator("#shares .bar")).to_have_attribute("aria-label", shares)
+    kinds = page.locator("#charts .round").evaluate_all("bars => bars.map((bar) => bar.classList[1])")
+    assert kinds == ["skipped", "verified", "verified"]
+    heights = page.locator("#charts .round").evaluate_all("bars => bars.map((bar) => bar.getBBox().height)")
+    assert heights[1] == heights[2] > heights[0]
+    fills = page.locator("#outcomes .round").evaluate_all("bars => bars.map((bar) => getComputedStyle(bar).fill)")
+    assert len(set(fills)) == 3
+    ask(page, "And?")
+    settled(page, 2)
+    expect(page.locator('[data-figure="tokens"]')).to_have_text(["3", "13"])
+    assert (figures("calls"), figures("agreement")) == (["0.33", "0.23"], ["50%", "83%"])
+
+
+def test_regenerate_takes_another_seed(page: Any, fake: FakeGateway) -> None:
+    fake.replies = [mixed_reply(), plain_reply("Another.")]
+    ask(page, "Hello")
+    settled(page, 1)
+    page.focus(".regenerate")
+    page.keyboard.press("Enter")
+    expect(page.locator(".text")).to_be_focused()
+    expect(page.locator(".text")).to_have_text("Another.")
+    settled(page, 1)
+    first, second = fake.bodies
+    assert first["seed"] != second["seed"]
+    assert first["messages"] == second["messages"]
+
+
+def test_copy_takes_the_text_alone(open_page: Pages) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    ask(page, "Hello")
+    settled(page, 1)
+    page.click(".copy")
+    expect(page.locator(".copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == ANSWER
+
+
+def test_a_new_conversation_knows_nothing_of_the_old(page: Any, fake: FakeGateway) -> None:
+    ask(page, "Hello")
+    settled(page, 1)
+    page.click("#new")
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.locator("#welcome")).to_be_visible()
+    ask(page, "Again")
+    settled(page, 1)
+    assert fake.bodies[1]["messages"] == [{"role": "user", "content": "Again"}]
+
+
+def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -> None:
+    go = threading.Event()
+    fake.by_model = {
+        "skydraft-quality": [go, *plain_reply("Left.", "accepted")],
+        "skydraft-cloud": [go, *plain_reply("Right.", "cloud")],
+    }
+    page.click("#compare")
+    page.select_option("#second-mode", "cloud")
+    ask(page, "Hello")
+    wait_for(lambda: len(fake.bodies) == 2)  # neither has been answered yet
+    go.set()
+    settled(page, 2)
+    assert fake.bodies[0]["seed"] == fake.bodies[1]["seed"]
+    assert fake.bodies[0]["messages"] == fake.bodies[1]["messages"]
+    expect(page.locator(".text")).to_have_text(["Left.", "Right."])
+    expect(page.locator("#figures thead th")).to_have_text(["Quality", "Cloud only"])
+    left, right = (answer.bounding_box() for answer in page.locator(".answer").all())
+    assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    page.set_viewport_size({"width": 360, "height": 740})
+    left, right = (answer.bounding_box() for answer in page.locator(".answer").all())
+    assert left["x"] == right["x"] and left["y"] + left["height"] <= right["y"]
+    page.locator(".choose").nth(1).click()
+    page.click("#compare")
+    ask(page, "And?")
+    settled(page, 3)
+    assert fake.bodies[2]["messages"][1] == {"role": "assistant", "content": "Right."}

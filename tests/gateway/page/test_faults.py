@@ -1,0 +1,229 @@
+"""The cloud dies, the gateway refuses, the connection breaks, the user stops: what is shown, what is kept."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from .browsing import Pages, ask, expect, settled
+from .fake_gateway import CUT, FakeGateway, Refusal, Step, finish, mistake, plain_reply, record, run, wait_for
+
+pytestmark = pytest.mark.browser
+GONE = "The cloud at localhost:7373 is gone; going on alone."
+
+
+def test_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
+    dead, back = threading.Event(), threading.Event()
+    fake.replies = [[
+        run("One ", "accepted", 0, record=record(0)), dead,
+        run("two ", "edge-fallback", 1, reason="uncertain", record=record(1, "fallback"), notice=GONE), back,
+        run("three.", "accepted", 2, record=record(2), notice="The cloud is back."), finish(),
+    ]]  # fmt: skip
+    expect(page.locator("#link")).to_have_text("Cloud connected")
+    ask(page, "Count")
+    expect(page.locator(".text")).to_have_text("One")
+    fake.cloud = "down"
+    dead.set()
+    expect(page.locator(".notices li")).to_have_text([GONE])
+    expect(page.locator("#announce")).to_have_text(GONE)
+    expect(page.locator("#link")).to_have_text("Cloud gone, going on alone")
+    lost = page.locator(".run.edge-fallback").first
+    expect(lost).to_have_attribute("title", "Cloud gone. Round 1. Should have been checked: the draft was unsure.")
+    assert lost.evaluate("span => getComputedStyle(span).textDecorationStyle") == "dashed"
+    expect(page.locator("#charts .round.fallback")).to_have_count(1)
+    fake.cloud = "up"
+    back.set()
+    settled(page, 1)
+    expect(page.locator(".text")).to_have_text("One two three.")
+    expect(page.locator("#link")).to_have_text("Cloud connected")
+
+
+@pytest.mark.parametrize("cloud, words", [("local", "Both models on this machine"), ("none", "No cloud model")])
+def test_the_link_in_words(open_page: Pages, fake: FakeGateway, cloud: str, words: str) -> None:
+    fake.cloud = cloud
+    expect(open_page().locator("#link")).to_have_text(words)
+
+
+def test_the_gateway_is_away_for_a_while(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("502")
+    fake.is_silent = True
+    page = open_page()
+    expect(page.locator("#link")).to_have_text("Gateway does not answer")
+    fake.is_silent = False
+    expect(page.locator("#link")).to_have_text("Cloud connected", timeout=8000)
+    expect(page.locator("#mode")).to_have_value("quality", timeout=8000)
+
+
+@pytest.mark.parametrize("by", ["button", "Escape"])
+def test_stop_closes_the_connection(page: Any, fake: FakeGateway, by: str) -> None:
+    fake.replies = [[run("Endless", "edge", 0), threading.Event()]]
+    ask(page, "Hello")
+    expect(page.locator(".text")).to_have_text("Endless")
+    assert fake.deserted == []
+    expect(page.locator("#send")).to_have_text("Stop")
+    if by == "button":
+        page.click("#send")
+    else:
+        page.keyboard.press("Escape")
+    settled(page, 1, "stopped")
+    wait_for(lambda: fake.deserted == [0])
+    expect(page.locator("#send")).to_have_text("Send")
+    expect(page.locator(".text")).to_have_text("Endless")
+
+
+def test_the_next_question_can_be_written_while_an_answer_comes(page: Any, fake: FakeGateway) -> None:
+    rest = threading.Event()
+    fake.replies = [[rest, *plain_reply("Done.")]]
+    ask(page, "Hello")
+    ask(page, "Next")
+    assert page.input_value("#question") == "Next"
+    rest.set()
+    settled(page, 1)
+    assert len(fake.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    "end, words",
+    [
+        (mistake("The cloud was lost for good.", "cloud_lost"), "The cloud was lost for good."),
+        (CUT, "The connection broke off before the answer was complete."),
+    ],
+)
+def test_an_answer_that_breaks_off_can_be_tried_again(page: Any, fake: FakeGateway, end: Step, words: str) -> None:
+    fake.replies = [[run("Half", "edge", 0), end], plain_reply("Whole.")]
+    ask(page, "Hello")
+    settled(page, 1, "failed")
+    expect(page.locator(".failure p")).to_have_text(words)
+    expect(page.locator(".text")).to_have_text("Half")
+    page.click(".retry")
+    settled(page, 1)
+    expect(page.locator(".text")).to_have_text("Whole.")
+    expect(page.locator(".failure")).to_be_hidden()
+    assert fake.bodies[0] == fake.bodies[1]
+    ask(page, "And?")
+    settled(page, 2)
+    assert fake.bodies[2]["messages"][1] == {"role": "assistant", "content": "Whole."}
+
+
+def test_a_refused_question_is_kept_and_can_be_tried_again(page: Any, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("400")
+    fake.replies = [Refusal(400, "Too long for 4096 tokens."), Refusal(400, "Still too long."), plain_reply("Now.")]
+    ask(page, "A long story")
+    settled(page, 1, "failed")
+    expect(page.locator(".failure p")).to_have_text("Too long for 4096 tokens.")
+    expect(page.locator("#announce")).to_have_text("The answer failed: Too long for 4096 tokens.")
+    expect(page.locator(".said p")).to_have_text(["A long story"])
+    page.click(".retry")
+    expect(page.locator(".failure p")).to_have_text("Still too long.")
+    page.click(".retry")
+    settled(page, 1)
+    assert {body["messages"][0]["content"] for body in fake.bodies} == {"A long story"}
+
+
+def test_what_was_never_answered_is_no_history(page: Any, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("400")
+    fake.replies = [Refusal(400, "No.")]
+    ask(page, "First")
+    settled(page, 1, "failed")
+    ask(page, "Second")
+    settled(page, 1)
+    assert fake.bodies[1]["messages"] == [{"role": "user", "content": "Second"}]
+
+
+def test_no_network(page: Any, expected: list[str]) -> None:
+    expected.append("ERR_INTERNET_DISCONNECTED")
+    page.context.set_offline(True)
+    ask(page, "Hello")
+    settled(page, 1, "failed")
+    expect(page.locator(".failure p")).to_have_text("The gateway cannot be reached.")
+    page.context.set_offline(False)
+    page.click(".retry")
+    settled(page, 1)
+
+
+def test_a_busy_gateway_is_asked_once_more(page: Any, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("503")
+    fake.replies = [Refusal(503, "Busy.", {"Retry-After": "2"}), plain_reply("Here.")]
+    ask(page, "Hello")
+    expect(page.locator(".state")).to_have_text("The gateway is busy. Trying once more in 2 s.")
+    expect(page.locator(".state")).to_have_text("The gateway is busy. Trying once more in 1 s.")
+    assert len(fake.bodies) == 1
+    settled(page, 1)
+    expect(page.locator(".text")).to_have_text("Here.")
+
+
+def test_a_gateway_that_stays_busy_is_not_asked_for_ever(page: Any, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("503")
+    fake.replies = [Refusal(503, "Busy.", {"Retry-After": "0"}), Refusal(503, "Still busy.", {"Retry-After": "0"})]
+    ask(page, "Hello")
+    settled(page, 1, "failed")
+    expect(page.locator(".failure p")).to_have_text("Still busy.")
+    assert len(fake.bodies) == 2
+
+
+def test_waiting_for_a_busy_gateway_can_be_stopped(page: Any, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("503")
+    fake.replies = [Refusal(503, "Busy.", {"Retry-After": "60"})]
+    ask(page, "Hello")
+    expect(page.locator(".state")).to_contain_text("Trying once more in")
+    page.keyboard.press("Escape")
+    settled(page, 1, "stopped")
+
+
+def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("401")
+    fake.key = "s3cret"
+    page = open_page()
+    expect(page.locator("#key-dialog")).to_be_visible()
+    page.fill("#key", "wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#key-why")).to_have_text("The gateway refused that key.")
+    page.fill("#key", "s3cret")
+    page.keyboard.press("Enter")
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    ask(page, "Hello")
+    settled(page, 1)
+    assert page.evaluate(
+        "[JSON.stringify(sessionStorage), JSON.stringify(localStorage)].map((s) => s.includes('s3cret'))"
+    ) == [True, False]
+    page.reload()
+    expect(page.locator("#mode")).to_have_value("quality")
+    expect(page.locator("#key-dialog")).to_be_hidden()
+
+
+def test_a_key_wanted_in_the_middle_loses_no_question(page: Any, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("401")
+    fake.key = "s3cret"
+    ask(page, "Hello")
+    page.fill("#key", "s3cret")
+    page.keyboard.press("Enter")
+    settled(page, 1)
+    assert [body["messages"][0]["content"] for body in fake.bodies] == ["Hello"]
+
+
+def test_without_a_key_the_question_can_be_tried_again(page: Any, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("401")
+    fake.key = "s3cret"
+    ask(page, "Hello")
+    page.click("#key-cancel")
+    settled(page, 1, "failed")
+    expect(page.locator(".failure p")).to_have_text("There is no valid key.")
+    page.click(".retry")
+    page.fill("#key", "s3cret")
+    page.keyboard.press("Enter")
+    settled(page, 1)
+
+
+def test_the_modes_are_there_once_the_key_is(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
+    expected.append("401")
+    fake.key = "s3cret"
+    page = open_page()
+    page.click("#key-cancel")
+    ask(page, "Hello")
+    page.fill("#key", "s3cret")
+    page.keyboard.press("Enter")
+    settled(page, 1)
+    assert fake.bodies[0]["model"] == "skydraft"
+    expect(page.locator("#mode")).to_have_value("quality")

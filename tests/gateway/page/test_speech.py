@@ -1,0 +1,106 @@
+"""Speech: shown only where the gateway takes it; files by drop or choice, recordings as WAV."""
+
+from __future__ import annotations
+
+import base64
+import io
+import wave
+from typing import Any
+
+import pytest
+
+from .browsing import Pages, ask, expect, settled
+from .fake_gateway import FakeGateway, wait_for
+
+pytestmark = pytest.mark.browser
+DROP = """([name, bytes]) => {
+  const files = new DataTransfer();
+  files.items.add(new File([new Uint8Array(bytes)], name));
+  for (const type of ['dragover', 'drop']) {
+    const event = new DragEvent(type, { dataTransfer: files, bubbles: true, cancelable: true });
+    document.querySelector('#composer').dispatchEvent(event);
+  }
+}"""
+
+
+def silence() -> bytes:
+    """A tenth of a second of it."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16_000)
+        out.writeframes(bytes(3200))
+    return file.getvalue()
+
+
+@pytest.fixture
+def page(open_page: Pages, fake: FakeGateway) -> Any:
+    fake.takes_audio = True
+    page = open_page(permissions=["microphone"])
+    page.locator("#mode option").first.wait_for(state="attached")
+    return page
+
+
+def test_no_speech_where_the_models_take_none(open_page: Pages) -> None:
+    page = open_page()
+    expect(page.locator("#mode")).to_have_value("quality")
+    expect(page.locator("#speech")).to_be_hidden()
+    page.evaluate(DROP, ["a.wav", list(silence())])
+    expect(page.locator("#attached")).to_be_hidden()
+
+
+@pytest.mark.parametrize("name, kind", [("a.wav", "wav"), ("b.MP3", "mp3"), ("c.flac", "flac"), ("d.ogg", "ogg")])
+def test_a_dropped_file_is_sent(page: Any, fake: FakeGateway, name: str, kind: str) -> None:
+    page.evaluate(DROP, [name, list(silence())])
+    expect(page.locator("#attached figcaption")).to_have_text(name)
+    ask(page, "Who speaks?")
+    settled(page, 1)
+    text, heard = fake.bodies[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "Who speaks?"}
+    assert heard["type"] == "input_audio" and heard["input_audio"]["format"] == kind
+    assert base64.b64decode(heard["input_audio"]["data"]) == silence()
+    expect(page.locator(".said audio")).to_have_count(1)
+    expect(page.locator("#attached")).to_be_hidden()
+
+
+def test_speech_stays_in_the_history(page: Any, fake: FakeGateway) -> None:
+    page.set_input_files("#file", {"name": "a.wav", "mimeType": "audio/wav", "buffer": silence()})
+    expect(page.locator("#attached audio")).to_have_count(1)
+    page.click("#send")
+    settled(page, 1)
+    ask(page, "And how fast?")
+    settled(page, 2)
+    assert [part["type"] for part in fake.bodies[0]["messages"][0]["content"]] == ["input_audio"]
+    assert fake.bodies[1]["messages"][0] == fake.bodies[0]["messages"][0]
+
+
+def test_another_kind_of_file_is_refused(page: Any, fake: FakeGateway) -> None:
+    page.evaluate(DROP, ["notes.txt", [1, 2, 3]])
+    expect(page.locator(".wrong")).to_have_text("This is not a WAV, MP3, FLAC or OGG file.")
+    page.click("#send")
+    assert fake.bodies == []
+
+
+def test_a_file_can_be_taken_away_again(page: Any, fake: FakeGateway) -> None:
+    page.evaluate(DROP, ["a.wav", list(silence())])
+    page.click("text=×")
+    expect(page.locator("#attached")).to_be_hidden()
+    ask(page, "Only text")
+    settled(page, 1)
+    assert fake.bodies[0]["messages"][0]["content"] == "Only text"
+
+
+def test_a_recording_is_a_wav_of_one_channel(page: Any, fake: FakeGateway) -> None:
+    page.click("#record")
+    expect(page.locator("#record")).to_have_attribute("aria-label", "Stop recording")
+    page.wait_for_timeout(700)
+    page.click("#record")
+    expect(page.locator("#attached figcaption")).to_have_text("Recording")
+    page.click("#send")
+    wait_for(lambda: len(fake.bodies) == 1)
+    (heard,) = fake.bodies[0]["messages"][0]["content"]
+    with wave.open(io.BytesIO(base64.b64decode(heard["input_audio"]["data"]))) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (1, 2, 16_000)
+        assert 0.3 < sound.getnframes() / 16_000 < 3
+        assert any(sound.readframes(sound.getnframes()))  # Chromium's false microphone beeps

@@ -1,0 +1,73 @@
+"""A gateway in this process, on a free port of loopback, over a toy pair."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2 as httpx
+
+from skydraft.config import DecodingParams
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.app import Gateway, GatewayOptions
+from skydraft.gateway.doorkeeper import Authorize
+from skydraft.gateway.pair import Pair
+from skydraft.gateway.requests import Defaults
+from skydraft.gateway.server import ListenOptions, server_of
+
+PATIENCE_S = 30.0
+
+
+class Running:
+    """A gateway and where it is."""
+
+    def __init__(self, gateway: Gateway, url: str) -> None:
+        self.gateway = gateway
+        self.url = url
+        self.v1 = f"{url}/v1"
+
+    def chat(self, content: Any = "语速", **body: Any) -> httpx.Response:
+        """One request, not streamed."""
+        messages = content if isinstance(content, list) and "role" in content[0] else None
+        messages = messages or [{"role": "user", "content": content}]
+        given = {"model": "skydraft-quality", "messages": messages, "max_tokens": 16} | body
+        return httpx.post(f"{self.v1}/chat/completions", json=given, timeout=PATIENCE_S)
+
+    def wait_until_idle(self) -> None:
+        """Return when nothing is written or waits."""
+        self.wait_until(lambda: not self.gateway.desk.num_running and not self.gateway.desk.num_waiting)
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool]) -> None:
+        """Return when it holds; fail if it does not in time."""
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, "this did not come true"
+            time.sleep(0.01)
+
+
+def toy_pair(max_sequences: int = 6) -> Pair:
+    """A poor drafter and its target, both in this process."""
+    return Pair(open_toy("toy:drift=0.2", 4096, max_sequences), open_toy("toy", 4096, max_sequences), calibrated=False)
+
+
+@contextmanager
+def gateway(
+    pair: Pair | None = None, *, authorize: Authorize | None = None, defaults: Defaults | None = None, **options: Any
+) -> Iterator[Running]:
+    """Serve a pair; `options` are those of GatewayOptions."""
+    made = Gateway(pair or toy_pair(), defaults or Defaults(DecodingParams()), GatewayOptions(**options), authorize)
+    ports: list[int] = []
+    server = server_of(made, ListenOptions(port=0), ports.append)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    Running.wait_until(lambda: bool(ports) or not thread.is_alive())
+    try:
+        yield Running(made, f"http://127.0.0.1:{ports[0]}")
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        made.close()

@@ -1,0 +1,148 @@
+"""Who may come in, and what broken, slow and endless requests get."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from skydraft.cloud.access import Keyring
+from skydraft.errors import OptionError
+from skydraft.gateway import server
+from skydraft.gateway.server import ListenOptions
+
+from .running import Running, gateway
+
+KEY = "a-key-of-more-than-16-characters"
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with two keys, an origin of its own and short patience."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"ann {KEY}\nbob {KEY}-2\n")
+    with gateway(
+        authorize=Keyring(keys).label, origins=("http://app.test",), max_body_bytes=100_000, body_s=0.5
+    ) as running:
+        yield running
+
+
+def post(running: Running, **options: Any) -> httpx.Response:
+    body = {"model": "skydraft", "messages": [{"role": "user", "content": "语"}], "max_tokens": 4}
+    return httpx.post(f"{running.v1}/chat/completions", **{"json": body} | options)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"x-api-key": "wrong"}, {"x-api-key": ""}],
+)
+def test_without_the_key_nothing_is_told(locked: Running, headers: dict[str, str]) -> None:
+    for path in ("/v1/models", "/v1/models/skydraft", "/metrics", "/v1/nothing"):
+        assert httpx.get(locked.url + path, headers=headers).status_code == 401
+    reply = post(locked, headers=headers)
+    assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("headers", [{"Authorization": f"Bearer {KEY}"}, {"x-api-key": f"{KEY}-2"}])
+def test_with_it_everything_is(locked: Running, headers: dict[str, str]) -> None:
+    assert post(locked, headers=headers).status_code == 200
+    assert httpx.get(f"{locked.url}/metrics", headers=headers).status_code == 200
+
+
+def test_the_page_and_health_need_no_key(locked: Running) -> None:
+    for path in ("/", "/health", "/page/main.js"):
+        assert httpx.get(locked.url + path).status_code == 200
+    policy = httpx.get(locked.url).headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+
+
+@pytest.mark.parametrize("path", ["/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/..%2fapp.py"])
+def test_nothing_but_the_page_is_served(locked: Running, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1]))) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        reply = client.makefile("rb").read()
+    assert b" 404 " in reply.splitlines()[0] and b"import" not in reply
+
+
+def test_other_origins_may_use_it_only_when_they_are_named(locked: Running, served: Running) -> None:
+    asked = {"Origin": "http://app.test", "Access-Control-Request-Method": "POST"}
+    allowed = httpx.options(f"{locked.v1}/chat/completions", headers=asked)
+    assert allowed.headers["access-control-allow-origin"] == "http://app.test"
+    for running, origin in ((locked, "http://other.test"), (served, "http://app.test")):
+        reply = httpx.options(f"{running.v1}/chat/completions", headers=asked | {"Origin": origin})
+        assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"{", 400), (b"[]", 400), (b"", 400), (b"\xff\xfe", 400), (b"null", 400), (b"[" * 50_000, 400),
+        (b'{"model": "skydraft", "messages": 3}', 400), (b" " * 100_001, 413), (b'{"model": "x\\ud800"}', 400),
+    ],
+)  # fmt: skip
+def test_broken_bodies(locked: Running, content: bytes, status: int) -> None:
+    reply = post(locked, json=None, content=content, headers={"x-api-key": KEY})
+    assert reply.status_code == status and set(reply.json()["error"]) == {"message", "type", "param", "code"}
+    assert post(locked, headers={"x-api-key": KEY}).status_code == 200
+
+
+def test_a_body_that_never_ends_is_cut_off(locked: Running) -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b" " * 10_000
+
+    try:
+        reply = post(locked, json=None, content=endless(), headers={"x-api-key": KEY})
+        assert reply.status_code == 413
+    except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+        pass  # cut off while it was still sending
+    assert post(locked, headers={"x-api-key": KEY}).status_code == 200
+
+
+def test_a_body_of_100_mb_is_refused_by_its_length_alone(locked: Running) -> None:
+    with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1])), timeout=10) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nx-api-key: {KEY}\r\nContent-Length: 104857600\r\n\r\n"
+        client.sendall(head.encode() + b" ")
+        assert b" 413 " in client.recv(1000).splitlines()[0]
+
+
+def test_a_body_that_comes_too_slowly_is_refused(locked: Running) -> None:
+    with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1])), timeout=10) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nx-api-key: {KEY}\r\nContent-Length: 100\r\n\r\n"
+        client.sendall(head.encode() + b" ")
+        assert b" 408 " in client.recv(1000).splitlines()[0]
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch, served: Running) -> None:
+    monkeypatch.setattr(server, "_HEADER_S", 0.5)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), timeout=10) as client:
+        try:
+            for byte in b"GET /health HTTP/1.1\r\n" * 100:
+                client.sendall(bytes([byte]))
+                time.sleep(0.02)
+            raise AssertionError("it was let in for ever")
+        except (BrokenPipeError, ConnectionResetError):
+            assert time.monotonic() - began < 20
+    assert httpx.get(f"{served.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"host": "0.0.0.0"}, "API key is required"),
+        ({"host": "192.168.1.5", "has_keys": True}, "unencrypted"),
+        ({"tls_cert": Path("a")}, "belong together"),
+    ],
+)
+def test_beyond_this_machine_a_key_and_tls_are_wanted(options: Any, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        ListenOptions(**options)
+    ListenOptions(host="0.0.0.0", has_keys=True, insecure=True)
+    ListenOptions(host="::1")

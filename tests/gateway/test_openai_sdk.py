@@ -1,0 +1,214 @@
+"""OpenAI's own SDK against a running gateway: what it parses is what we said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.engines.toy import open_toy
+
+from .running import Running, gateway
+
+ASKED: Any = [{"role": "user", "content": "语速"}]
+
+
+@pytest.fixture
+def client(served: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0)
+
+
+def expected(mode: str, prompt: Any = ASKED, **params: Any) -> Any:
+    """What the Python interface generates."""
+    plan = make_plan(mode)
+    return skydraft.generate(
+        messages=prompt, edge=open_toy("toy:drift=0.2"), cloud=open_toy("toy"), plan=plan,
+        params=DecodingParams(**params),
+    ).run()  # fmt: skip
+
+
+def test_models_are_listed_and_looked_up(client: openai.OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names[0] == "skydraft" and {"skydraft-lossless", "skydraft-edge", "skydraft-quality"} < set(names)
+    assert "skydraft-auto" not in names  # this pair has no calibration
+    assert client.models.retrieve("skydraft-lossless").owned_by == "skydraft"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-5")
+
+
+@pytest.mark.parametrize("mode", ["edge", "cloud", "lossless", "fluency", "quality"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_answer_is_that_of_the_python_interface(client: openai.OpenAI, mode: str, temperature: float) -> None:
+    got = client.chat.completions.create(
+        model=f"skydraft-{mode}", messages=ASKED, max_tokens=24, temperature=temperature, seed=5,
+        extra_body={"skydraft": {"token_ids": True}},
+    )  # fmt: skip
+    want = expected(mode, max_new_tokens=24, temperature=temperature, seed=5)
+    ours = got.model_extra["skydraft"]
+    assert got.choices[0].message.content == want.text and ours["token_ids"] == list(want.token_ids)
+    assert ours["origins"] == list(want.origins) and got.choices[0].finish_reason == "length"
+    assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (want.num_prompt_tokens, 24)
+    assert ours["stats"]["num_tokens"] == 24 and got.usage.total_tokens == want.num_prompt_tokens + 24
+
+
+def test_a_stream_is_the_same_answer_in_chunks(client: openai.OpenAI) -> None:
+    want = expected("quality", max_new_tokens=30)
+    stream = client.chat.completions.create(
+        model="skydraft-quality", messages=ASKED, max_tokens=30, stream=True, stream_options={"include_usage": True},
+        extra_body={"skydraft": {"token_ids": True}},
+    )  # fmt: skip
+    first, *chunks = list(stream)
+    *runs, last, usage = chunks
+    assert first.choices[0].delta.role == "assistant" and not first.choices[0].delta.content
+    assert all(chunk.choices[0].delta.role is None and chunk.choices[0].finish_reason is None for chunk in runs)
+    assert "".join(chunk.choices[0].delta.content for chunk in runs) == want.text
+    ours = [chunk.model_extra["skydraft"] for chunk in runs]
+    assert [token_id for each in ours for token_id in each["token_ids"]] == list(want.token_ids)
+    assert [each["origin"] for each in ours for _ in each["token_ids"]] == list(want.origins)
+    records = [each["record"] for each in ours if "record" in each]
+    assert [record["num_committed"] for record in records] == [record.num_committed for record in want.records]
+    assert last.choices[0].finish_reason == "length" and not last.choices[0].delta.content
+    assert last.model_extra["skydraft"]["stats"]["num_rounds"] == len(want.records)
+    assert usage.choices == [] and usage.usage.completion_tokens == 30
+    assert len({chunk.id for chunk in (first, *chunks)}) == 1
+
+
+def test_without_the_extension_nothing_of_ours_is_said(client: openai.OpenAI) -> None:
+    options: Any = {"model": "skydraft", "messages": ASKED, "max_tokens": 8}
+    options["extra_body"] = {"skydraft": {"extension": False}}
+    assert "skydraft" not in client.chat.completions.create(**options).model_extra
+    chunks = list(client.chat.completions.create(**options, stream=True))
+    assert all("skydraft" not in chunk.model_extra for chunk in chunks)
+    assert all(chunk.usage is None for chunk in chunks) and all(chunk.choices for chunk in chunks)  # nobody asked
+
+
+def test_several_choices_have_seeds_of_their_own(client: openai.OpenAI) -> None:
+    options: Any = {"model": "skydraft-quality", "messages": ASKED, "max_tokens": 20, "temperature": 0.9, "seed": 3}
+    got = client.chat.completions.create(**options, n=3)
+    texts = [choice.message.content for choice in got.choices]
+    assert texts == [expected("quality", max_new_tokens=20, temperature=0.9, seed=3 + n).text for n in range(3)]
+    assert [choice.index for choice in got.choices] == [0, 1, 2] and got.usage.completion_tokens == 60
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**options, n=3, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+
+
+def test_text_completions_continue_a_text(client: openai.OpenAI) -> None:
+    options: Any = {"model": "skydraft-lossless", "prompt": "语速", "max_tokens": 12}
+    want = expected("lossless", max_new_tokens=12)  # the toy's template is the bare text
+    got = client.completions.create(**options)
+    assert got.choices[0].text == want.text and got.object == "text_completion"
+    assert client.completions.create(**options, echo=True).choices[0].text == "语速" + want.text
+    chunks = list(client.completions.create(**options, stream=True, echo=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "语速" + want.text
+    several = client.completions.create(**options | {"prompt": ["语速", "情绪"]})
+    assert several.choices[0].text == want.text and len(several.choices) == 2
+    assert len(client.completions.create(model="skydraft", prompt="语速").choices[0].text) <= 16
+
+
+def test_the_asynchronous_client_and_many_requests_at_once(served: Running) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=served.v1, api_key="none") as client:
+
+            async def one(seed: int) -> str:
+                text = ""
+                stream = await client.chat.completions.create(
+                    model="skydraft-quality", messages=ASKED, max_tokens=20, temperature=0.8, seed=seed, stream=True
+                )
+                async for chunk in stream:
+                    text += chunk.choices[0].delta.content or ""
+                return text
+
+            return await asyncio.gather(*map(one, range(12)))
+
+    want = [expected("quality", max_new_tokens=20, temperature=0.8, seed=seed).text for seed in range(12)]
+    assert asyncio.run(ask()) == want
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a temperature beyond the range": ({"temperature": 3}, "temperature"),
+    "no such choice of tools": ({"tool_choice": "required", "tools": [{}]}, "tool_choice"),
+    "a schema": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "log probabilities": ({"logprobs": True}, "logprobs"),
+    "too many choices": ({"n": 9}, "n"),
+    "an empty stop string": ({"stop": ""}, "stop"),
+    "a bias beyond the range": ({"logit_bias": {"5": 101}}, "logit_bias"),
+    "an unknown field of ours": ({"extra_body": {"skydraft": {"frobnicate": 1}}}, "skydraft.frobnicate"),
+    "an unknown mode of ours": ({"extra_body": {"skydraft": {"mode": "best"}}}, "skydraft.mode"),
+    "no messages": ({"messages": []}, "messages"),
+    "a role that is none": ({"messages": [{"role": "narrator", "content": "a"}]}, "messages.0.role"),
+    "a picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_kept_is_refused_with_the_name_of_the_field(client: openai.OpenAI, case: str) -> None:
+    options, param = WRONG[case]
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(**{"model": "skydraft", "messages": ASKED, "max_tokens": 4} | options)  # type: ignore[call-overload]
+    assert raised.value.type == "invalid_request_error" and (raised.value.param or "").startswith(param)
+    assert "\n" not in raised.value.message and "/" not in raised.value.message.replace("/v1", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"skydraft": {"gate": "entropy"}}, "gate"),
+        ({"skydraft": {"mode": "cloud", "k": 3}}, "--k"),
+        ({"skydraft": {"temperature": 1e9}}, "temperature"),
+        ({"logit_bias": {"99999": 1}}, "no id"),
+    ],
+)
+def test_what_the_library_refuses_is_a_bad_request_too(served: Running, options: Any, says: str) -> None:
+    reply = served.chat(**options)
+    assert reply.status_code == 400 and says in reply.json()["error"]["message"]
+
+
+def test_a_prompt_beyond_the_context_says_so(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="skydraft", messages=[{"role": "user", "content": "语" * 5000}])
+    assert raised.value.code == "context_length_exceeded"
+
+
+def test_a_full_queue_is_503_and_the_sdk_tries_again() -> None:
+    with gateway(max_running=1, max_waiting=1) as running:
+        held = [
+            httpx.stream("POST", f"{running.v1}/chat/completions", json={
+                "model": "skydraft-edge", "messages": ASKED, "max_tokens": 4000, "stream": True,
+            }) for _ in range(2)
+        ]  # fmt: skip
+        desk = running.gateway.desk
+        streams = [held[0].__enter__()]
+        with pytest.raises(openai.InternalServerError) as raised:
+            impatient = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=0)
+            impatient.chat.completions.create(model="skydraft", messages=ASKED, n=3)
+        assert raised.value.status_code == 503 and raised.value.response.headers["retry-after"]
+        patient = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=5)
+        answer = patient.chat.completions.create(model="skydraft-edge", messages=ASKED, max_tokens=4)
+        assert answer.choices[0].message.content
+        for stream in streams:
+            stream.close()
+        running.wait_until(lambda: desk.num_running == 0)
+
+
+def test_tools_reach_the_template_and_nulls_are_no_error(client: openai.OpenAI, served: Running) -> None:
+    reply = served.chat(
+        tools=None, tool_choice=None, user="me", store=True, metadata={}, parallel_tool_calls=True, frobnicate=1,
+        max_tokens=None, max_completion_tokens=6, stream_options=None, stop=None, response_format={"type": "text"},
+    )  # fmt: skip
+    assert reply.status_code == 200 and reply.json()["usage"]["completion_tokens"] == 6
+    conversation = [
+        {"role": "developer", "content": "慢"}, {"role": "user", "content": [{"type": "text", "text": "语速"}]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "3", "tool_call_id": "1"}, {"role": "user", "content": "快"},
+    ]  # fmt: skip
+    reply = served.chat(conversation, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="auto")
+    assert reply.status_code == 200 and json.loads(reply.content)["usage"]["prompt_tokens"] == len("慢语速3快")
