@@ -88,6 +88,16 @@ class CloudChoice:
         )
 
     @contextmanager
+    def whole_pair(self, models: ModelChoice) -> Iterator[tuple[Engine, Engine | Cloud]]:
+        """Both sides, whatever the plan, since it may change; the connection is closed at the end."""
+        remote = self.connect()
+        if remote is None:
+            yield models.load_pair()
+            return
+        with closing(remote):
+            yield models.load_edge(), remote
+
+    @contextmanager
     def sides(self, models: ModelChoice, gate: GateChoice) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
         """The edge and the cloud of a generation, as far as its plan needs them; the connection is closed at the end.
 

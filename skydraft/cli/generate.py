@@ -88,7 +88,7 @@ def _note_unused_ears(*sides: object) -> None:
 def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) -> None:
     """Run the generation to its end, or to Ctrl-C, and print it as it comes."""
     console = None if output.json else console_for(output.color)
-    with _caught_interrupt() as interrupted:
+    with caught_interrupt() as interrupted:
         for done, tokens in generation.rounds():
             if console:
                 show_tokens(console, tokens)
@@ -99,7 +99,7 @@ def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) ->
 
 
 @contextmanager
-def _caught_interrupt() -> Iterator[list[int]]:
+def caught_interrupt() -> Iterator[list[int]]:
     """The first Ctrl-C ends the generation after the round under way; a second one ends the process."""
     seen: list[int] = []
 

@@ -12,6 +12,7 @@ import click
 from skydraft import __version__
 from skydraft.cli.calibrate import calibrate
 from skydraft.cli.caption import caption
+from skydraft.cli.chat import chat
 from skydraft.cli.compare import compare, report
 from skydraft.cli.doctor import doctor
 from skydraft.cli.gateway import gateway
@@ -31,12 +32,14 @@ def cli() -> None:
     \b
     skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b
     skydraft generate "请用一句话描述海边日落的景色。" --mode quality
+    skydraft chat
+    skydraft gateway
     skydraft serve
     skydraft generate "请用一句话描述海边日落的景色。" --mode quality --cloud localhost:7373
     """
 
 
-for command in (generate, gateway, serve, models, doctor, caption, compare, report, calibrate):
+for command in (generate, chat, gateway, serve, models, doctor, caption, compare, report, calibrate):
     cli.add_command(command)
 
 

@@ -1,0 +1,133 @@
+"""`skydraft chat`: what is said, what is remembered, and what Ctrl-C ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.engines.toy import open_toy
+
+TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
+
+
+def talk(tmp_path: Path, *lines: str, options: tuple[str, ...] = (), expect: int = 0) -> tuple[list[str], str]:
+    """(Lines of stdout, stderr) of a conversation that is piped in."""
+    done = subprocess.run(
+        [sys.executable, "-m", "skydraft.cli.main", "chat", *TOYS, "-n", "12", *options],
+        input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, timeout=60, check=False,
+        env=os.environ | {"SKYDRAFT_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == expect and "Traceback" not in done.stderr, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def answer(messages: list[dict[str, str]], mode: str = "quality", **params: Any) -> str:
+    """What fresh engines answer."""
+    chosen = DecodingParams(**{"max_new_tokens": 12} | params)
+    edge, cloud = open_toy("toy:drift=0.2"), open_toy("toy")
+    return skydraft.generate(messages=messages, edge=edge, cloud=cloud, plan=make_plan(mode), params=chosen).run().text
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_each_answer_follows_all_that_was_said(tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    talk(tmp_path, "语速", "/mode lossless", '"""一', '二"""', f"/save {saved}", options=("-s", "慢"))
+    said = json.loads(saved.read_text())
+    assert [turn["role"] for turn in said] == ["system", "user", "assistant", "user", "assistant"]
+    assert said[0]["content"] == "慢" and said[3]["content"] == "一\n二"
+    assert said[2]["content"] == answer(said[:2]) and said[4]["content"] == answer(said[:4], "lossless")
+
+
+def test_a_saved_conversation_goes_on_and_generate_reads_it(tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    saved.write_text(json.dumps([user("语速"), {"role": "assistant", "content": "快"}, user("情绪")]))
+    out, _ = talk(tmp_path, f"/load {saved}", "/retry", options=("-q",))
+    assert "\n".join(out) == answer(json.loads(saved.read_text()))
+    done = subprocess.run(
+        [sys.executable, "-m", "skydraft.cli.main", "generate", "--messages", str(saved), *TOYS, "-n", "12",
+         "-m", "quality", "-q"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.rstrip("\n") == "\n".join(out)
+
+
+def test_retry_is_another_answer_to_the_same_question(tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    options = ("--temperature", "0.9", "--seed", "4", "-q")
+    talk(tmp_path, "语速", "/retry", f"/save {saved}", options=options)
+    question, reply = json.loads(saved.read_text())
+    assert question == user("语速") and reply["content"] == answer([user("语速")], temperature=0.9, seed=5)
+
+
+def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    _, err = talk(
+        tmp_path, "语速", "/nope", "/mode best", "/load /nowhere", "/save", "/retry", "", "   ", "语" * 5000, "快",
+        f"/save {saved}", "/clear", "/retry", "/help", "/quit", "never asked",
+    )  # fmt: skip
+    for says in (
+        "no command /nope",
+        "no mode 'best'",
+        "/nowhere cannot be read",
+        "/save needs",
+        "/clear",
+        "no question",
+    ):
+        assert says in err
+    assert [turn["content"] for turn in json.loads(saved.read_text())][::2] == ["语速", "快"]
+
+
+def test_later_turns_are_partly_cached(tmp_path: Path) -> None:
+    _, err = talk(tmp_path, "语" * 700, "快")
+    first, second = (line for line in err.splitlines() if "calls/token" in line)
+    assert "cached" not in first and "512 of" in second
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    arguments = ["chat", *TOYS, "-n", "4000", "--min-new-tokens", "4000", "-m", "edge", "--color", "never"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "skydraft.cli.main", *arguments], stdin=slave, stdout=slave, stderr=slave,
+        env=os.environ | {"SKYDRAFT_HOME": str(tmp_path), "TERM": "dumb"}, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    seen = ""
+
+    def read_until(what: str, times: int = 1) -> None:
+        nonlocal seen
+        end = time.monotonic() + 60
+        while seen.count(what) < times:
+            assert time.monotonic() < end, seen[-500:]
+            if select.select([master], [], [], 0.1)[0]:
+                seen += os.read(master, 65536).decode(errors="replace")
+
+    read_until("> ")
+    os.write(master, "语速\n".encode())
+    time.sleep(0.5)
+    os.write(master, b"\x03")
+    read_until("ended by interrupted")
+    read_until("> ", seen.count("> ") + 1 if not seen.rstrip().endswith(">") else seen.count("> "))
+    os.write(master, b"/quit\n")
+    assert process.wait(30) == 0
+    os.close(master)
+
+
+@pytest.mark.parametrize("options", [("--cloud", "x", "--cloud-model", "toy"), ("--k", "99"), ("--mode", "best")])
+def test_wrong_use_is_one_line(tmp_path: Path, options: tuple[str, ...]) -> None:
+    _, err = talk(tmp_path, options=options, expect=2)
+    assert len(err.strip().splitlines()) == 1
