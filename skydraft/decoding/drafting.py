@@ -85,7 +85,8 @@ class Drafter:
         """The sequence, opened once, and what that took now."""
         if self._sequence is not None:
             return self._sequence, Cost()
-        sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
+        with self._engine.floor:
+            sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         try:
             self._engine.fill(sequence, self._prompt.token_ids)
         except BaseException:

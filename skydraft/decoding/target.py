@@ -117,7 +117,8 @@ class LocalVerifier:
 
     def _open(self) -> Cost:
         """Put the prompt into the cache; returns what that took. A failure leaves the session without a sequence."""
-        sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
+        with self._engine.floor:
+            sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         self._session.adopt(sequence)
         try:
             self._engine.fill(sequence, self._prompt.token_ids)

@@ -239,7 +239,8 @@ class Engine(ABC):
         So the logits of the first new token come from a feed like any other. `media` is what the prompt's audio
         tokens stand for. Raises PromptError.
         """
-        sequence = self.begin(prompt, media, reuse)
+        with self.floor:
+            sequence = self.begin(prompt, media, reuse)
         try:
             self.fill(sequence, prompt)
         except BaseException:

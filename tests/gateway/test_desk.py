@@ -1,0 +1,265 @@
+"""Many clients at once: who hangs up, floods or waits disturbs nobody, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+import skydraft
+from skydraft import DecodingParams
+from skydraft.edge.connection import Cloud
+from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.gateway.pair import Pair
+
+from ..serving import serving
+from .running import PATIENCE_S, Running, gateway, toy_pair
+
+LONG = {"max_tokens": 3000, "stream": True}
+ASKED = [{"role": "user", "content": "语速"}]
+
+
+def body(model: str = "skydraft-quality", **options: Any) -> dict[str, Any]:
+    return {"model": model, "messages": ASKED, "max_tokens": 16} | options
+
+
+def open_sequences(engine: Any) -> int:
+    """Sequences that are in use; closed ones are counted when the engine next settles."""
+    engine.forget_kept()
+    return int(engine._closed._num_open)
+
+
+def slow(engine: ToyEngine, seconds: float) -> ToyEngine:
+    """An engine whose forwards take so long."""
+    sound = engine.forward
+
+    def forward(feeds: Any, *, want_logits: bool) -> Any:
+        time.sleep(seconds)
+        return sound(feeds, want_logits=want_logits)
+
+    engine.forward = forward  # type: ignore[method-assign]
+    return engine
+
+
+def hang_up(url: str, after_s: float, given: dict[str, Any]) -> None:
+    """Send a request and close the connection without a word."""
+    host, port = url.removeprefix("http://").split(":")
+    content = httpx.Request("POST", f"{url}/v1/chat/completions", json=given)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content.content)}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+        client.sendall(head.encode() + content.content)
+        client.settimeout(0.01)
+        end = time.monotonic() + after_s
+        while time.monotonic() < end:
+            try:
+                if not client.recv(65536):
+                    return
+            except TimeoutError:
+                pass
+
+
+def test_200_clients_that_hang_up_leave_nothing_behind() -> None:
+    pair = toy_pair()
+    slow(pair.edge, 0.001)  # type: ignore[arg-type]
+    rng = random.Random(4)
+    with gateway(pair, max_running=4, max_waiting=300) as running:
+        with ThreadPoolExecutor(40) as pool:
+            for _ in range(200):
+                model = rng.choice(["skydraft-quality", "skydraft-lossless", "skydraft-cloud", "skydraft-edge"])
+                given = body(model, max_tokens=3000, stream=rng.random() < 0.6, n=rng.choice([1, 1, 2]))
+                pool.submit(hang_up, running.url, rng.random() * 0.6, given)
+        running.wait_until_idle()
+        assert open_sequences(pair.edge) == open_sequences(pair._target) == 0
+        assert running.chat().status_code == 200
+
+
+def test_hanging_up_frees_the_seat_in_the_cloud(tmp_path: Path) -> None:
+    with serving(slow(open_toy("toy", 4096, 4), 0.002), max_sessions=4) as server:
+        edge = open_toy("toy:drift=0.2", 4096, 4)
+        pair = Pair(edge, connect=lambda notify: skydraft.connect(server.address, notify=notify), calibrated=False)
+        with gateway(pair, max_running=2, max_waiting=20) as running:
+            for model in ("skydraft-lossless", "skydraft-cloud", "skydraft-quality"):
+                for stream in (True, False):
+                    hang_up(running.url, 0.4, body(model, max_tokens=3000, stream=stream))
+                    running.wait_until_idle()
+                    server.wait_until(lambda: server.num_sessions == 0)
+            assert open_sequences(edge) == 0 and running.chat().status_code == 200
+
+
+def test_who_hangs_up_while_a_long_prompt_is_read_stops_the_reading() -> None:
+    pair = toy_pair()
+    pair.edge.max_batch_rows = 16
+    slow(pair.edge, 0.05)  # type: ignore[arg-type]
+    long = [{"role": "user", "content": "语" * 4000}]  # 250 parts, 12 s
+    with gateway(pair) as running:
+        began = time.monotonic()
+        hang_up(running.url, 0.5, body(messages=long, stream=True))
+        running.wait_until_idle()
+        assert time.monotonic() - began < 8
+        assert open_sequences(pair.edge) == 0
+
+
+def test_a_short_answer_is_not_stuck_behind_long_ones() -> None:
+    pair = toy_pair()
+    slow(pair.edge, 0.01)  # type: ignore[arg-type]
+    with gateway(pair, max_running=4) as running:
+        alone = time.monotonic()
+        assert running.chat(model="skydraft-edge", max_tokens=12).status_code == 200
+        alone = time.monotonic() - alone
+        given = body("skydraft-edge", **LONG)
+        streams = [httpx.stream("POST", f"{running.v1}/chat/completions", json=given, timeout=60) for _ in range(3)]
+        opened = [stream.__enter__() for stream in streams]
+        beside = time.monotonic()
+        assert running.chat(model="skydraft-edge", max_tokens=12).status_code == 200
+        beside = time.monotonic() - beside
+        for stream in opened:
+            stream.close()
+        assert beside < 12 * alone + 1  # four take turns; behind the long ones it would be minutes
+
+
+def test_1000_requests_16_at_a_time_without_an_error_or_growth() -> None:
+    pair = toy_pair()
+    with gateway(pair, max_running=4, max_waiting=64) as running, httpx.Client(timeout=PATIENCE_S) as client:
+
+        def ask(number: int) -> int:
+            stream = number % 3 == 0
+            given = body(seed=number, temperature=0.7, stream=stream, max_tokens=8)
+            reply = client.post(f"{running.v1}/chat/completions", json=given)
+            assert not stream or reply.content.endswith(b"data: [DONE]\n\n")
+            return reply.status_code
+
+        def measured() -> tuple[int, int, int]:
+            running.wait_until_idle()
+            status = Path("/proc/self/status").read_text()
+            memory = int(status.split("VmRSS:")[1].split()[0])
+            return memory, len(os.listdir("/proc/self/fd")), threading.active_count()
+
+        with ThreadPoolExecutor(16) as pool:
+            assert set(pool.map(ask, range(200))) == {200}
+            before = measured()
+            assert set(pool.map(ask, range(1000))) == {200}
+            after = measured()
+        assert after[0] - before[0] < 30_000  # kB
+        assert after[1] <= before[1] + 2 and after[2] <= before[2] + 2
+        assert open_sequences(pair.edge) == open_sequences(pair._target) == 0
+
+
+def ids_of(reply: httpx.Response) -> list[int]:
+    assert reply.status_code == 200, reply.text
+    found: list[int] = reply.json()["skydraft"]["token_ids"]
+    return found
+
+
+@pytest.mark.parametrize("where", ["here", "served"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(where: str, temperature: float) -> None:
+    options = {"temperature": temperature, "seed": 9, "max_tokens": 24}
+    params = DecodingParams(temperature=temperature, seed=9, max_new_tokens=24)
+
+    def expected(messages: list[dict[str, str]]) -> skydraft.Generation:
+        edge, cloud = open_toy("toy:drift=0.2"), open_toy("toy")
+        return skydraft.generate(messages=messages, edge=edge, cloud=cloud, params=params).run()
+
+    with serving(open_toy("toy", 4096, 12), max_sessions=12) as server:
+
+        def connect(notify: Any) -> Cloud:
+            return skydraft.connect(server.address, notify=notify)
+
+        edge = open_toy("toy:drift=0.2", 4096, 6)
+        remote = Pair(edge, connect=connect, calibrated=False)
+        with gateway(remote if where == "served" else toy_pair(), max_running=5) as running:
+            stop = threading.Event()
+
+            def flood(number: int) -> None:
+                while not stop.is_set():
+                    running.chat("快" * (number + 1), model="skydraft-quality", max_tokens=40, seed=number)
+
+            with ThreadPoolExecutor(4) as pool:
+                floods = [pool.submit(flood, number) for number in range(4)]
+                talk: list[dict[str, str]] = []
+                for question in ("语速" * 300, "情绪", "音调"):
+                    talk.append({"role": "user", "content": question})
+                    want = expected(talk)
+                    ours = {"token_ids": True}
+                    got = running.chat(talk, model="skydraft-lossless", skydraft=ours, **options)
+                    assert ids_of(got) == list(want.token_ids)
+                    talk.append({"role": "assistant", "content": want.text})
+                stop.set()
+                assert all(flooding.result() is None for flooding in floods)
+
+
+def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so() -> None:
+    with serving(open_toy("toy", 4096, 4)) as server:
+
+        def connect(notify: Any) -> Cloud:
+            return skydraft.connect(server.address, timeout_s=1.0, notify=notify)
+
+        pair = Pair(open_toy("toy:drift=0.2", 4096, 4), connect=connect, calibrated=False)
+        with gateway(pair) as running:
+            assert httpx.get(f"{running.url}/health").json() == {"status": "ok", "cloud": "up"}
+            gate = {"skydraft": {"gate": "entropy:1.0"}, "max_tokens": 40}
+            assert "edge-fallback" not in running.chat(**gate).json()["skydraft"]["origins"]
+            server.stop()
+            running.wait_until(lambda: httpx.get(f"{running.url}/health").json()["cloud"] == "down")
+            gone = running.chat(**gate)
+            assert gone.status_code == 200 and "edge-fallback" in gone.json()["skydraft"]["origins"]
+            for model in ("skydraft-lossless", "skydraft-cloud"):
+                for stream in (False, True):
+                    reply = running.chat(model=model, stream=stream)
+                    assert reply.status_code == 503 and reply.headers["retry-after"]
+                    assert reply.json()["error"]["type"] == "server_error"
+            assert running.chat(model="skydraft-edge").status_code == 200
+
+
+def test_a_slow_first_token_is_waited_for_with_pings_and_an_error_then_comes_in_the_stream() -> None:
+    pair = toy_pair()
+    slow(pair.edge, 0.3)  # type: ignore[arg-type]
+    with gateway(pair, hold_s=0.1, ping_s=0.05) as running:
+        reply = running.chat(model="skydraft-edge", stream=True, max_tokens=2)
+        lines = reply.text.split("\n\n")
+        assert lines[1] == ": ping" and lines.count(": ping") > 2 and lines[-2] == "data: [DONE]"
+
+        def broken(feeds: Any, *, want_logits: bool) -> Any:
+            time.sleep(0.2)
+            raise RuntimeError("/secret/path")
+
+        pair.edge.forward = broken  # type: ignore[method-assign]
+        reply = running.chat(model="skydraft-edge", stream=True, max_tokens=2)
+        assert reply.status_code == 200 and '"error":{' in reply.text and reply.text.endswith("data: [DONE]\n\n")
+        assert "secret" not in reply.text and "secret" not in running.chat(model="skydraft-edge").text
+
+
+@pytest.mark.parametrize("stop", ["理；所", "；", ["zzz", "小q"], "把它们"])
+def test_a_stop_string_is_never_shown_not_even_half(served: Running, stop: Any) -> None:
+    options: dict[str, Any] = {"model": "skydraft-lossless", "max_tokens": 60, "temperature": 0.8}
+    for seed in range(12):
+        whole = served.chat(seed=seed, **options).json()["choices"][0]["message"]["content"]
+        cut = served.chat(seed=seed, stop=stop, **options).json()["choices"][0]
+        stops = [stop] if isinstance(stop, str) else stop
+        at = min((whole.find(text) for text in stops if text in whole), default=len(whole))
+        assert cut["message"]["content"] == whole[:at]
+        assert cut["finish_reason"] == ("stop" if at < len(whole) else "length")
+
+
+def test_keys_have_conversations_of_their_own(tmp_path: Path) -> None:
+    labels = {"Bearer a": "ann", "Bearer b": "bob"}
+    talk = [{"role": "user", "content": "语" * 1200}]
+    with gateway(authorize=labels.__getitem__) as running, closing(httpx.Client(timeout=PATIENCE_S)) as client:
+
+        def cached(key: str) -> int:
+            reply = client.post(
+                f"{running.v1}/chat/completions", json=body(messages=talk, model="skydraft-lossless"),
+                headers={"Authorization": f"Bearer {key}"},
+            )  # fmt: skip
+            return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert [cached("a"), cached("a"), cached("b"), cached("b")] == [0, 1024, 0, 1024]
