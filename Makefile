@@ -1,4 +1,5 @@
-# make demo | demo-speech | test | lint | docs | bench | bench-identity | bench-cloud | bench-zh | bench-speech | report.
+# make demo | demo-speech | test | test-browser | test-conformance | lint | docs | screenshots | report
+#    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech.
 # Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -9,7 +10,8 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: setup models demo test lint protocol docs bench bench-identity bench-cloud bench-zh bench-speech demo-speech report
+.PHONY: setup models demo test test-browser test-conformance lint protocol docs screenshots bench bench-identity \
+	bench-cloud bench-gateway bench-zh bench-speech demo-speech report
 
 setup: $(READY)
 
@@ -29,6 +31,18 @@ demo: models
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# The tests of the chat page; `make test` runs them too where Chromium is there already.
+test-browser: $(READY)
+	command -v chromium || apt-get install -y chromium
+	$(BIN)/python -m pytest tests/gateway/page tests/gateway/real_page
+
+# Other people's clients, in an environment of their own: they pin packages that ours are newer than.
+CLIENTS ?= .venv-conformance
+test-conformance:
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[conformance]'
+	$(CLIENTS)/bin/python -m pytest tests/conformance
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -57,6 +71,15 @@ bench-identity: models
 bench-cloud: models
 	$(BIN)/python -m bench.cloud
 	$(BIN)/python -m bench.clients --soak 5
+
+bench-gateway: models
+	$(BIN)/python -m bench.gateway overhead
+	$(BIN)/python -m bench.gateway turns
+	$(BIN)/python -m bench.gateway identity
+
+# Pictures of the chat page, made with the demo pair and Chromium.
+screenshots: models
+	$(BIN)/python -m bench.screenshots docs/images
 
 bench-zh: models
 	$(BIN)/python -m bench.zh

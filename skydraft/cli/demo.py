@@ -36,6 +36,7 @@ def demo(prompt: str = PROMPT) -> None:
             runs[mode] = generation.stats
     console.print()
     console.print(stats_table(runs))
+    console.print("\nTalk to the pair: skydraft chat. For a chat page, and for any app: skydraft gateway")
 
 
 if __name__ == "__main__":

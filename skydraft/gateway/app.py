@@ -112,8 +112,10 @@ class Gateway:
     ) -> Response:
         try:
             body = await _read(request, kind)
-            # Reading decodes recordings and may ask the cloud what it runs, so not in the event loop.
-            requests = await asyncio.to_thread(read, body, self._pair, self._defaults, request.scope["label"])
+            given = body, self._pair, self._defaults, request.scope["label"]
+            # Not in the event loop where it decodes a recording, or asks the cloud what it runs.
+            is_quick = self._pair.was_looked_at and not _has_audio(body)
+            requests = read(*given) if is_quick else await asyncio.to_thread(read, *given)
             tickets, events = self.desk.submit(requests)
         except Exception as error:
             return self._refuse(error)
@@ -310,6 +312,10 @@ async def _read(request: Request, kind: type[R]) -> R:
 def _echoed(body: ChatRequest | TextRequest, requests: list[GenerateRequest]) -> list[str]:
     echo = isinstance(body, TextRequest) and body.echo
     return [request.messages[-1].content for request in requests] if echo else []
+
+
+def _has_audio(body: ChatRequest | TextRequest) -> bool:
+    return isinstance(body, ChatRequest) and any(isinstance(message.content, list) for message in body.messages)
 
 
 def _model_card(name: str) -> dict[str, Any]:

@@ -76,6 +76,11 @@ class Pair:
         self.look()
         return "auto" if self._is_calibrated else "quality"
 
+    @property
+    def was_looked_at(self) -> bool:
+        """Whether the default mode is known without asking the cloud."""
+        return self._is_calibrated is not None or not (self._target or self._connect)
+
     def look(self) -> None:
         """Find out whether the pair is calibrated, if that is not known yet. May ask the cloud."""
         if self._is_calibrated is None and (self._target or self._connect):

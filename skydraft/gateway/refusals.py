@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any
 
@@ -90,9 +91,11 @@ _WHY = {
 
 
 def _invalid(error: ValidationError) -> Refusal:
-    first = error.errors(include_url=False, include_input=False)[0]
-    # Names of alternatives that pydantic tried are no fields.
+    # Where there are alternatives, the one that was followed furthest was meant.
+    first = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
+    # Names of alternatives are no fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    param = ".".join(place[:1] + [part for part in place[1:] if part not in ("str", "int", "list", "text")]) or None
+    fields = [part for part in place[1:] if part not in ("str", "int", "list", "text")]
+    param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
     why = _WHY.get(place[0] if place else "", "") or first["msg"].removeprefix("Value error, ")
     return Refusal(400, f"{param or 'The body'}: {why}", param=param)

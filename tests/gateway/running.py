@@ -29,12 +29,12 @@ class Running:
         self.url = url
         self.v1 = f"{url}/v1"
 
-    def chat(self, content: Any = "语速", **body: Any) -> httpx.Response:
-        """One request, not streamed."""
+    def chat(self, content: Any = "语速", *, timeout_s: float = PATIENCE_S, **body: Any) -> httpx.Response:
+        """One request, not streamed unless it says so."""
         messages = content if isinstance(content, list) and "role" in content[0] else None
         messages = messages or [{"role": "user", "content": content}]
         given = {"model": "skydraft-quality", "messages": messages, "max_tokens": 16} | body
-        return httpx.post(f"{self.v1}/chat/completions", json=given, timeout=PATIENCE_S)
+        return httpx.post(f"{self.v1}/chat/completions", json=given, timeout=timeout_s)
 
     def wait_until_idle(self) -> None:
         """Return when nothing is written or waits."""

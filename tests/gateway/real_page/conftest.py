@@ -1,0 +1,69 @@
+"""The page at a real gateway: a toy pair whose target is a server that can be killed and started again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api")
+
+import skydraft
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.pair import Pair
+
+from ...serving import Serving, free_port
+from ..page.browsing import chromium, expected, open_page, page, problems  # noqa: F401
+from ..running import gateway as running
+
+
+class Target:
+    """A server of the target, on a port of its own, slow enough to be watched."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._serving: Serving | None = None
+        self.start()
+
+    def start(self) -> None:
+        from skydraft.cloud.server import ServeOptions
+
+        self._serving = self._serving or Serving(open_toy("toy", 4096, 8), ServeOptions(port=self.port))
+
+    def kill(self) -> None:
+        if self._serving is not None:
+            self._serving.stop()
+            self._serving = None
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    target = Target()
+    yield target
+    target.kill()
+
+
+@pytest.fixture(scope="module")
+def address(target: Target) -> Iterator[str]:
+    edge = open_toy("toy:drift=0.2", 4096, 6)
+    sound = edge.forward
+
+    def forward(feeds: Any, *, want_logits: bool) -> Any:
+        time.sleep(0.01)
+        return sound(feeds, want_logits=want_logits)
+
+    edge.forward = forward  # type: ignore[method-assign]
+
+    def connect(notify: Any) -> Any:
+        return skydraft.connect(f"127.0.0.1:{target.port}", timeout_s=2.0, notify=notify)
+
+    with running(Pair(edge, connect=connect, calibrated=False)) as served:
+        yield served.url
+
+
+@pytest.fixture
+def gateway(address: str, target: Target) -> str:
+    target.start()
+    return address

@@ -1,0 +1,80 @@
+"""Speech in a chat: heard with the turn that holds it, refused where nobody hears."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, EngineOptions
+from skydraft.config import CAPTION_PROMPT
+from skydraft.gateway.pair import Pair
+from skydraft.prompts.audio import load_audio
+
+from .running import Running, gateway
+
+CLIP = sorted((Path(__file__).parents[2] / "data" / "speech_zh_heldout").glob("*.flac"))[0]
+DATA = base64.b64encode(CLIP.read_bytes()).decode()
+
+
+def part(data: str = DATA, kind: str = "flac") -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": kind}}
+
+
+@pytest.fixture(scope="module")
+def hearing() -> Iterator[Running]:
+    """A gateway over the embedded speech pair."""
+    pytest.importorskip("torch")
+    options = EngineOptions(max_sequences=4, context_len=1024)
+    with (
+        skydraft.load("tiny-omni-edge", options) as edge,
+        skydraft.load("tiny-omni-cloud", options) as cloud,
+        gateway(Pair(edge, cloud, calibrated=False)) as running,
+    ):
+        yield running
+
+
+def test_a_recording_is_heard_as_by_the_python_interface(hearing: Running) -> None:
+    pair = hearing.gateway._pair
+    expected = skydraft.generate(
+        edge=pair.edge, cloud=pair._target, audio=load_audio(CLIP), params=DecodingParams(max_new_tokens=60)
+    ).run()
+    for content in ([part()], [part(), {"type": "text", "text": CAPTION_PROMPT}]):
+        reply = hearing.chat(content, model="skydraft-lossless", max_tokens=60)
+        assert reply.json()["choices"][0]["message"]["content"] == expected.text != ""
+
+
+def test_a_recording_of_an_earlier_turn_is_still_heard(hearing: Running) -> None:
+    question = {"role": "user", "content": CAPTION_PROMPT}
+
+    def after(first: Any) -> dict[str, Any]:
+        talk = [{"role": "user", "content": first}, {"role": "assistant", "content": "好。"}, question]
+        reply: dict[str, Any] = hearing.chat(talk, model="skydraft-lossless", max_tokens=30).json()
+        return reply
+
+    words = [{"type": "text", "text": CAPTION_PROMPT}]
+    heard, deaf = after([part(), *words]), after(words)
+    assert heard["usage"]["prompt_tokens"] > deaf["usage"]["prompt_tokens"] + 10
+    assert heard["choices"][0]["message"]["content"] != deaf["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ([part("not base64!")], "base64"), ([part(base64.b64encode(b"RIFF nonsense").decode())], "cannot be read"),
+        ([part(""), part()], "cannot be read"), ([part(), part()], "one recording"),
+        ([part(kind="aac")], "messages.0.content.0.input_audio.format"),
+    ],
+)  # fmt: skip
+def test_broken_recordings_are_refused(hearing: Running, content: Any, says: str) -> None:
+    reply = hearing.chat(content)
+    assert reply.status_code == 400 and says in reply.json()["error"]["message"]
+
+
+def test_a_model_that_does_not_hear_says_so(served: Running) -> None:
+    reply = served.chat([part()])
+    assert reply.status_code == 400 and "takes no audio" in reply.json()["error"]["message"]

@@ -1,0 +1,90 @@
+"""Conversations on the real pair: KV is reused, and the text is that of a prompt read anew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+import skydraft
+from bench.workload import prompts
+from skydraft import DecodingParams, Engine, Generation, make_plan
+from skydraft.gateway.pair import Pair
+
+from ..gateway.running import gateway
+from .conftest import lent, load
+
+DEV = prompts()
+Messages = list[dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Engine, Engine]]:
+    """Both models with two seats: fewer than there are conversations."""
+    from skydraft.models import default_pair
+
+    names = default_pair()
+    with load(names.draft, 2) as edge, load(names.target, 2) as cloud:
+        yield edge, cloud
+
+
+@pytest.fixture
+def seats(pair: tuple[Engine, Engine]) -> Iterator[tuple[Engine, Engine]]:
+    with lent(pair[0]) as edge, lent(pair[1]) as cloud:
+        edge.forget_kept()
+        cloud.forget_kept()
+        yield edge, cloud
+
+
+def answer(talk: Messages, seats: tuple[Engine, Engine], scope: str, mode: str, num_tokens: int = 10) -> Generation:
+    edge, cloud = seats
+    params = DecodingParams(max_new_tokens=num_tokens, temperature=0.7, seed=len(talk))
+    plan = make_plan(mode)
+    with skydraft.generate(
+        messages=talk, edge=edge, cloud=cloud, plan=plan, params=params, cache_scope=scope
+    ) as generation:
+        return generation.run()
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_a_later_turn_is_the_same_messages_read_anew(seats: tuple[Engine, Engine]) -> None:
+    rng = random.Random(8)
+    talks: list[Messages] = [[user(DEV[number] * 5)] for number in range(3)]
+    num_cached = 0
+    for step in range(10):  # three conversations take each other's two seats
+        talk = talks[rng.randrange(3)]
+        mode = rng.choice(["lossless", "quality"])
+        reused = answer(talk, seats, "talks", mode)
+        fresh = answer(talk, seats, "", mode)
+        assert reused.token_ids == fresh.token_ids and reused.origins == fresh.origins
+        num_cached += reused.stats.cached_tokens.edge + reused.stats.cached_tokens.cloud
+        talk += [{"role": "assistant", "content": reused.text}, user(DEV[step + 10])]
+    assert num_cached > 0
+
+
+def test_a_second_turn_feeds_the_answer_the_question_and_at_most_one_part(seats: tuple[Engine, Engine]) -> None:
+    talk = [user("请总结：" + "".join(DEV)[:500])]
+    first = answer(talk, seats, "long", "lossless")
+    talk += [{"role": "assistant", "content": first.text}, user(DEV[20])]
+    second = answer(talk, seats, "long", "lossless")
+    new = second.num_prompt_tokens - first.num_prompt_tokens
+    for engine, cached in zip(seats, (second.stats.cached_tokens.edge, second.stats.cached_tokens.cloud), strict=True):
+        assert cached > 0 and second.num_prompt_tokens - cached <= new + engine.max_batch_rows
+
+
+@pytest.mark.parametrize(("index", "temperature"), [(3, 0.0), (17, 0.8)])
+def test_lossless_through_the_gateway_is_that_of_generate(
+    seats: tuple[Engine, Engine], index: int, temperature: float
+) -> None:
+    edge, cloud = seats
+    params = DecodingParams(max_new_tokens=12, temperature=temperature, seed=4)
+    expected = skydraft.generate(DEV[index], edge=edge, cloud=cloud, params=params).run()
+    with gateway(Pair(edge, cloud, calibrated=False), max_running=2) as running:
+        options = {"temperature": temperature, "seed": 4, "max_tokens": 12, "skydraft": {"token_ids": True}}
+        reply = running.chat(DEV[index], model="skydraft-lossless", timeout_s=300, **options).json()
+    assert reply["skydraft"]["token_ids"] == list(expected.token_ids)
+    assert reply["choices"][0]["message"]["content"] == expected.text
