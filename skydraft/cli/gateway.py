@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.options import DecodingChoice, ModelChoice, as_text, decoding_section, load_engine, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cloud.access import Keyring
+from skydraft.cloud.logs import log_to_stderr
 from skydraft.engines.vocab import check_same
 from skydraft.errors import MissingDependency, OptionError
 
@@ -83,14 +83,14 @@ class Work:
             if getattr(self, name) < least:
                 raise OptionError(f"--{name.replace('_', '-')} must be {least} or more.")
 
-    @property
-    def options(self) -> GatewayOptions:
-        """As the gateway takes it."""
+    def options(self, timeout_s: float | None) -> GatewayOptions:
+        """As the gateway takes it, where a cloud is waited for so long."""
         from skydraft.gateway.app import GatewayOptions
 
+        hold_s = max(45.0, 15 + (timeout_s or 0))  # so that a cloud that is gone is an error of HTTP
         return GatewayOptions(
             max_running=self.parallel, max_waiting=self.max_queue, origins=self.allow_origins,
-            logs_prompts=self.log_prompts,
+            logs_prompts=self.log_prompts, hold_s=hold_s,
         )  # fmt: skip
 
 
@@ -129,11 +129,11 @@ def gateway(door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice
     cloud.check(models)
     if work.edge_only and (cloud.address or models.cloud_model):
         raise OptionError("--edge-only uses no target, and one was named.", hint="Remove one of them.")
-    logging.getLogger("skydraft.gateway").setLevel(logging.INFO if work.log_prompts else logging.WARNING)
+    log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
         pair = _open(work, cloud, models, stack)
         defaults = Defaults(decoding.params(), work.system)
-        made = Gateway(pair, defaults, work.options, door.keys.label if door.keys else None)
+        made = Gateway(pair, defaults, work.options(cloud.timeout_s), door.keys.label if door.keys else None)
         pair.look()
         serve(made, door.listen, lambda port: click.echo(_announcement(pair, door, cloud, port), err=True))
     click.echo("skydraft: stopped.", err=True)

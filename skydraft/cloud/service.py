@@ -21,6 +21,7 @@ from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerI
 from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
+_MAX_SCOPE_CHARS = 64
 RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 A = TypeVar("A", Opened, Verdict)
 
@@ -95,6 +96,8 @@ class VerifierService:
 
     def _check_opening(self, opening: Opening) -> None:
         """Refuse what no session could hold before it waits for a seat."""
+        if len(opening.cache_scope) > _MAX_SCOPE_CHARS:
+            raise LimitExceeded(f"A cache scope may have at most {_MAX_SCOPE_CHARS} characters.")
         num_ids, context_len = len(opening.prompt.token_ids), self._info().context_len
         if num_ids > self._limits.max_prompt:
             raise LimitExceeded(

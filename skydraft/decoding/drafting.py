@@ -43,6 +43,7 @@ class Drafter:
         self._ends_blocks = ends_blocks
         self._with_signals = with_signals or ends_blocks is not None
         self._sequence: Sequence | None = None
+        self._is_cancelled = False
 
     def room(self, context: Context) -> int:
         """How many tokens can be drafted after `context` before the draft model's own context is full; 0 if none."""
@@ -87,6 +88,8 @@ class Drafter:
             return self._sequence, Cost()
         with self._engine.floor:
             sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
+        if self._is_cancelled:
+            self.close()
         try:
             self._engine.fill(sequence, self._prompt.token_ids)
         except BaseException:
@@ -106,6 +109,7 @@ class Drafter:
 
     def cancel(self) -> None:
         """End what is being read or drafted with an error. From any thread."""
+        self._is_cancelled = True
         self.close()
 
     def close(self) -> None:

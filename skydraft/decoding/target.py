@@ -98,6 +98,7 @@ class LocalVerifier:
         self._prompt = prompt
         self._max_rows = max_rows or engine.invariant_rows
         self._session = TargetSession(engine, prompt, params, top=top)
+        self._is_cancelled = False
 
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """Raises BaseMismatch, and changes nothing, when the block extends another length."""
@@ -120,6 +121,8 @@ class LocalVerifier:
         with self._engine.floor:
             sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         self._session.adopt(sequence)
+        if self._is_cancelled:
+            self.close()
         try:
             self._engine.fill(sequence, self._prompt.token_ids)
         except BaseException:
@@ -133,6 +136,7 @@ class LocalVerifier:
 
     def cancel(self) -> None:
         """End what is being read or verified with an error. From any thread."""
+        self._is_cancelled = True
         self._session.close()
 
     def close(self) -> None:

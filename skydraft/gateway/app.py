@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -89,7 +90,11 @@ class Gateway:
             middleware=[
                 *self._cors(),
                 Middleware(
-                    Doorkeeper, authorize=authorize, max_body_bytes=options.max_body_bytes, body_s=options.body_s
+                    Doorkeeper,
+                    authorize=authorize,
+                    origins=options.origins,
+                    max_body_bytes=options.max_body_bytes,
+                    body_s=options.body_s,
                 ),
             ],
             exception_handlers={404: _not_found, 405: _not_found},
@@ -112,7 +117,7 @@ class Gateway:
     ) -> Response:
         try:
             body = await _read(request, kind)
-            given = body, self._pair, self._defaults, request.scope["label"]
+            given = body, self._pair, self._defaults, _scope_of(request.scope["label"])
             # Not in the event loop where it decodes a recording, or asks the cloud what it runs.
             is_quick = self._pair.was_looked_at and not _has_audio(body)
             requests = read(*given) if is_quick else await asyncio.to_thread(read, *given)
@@ -312,6 +317,11 @@ async def _read(request: Request, kind: type[R]) -> R:
 def _echoed(body: ChatRequest | TextRequest, requests: list[GenerateRequest]) -> list[str]:
     echo = isinstance(body, TextRequest) and body.echo
     return [request.messages[-1].content for request in requests] if echo else []
+
+
+def _scope_of(label: str) -> str:
+    """Whose conversations may share KV. It goes to the cloud, whom labels are none of the business of."""
+    return hashlib.sha256(label.encode()).hexdigest()[:16]
 
 
 def _has_audio(body: ChatRequest | TextRequest) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -16,6 +17,7 @@ from skydraft.gateway.refusals import Refusal
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
 LOCAL = "local"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Doorkeeper:
@@ -25,9 +27,12 @@ class Doorkeeper:
     takes no place anywhere else.
     """
 
-    def __init__(self, app: ASGIApp, authorize: Authorize | None, max_body_bytes: int, body_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, authorize: Authorize | None, origins: Collection[str], max_body_bytes: int, body_s: float
+    ) -> None:
         self._app = app
         self._authorize = authorize
+        self._origins = origins
         self._max_body_bytes, self._body_s = max_body_bytes, body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,16 +49,28 @@ class Doorkeeper:
         await self._app(scope, _replayed(body, receive), send)
 
     def _label(self, scope: Scope) -> str:
+        headers = Headers(scope=scope)
+        self._check_page(headers)
         is_open = not scope["path"].startswith(("/v1/", "/metrics")) or scope["method"] == "OPTIONS"
         if self._authorize is None or is_open:
             return LOCAL
-        headers = Headers(scope=scope)
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
         try:
             return self._authorize(given)
         except NotAuthorized as error:
             message = "Give a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
             raise Refusal(401, message, code="invalid_api_key") from error
+
+    def _check_page(self, headers: Headers) -> None:
+        """Raise Refusal for a request that a page of somebody else's made in the user's browser.
+
+        It may come from another origin, or, by a name that was turned to this machine, from what seems the same one.
+        """
+        host, origin = headers.get("host", ""), headers.get("origin", "")
+        if self._authorize is None and urlsplit(f"//{host}").hostname not in _LOOPBACK:
+            raise Refusal(403, "Without API keys the gateway answers to localhost alone.", code="wrong_host")
+        if origin and origin not in self._origins and urlsplit(origin).netloc != host:
+            raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body. Raises Refusal for one that is too long or too slow."""

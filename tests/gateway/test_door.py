@@ -79,6 +79,18 @@ def test_other_origins_may_use_it_only_when_they_are_named(locked: Running, serv
         assert "access-control-allow-origin" not in reply.headers
 
 
+def test_a_strangers_page_in_the_users_browser_gets_nothing(served: Running) -> None:
+    port = served.url.rsplit(":", 1)[1]
+    for headers in (
+        {"Origin": "http://evil.test"}, {"Origin": "null"}, {"Host": f"evil.test:{port}"}, {"Host": ""},
+        {"Host": f"evil.test:{port}", "Origin": f"http://evil.test:{port}"},
+    ):  # fmt: skip
+        assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 403
+        assert post(served, headers=headers | {"Content-Type": "text/plain"}).status_code == 403
+    for headers in ({"Origin": served.url}, {"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}):
+        assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("content", "status"),
     [
