@@ -11,12 +11,14 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.server import ServeOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, PromptError
 from skydraft.prompts.messages import Message, conversation
 from tests import toys
 from tests.partial import PART, Partial
-from tests.serving import Serving, serving
+from tests.serving import Serving, free_port, serving
 
 _TEMPLATE = "{% for m in messages %}{{ m.role[0] ~ m.content ~ '\n' }}{% endfor %}a"
 _CHARACTERS = "suato我你他说在高兴人大的一，。3\n"
@@ -54,11 +56,31 @@ def ask(
         return generation.run()
 
 
+class Servers:
+    """Two servers of the same target with few seats, each on a port of its own, where it can be started again."""
+
+    def __init__(self) -> None:
+        self.ports = [free_port(), free_port()]
+        self._running: list[Serving] = [self._start(port) for port in self.ports]
+
+    @staticmethod
+    def _start(port: int) -> Serving:
+        return Serving(engine(1), ServeOptions(port=port, limits=Limits(max_sessions=2)))
+
+    def restart(self, number: int) -> None:
+        self._running[number].stop()
+        self._running[number] = self._start(self.ports[number])
+
+    def stop(self) -> None:
+        for running in self._running:
+            running.stop()
+
+
 @pytest.fixture(scope="module")
-def servers() -> Iterator[list[Serving]]:
-    """Two servers of the same target with few seats."""
-    with serving(engine(1), max_sessions=2) as one, serving(engine(1), max_sessions=2) as other:
-        yield [one, other]
+def servers() -> Iterator[Servers]:
+    both = Servers()
+    yield both
+    both.stop()
 
 
 def turn(rng: random.Random) -> dict[str, str]:
@@ -67,17 +89,17 @@ def turn(rng: random.Random) -> dict[str, str]:
 
 @pytest.mark.parametrize("mode", ["lossless", "cloud", "gated", "edge"])
 @pytest.mark.parametrize("where", ["here", "served"])
-def test_a_conversation_is_its_messages_sent_to_fresh_engines(mode: str, where: str, servers: list[Serving]) -> None:
-    """Over 500 conversations in all, several at a time, so that they take each other's places; servers change between
-    turns."""
+def test_a_conversation_is_its_messages_sent_to_fresh_engines(mode: str, where: str, servers: Servers) -> None:
+    """Over 500 conversations in all, several at a time, so that they take each other's places. Between turns servers
+    change and are started again."""
     rng = random.Random(f"{mode}{where}")
     num_cached = 0
     edge, here = engine(1, 0.3), engine(1)
-    with (
-        closing(skydraft.connect(servers[0].address)) as first,
-        closing(skydraft.connect(servers[1].address)) as second,
-    ):
+    addresses = [f"127.0.0.1:{port}" for port in servers.ports]
+    with closing(skydraft.connect(addresses[0])) as first, closing(skydraft.connect(addresses[1])) as second:
         for _ in range(16):
+            if where == "served" and rng.random() < 0.3:
+                servers.restart(rng.randrange(2))
             talks: list[list[dict[str, str]]] = [[] for _ in range(4)]
             for _ in range(12):
                 number = rng.randrange(len(talks))
