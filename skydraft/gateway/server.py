@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import signal
+import socket
 import ssl
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +110,19 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._gateway, self._ready = gateway, ready
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end it, a second one at once. uvicorn would raise them again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.servers:
@@ -145,12 +162,16 @@ def serve(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]
     """Serve until Ctrl-C or SIGTERM. Raises OptionError where the port is taken."""
     server = server_of(gateway, options, ready)
     try:
-        server.run()
-    except SystemExit as error:  # uvicorn has logged why
+        listening = socket.create_server(
+            (options.host, options.port), family=socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        )
+    except OSError as error:
         raise OptionError(
-            f"Port {options.port} of {options.host} cannot be used.", hint="Choose another one with --port."
+            f"Port {options.port} of {options.host} cannot be used: {error.strerror}.",
+            hint="Choose another one with --port.",
         ) from error
-    except KeyboardInterrupt:
-        pass  # raised again by uvicorn when it has stopped
-    finally:
-        gateway.close()
+    with listening:
+        try:
+            server.run([listening])
+        finally:
+            gateway.close()

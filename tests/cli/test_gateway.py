@@ -1,0 +1,80 @@
+"""`skydraft gateway`: what it prints, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from .conftest import Invoke
+
+TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_it_is_answers_and_stops(tmp_path: Path, number: signal.Signals) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "skydraft.cli.main", "gateway", *TOYS, "--port", "0", "-s", "慢", "--log-prompts"],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"SKYDRAFT_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert child.stderr is not None
+    printed = ""
+    while "Ctrl-C stops." not in printed:
+        line = child.stderr.readline()
+        assert line, printed
+        printed += line
+    url = re.search(r"http://localhost:\d+", printed)
+    assert (
+        url and "toy:drift=0.2 drafts, toy verifies (no key is required)" in printed and "skydraft-auto" not in printed
+    )
+    body = {"model": "skydraft", "messages": [{"role": "user", "content": "语速"}], "max_tokens": 5}
+    request = urllib.request.Request(f"{url.group()}/v1/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        assert json.load(reply)["usage"]["prompt_tokens"] == 3  # with the system prompt
+    long = urllib.request.Request(
+        f"{url.group()}/v1/chat/completions", json.dumps(body | {"stream": True, "max_tokens": 4000}).encode()
+    )
+    with urllib.request.urlopen(long, timeout=30) as reply:  # somebody is still reading
+        reply.readline()
+        began = time.monotonic()
+        child.send_signal(number)
+        assert child.wait(20) == 0 and time.monotonic() - began < 15
+    rest = child.stderr.read()
+    child.stderr.close()
+    assert "stopped" in rest and '"prompt": ["慢", "语速"]' in rest and "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--host", "0.0.0.0"], "API key is required"),
+        (["--parallel", "0"], "--parallel"),
+        (["--edge-only"], "--edge-only"),
+        (["--cloud", "localhost:1"], "choose one"),
+        (["--tls-cert", "nowhere"], "belong together"),
+        (["--api-key-file", "/nowhere"], "cannot be read"),
+        (["--temperature", "-1"], "--temperature"),
+    ],
+)
+def test_wrong_use_is_one_line(invoke: Invoke, options: list[str], says: str) -> None:
+    status, out, err = invoke("gateway", *TOYS, *options)
+    assert (status, out) == (2, "") and says in err and len(err.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_one_line(invoke: Invoke) -> None:
+    import socket
+
+    from ..serving import free_port
+
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        status, _, err = invoke("gateway", *TOYS, "--port", str(port))
+    assert status == 2 and f"Port {port}" in err.splitlines()[-1]
