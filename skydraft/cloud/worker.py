@@ -109,13 +109,12 @@ class Worker:
             return
 
     def step(self) -> None:
-        """One forward for whoever waits: admit → prefill → schedule → forward → verify → commit."""
+        """One forward for whoever waits: admit → prefill → schedule → forward and verify → commit."""
         self._expire()
         self._admit()
         self._prefill()
         batch = self._scheduler.batch(self.max_rows, self._clock())
-        if rows := self._forward(batch):
-            self._commit(self._verify(batch, rows))
+        self._commit(self._forward(batch))
         self.num_sessions = len(self._sessions)
 
     def _take(self, job: Job) -> None:
@@ -187,25 +186,31 @@ class Worker:
             return
         self._make_ready(job)
 
-    def _forward(self, batch: Batch) -> list[tuple[Rows, float]]:
-        """Logits per feed, each with the time of the forward in seconds; none when it failed, or had nothing to do."""
+    def _forward(self, batch: Batch) -> list[Job]:
+        """Let each job judge its rows of one forward; returns those that are done.
+
+        A forward that fails says nothing about whose fault it is: then each feed is tried alone, and only who fails
+        alone has failed. A failed forward leaves every sequence as it was.
+        """
         if not batch:
             return []
         began = self._clock()
         try:
             rows = self._engine.extend_batch([(job.work.sequence, feed) for job, feed in batch if job.work])
         except Exception as error:
-            self._fail([job for job, _ in batch], error)
-            return []
+            if len(batch) == 1:
+                self._fail([batch[0][0]], error)
+                return []
+            log.warning("a forward failed, and is tried one by one: %s", error)
+            return [done for each in batch for done in self._forward([each])]
         seconds = self._clock() - began
         if self._observer:
             self._observer.forward(len(batch), sum(len(feed) for _, feed in batch), seconds)
-        return [(each, seconds) for each in rows]
+        return self._verify(batch, rows, seconds)
 
-    def _verify(self, batch: Batch, rows: list[tuple[Rows, float]]) -> list[Job]:
-        """Let each job judge its rows; returns those that are done."""
+    def _verify(self, batch: Batch, rows: list[Rows], seconds: float) -> list[Job]:
         done = []
-        for (job, feed), (logits, seconds) in zip(batch, rows, strict=True):
+        for (job, feed), logits in zip(batch, rows, strict=True):
             try:
                 job.absorb(feed, logits, seconds, self._clock())
             except Exception as error:
@@ -230,7 +235,7 @@ class Worker:
         self._scheduler.drop(job)
         if job.streams and job.has_session:
             self._sessions.close(*job.key)
-        if job.key in self._close_later:
+        if job.key in self._close_later and not any(other.key == job.key for other in self._scheduler.jobs):
             self._close_later.discard(job.key)
             self._sessions.close(*job.key)
         if job.has_session:
