@@ -16,7 +16,8 @@ _ABBREVIATIONS = frozenset((
     "e.g", "i.e", "etc", "vs", "cf", "al", "mr", "mrs", "ms", "dr", "prof", "st", "fig", "eq", "vol", "p", "pp",
     "approx", "dept", "inc", "ltd", "jr", "sr", "u.s", "u.k", "a.m", "p.m", "www",
 ))  # fmt: skip
-_LAST_WORD = re.compile(r"[A-Za-z.]+$")
+_MAX_WORD = 64  # characters looked at before a dot; longer words are no abbreviations
+_STOPS = re.compile(f"[{re.escape(''.join(sorted(FULL_STOP_LIKE)))}]")
 
 
 class Stopping:
@@ -63,7 +64,7 @@ class Stopping:
 
 def has_said(text: str, sentences: int) -> bool:
     """Whether the text ends at a sentence end and holds at least so many sentences."""
-    return ends_sentence(text) and num_sentences(text) >= sentences
+    return ends_sentence(text) and num_sentences(text, enough=sentences) >= sentences
 
 
 def ends_sentence(text: str) -> bool:
@@ -72,10 +73,19 @@ def ends_sentence(text: str) -> bool:
     return bool(bare) and _is_sentence_end(bare, len(bare) - 1)
 
 
-def num_sentences(text: str) -> int:
-    """Sentence ends in `text`; several marks in a row count once."""
-    ends = [index for index in range(len(text)) if _is_sentence_end(text, index)]
-    return sum(index + 1 == len(text) or not _is_sentence_end(text, index + 1) for index in ends)
+def num_sentences(text: str, enough: int | None = None) -> int:
+    """Sentence ends in `text`; several marks in a row count once. Counting ends at `enough`.
+
+    The cost is that of a search for stops and a bounded look around each.
+    """
+    count, last = 0, -2
+    for found in _STOPS.finditer(text):
+        if _is_sentence_end(text, index := found.start()):
+            count += index != last + 1
+            last = index
+            if count == enough:
+                break
+    return count
 
 
 def _is_sentence_end(text: str, index: int) -> bool:
@@ -86,12 +96,16 @@ def _is_sentence_end(text: str, index: int) -> bool:
         return True
     if char not in ".．":
         return False
-    before, after = text[:index], text[index + 1 : index + 2]
+    before, after = text[max(index - _MAX_WORD, 0) : index], text[index + 1 : index + 2]
     if after and after.isascii() and (after.isalnum() or after == "."):
         return False
     if before[-1:].isdigit():
         return after.isspace() or bool(after and not after.isascii())
-    word = _LAST_WORD.search(before)
-    letters = word.group().lower().strip(".") if word else ""
-    is_initial = len(letters) == 1 and bool(word) and before[-1:].isupper()
-    return bool(before.strip()) and letters not in _ABBREVIATIONS and not is_initial
+    tail = len(before)
+    while tail and (before[tail - 1] == "." or (before[tail - 1].isascii() and before[tail - 1].isalpha())):
+        tail -= 1
+    word = before[tail:]
+    letters = word.lower().strip(".")
+    is_initial = len(letters) == 1 and before[-1:].isupper()
+    says_something = bool(before.strip() or text[:index].strip())
+    return says_something and letters not in _ABBREVIATIONS and not is_initial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from copy import copy
@@ -181,16 +181,22 @@ class Engine(ABC):
         self._closed = PrefixCache()
 
     def drop(self, sequence: Sequence) -> None:
-        """Keep or release a sequence: now, or before the next one begins if another thread is using the engine."""
+        """Keep or release a sequence: now, or before the next one begins while another thread uses the engine."""
         self._closed.drop(sequence)
-        with suppress(EngineError), self.turns:
-            self._closed.settle(self)
+        self._when_free(lambda: self._closed.settle(self))
 
     def forget_kept(self, older_than_s: float = 0.0) -> None:
-        """Release what has been kept for reuse for so long, unless another thread is using the engine."""
-        with suppress(EngineError), self.turns:
-            self._closed.settle(self)
-            self._closed.forget(self, older_than_s)
+        """Release what has been kept for reuse for so long, unless another thread uses the engine."""
+        self._when_free(lambda: self._closed.forget(self, older_than_s))
+
+    def _when_free(self, work: Callable[[], None]) -> None:
+        # Who has the floor must not find the engine in use by one who tidies up.
+        if self.floor.try_acquire():
+            try:
+                with suppress(EngineError), self.turns:
+                    work()
+            finally:
+                self.floor.release()
 
     def own(self, vocab: Vocab) -> Vocab:
         """`vocab` for this engine: it decodes for ever, and encodes until the engine is closed."""
@@ -236,8 +242,7 @@ class Engine(ABC):
     def open(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
         """A new sequence holding all of `prompt` but its last token, which the first `extend` feeds.
 
-        So the logits of the first new token come from a feed like any other. `media` is what the prompt's audio
-        tokens stand for. Raises PromptError.
+        So its logits come from a feed like any other. `media` is what the audio tokens stand for. Raises PromptError.
         """
         with self.floor:
             sequence = self.begin(prompt, media, reuse)

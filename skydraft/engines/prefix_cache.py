@@ -101,6 +101,7 @@ class PrefixCache:
 
     def forget(self, engine: Engine, older_than_s: float) -> None:
         """Release what has been kept for so long."""
+        self.settle(engine)
         latest = time.perf_counter() - older_than_s
         while self._kept and self._kept[0].since <= latest:
             engine.release(engine.sequence(self._kept.pop(0).slot))

@@ -48,6 +48,13 @@ class Floor:
         self._waiting: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self) -> None:
+        """Wait for it."""
         with self._lock:
             if not self._is_taken:
                 self._is_taken = True
@@ -57,7 +64,15 @@ class Floor:
             self._waiting.append(mine)
         mine.acquire()  # released by whoever had the floor before, and hands it on
 
-    def __exit__(self, *_: object) -> None:
+    def try_acquire(self) -> bool:
+        """Take it if nobody has it; returns whether that was so."""
+        with self._lock:
+            is_free = not self._is_taken
+            self._is_taken = True
+        return is_free
+
+    def release(self) -> None:
+        """Give it up, or hand it on."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()

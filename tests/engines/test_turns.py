@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from skydraft.engines.base import Engine
-from skydraft.engines.toy import ToyEngine
+from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.engines.turns import Floor
 from skydraft.errors import EngineError
 
 from .tiny_checkpoint import OPTIONS
@@ -223,3 +224,45 @@ def test_a_refused_call_gives_its_turn_back() -> None:
             sequence.extend([])
     with ThreadPoolExecutor(1) as pool:
         assert len(pool.submit(sequence.extend, [1]).result()) == 1
+
+
+def test_who_has_the_floor_never_finds_the_engine_in_use_by_one_who_closes() -> None:
+    engine: Any = open_toy("toy", 4096, 3)
+    sound = engine.release
+
+    def slow_release(sequence: Any) -> None:
+        time.sleep(0.002)  # as long as freeing KV may take
+        sound(sequence)
+
+    engine.release = slow_release
+    with engine.floor:
+        held = [engine.begin([1, 2]) for _ in range(60)]
+        mine = engine.begin([1, 2])
+    closing = threading.Thread(target=lambda: [sequence.close() for sequence in held])
+    closing.start()
+    for _ in range(60):
+        with engine.floor:
+            mine.extend([1])  # raises, if somebody has a turn without having the floor
+    closing.join()
+    mine.close()
+
+
+def test_the_floor_is_handed_on_in_the_order_in_which_it_was_asked_for() -> None:
+    floor, order, started = Floor(), list[int](), list[threading.Thread]()
+
+    def wait(number: int) -> None:
+        with floor:
+            order.append(number)
+
+    floor.acquire()
+    assert not floor.try_acquire()
+    for number in range(5):
+        thread = threading.Thread(target=wait, args=(number,))
+        thread.start()
+        started.append(thread)
+        while len(floor._waiting) <= number:
+            time.sleep(0.001)
+    floor.release()
+    for thread in started:
+        thread.join()
+    assert order == list(range(5)) and floor.try_acquire()
