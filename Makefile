@@ -41,8 +41,11 @@ test-browser: $(READY)
 CLIENTS ?= .venv-conformance
 test-conformance:
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[conformance]'
-	$(CLIENTS)/bin/python -m pytest tests/conformance
+	grep -vE '^(torch|transformers|llama_cpp_python)==' requirements.lock > $(CLIENTS)/pins.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(CLIENTS)/pins.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CLIENTS)/pins.txt \
+		--editable '.[gateway,conformance]'
+	$(CLIENTS)/bin/python -m pytest tests/conformance -W default
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -16,6 +16,7 @@ from skydraft.cloud.access import Keyring
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.engines.vocab import check_same
 from skydraft.errors import MissingDependency, OptionError
+from skydraft.prompts.pair import ShareAudio
 
 if TYPE_CHECKING:
     from skydraft.gateway.app import GatewayOptions
@@ -76,6 +77,7 @@ class Work:
     allow_origins: tuple[str, ...]
     log_prompts: bool
     system: str | None
+    share_audio: ShareAudio | None
     edge_only: bool
 
     def __post_init__(self) -> None:
@@ -104,6 +106,13 @@ _work_section = Section(
         option("--keep", "N", "Conversations remembered beside those, for a quick next turn.", default=2),
         option("--max-queue", "N", "Requests that may wait; more get status 503.", default=64),
         option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True),
+        option(
+            "--share-audio",
+            None,
+            "What a target on a server gets of speech: its features, or the words alone "
+            "(default: none; in this process: features).",
+            type=click.Choice(get_args(ShareAudio)),
+        ),
         option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
         option("--log-prompts", None, "Write prompts into the log.", is_flag=True),
     ],
@@ -132,7 +141,9 @@ def gateway(door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
         pair = _open(work, cloud, models, stack)
-        defaults = Defaults(decoding.params(), work.system)
+        # Nothing of a voice leaves this machine unless that was said.
+        share = work.share_audio or ("none" if cloud.address else "features")
+        defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
         made = Gateway(pair, defaults, work.options(cloud.timeout_s), door.keys.label if door.keys else None)
         pair.look()
         serve(made, door.listen, lambda port: click.echo(_announcement(pair, door, cloud, port), err=True))

@@ -39,15 +39,18 @@ class Choice:
 class Answer:
     """One answer under way. `chat` decides its shape, `extension` and `token_ids` what stands under our key.
 
-    `prefixes` are what each choice begins with: the prompt, where it is to be echoed.
+    `prefixes` are what each choice begins with: the prompt, where it is to be echoed. Each prompt has `choices_each`
+    choices.
     """
 
     def __init__(
-        self, model: str, num_choices: int, *, chat: bool, extension: bool, token_ids: bool, prefixes: Seq[str] = ()
-    ) -> None:
+        self, model: str, num_choices: int, *, chat: bool, extension: bool, token_ids: bool, prefixes: Seq[str] = (),
+        choices_each: int = 1,
+    ) -> None:  # fmt: skip
         self.choices = [Choice() for _ in range(num_choices)]
         self._chat, self._extension, self._token_ids = chat, extension, token_ids
         self._prefixes = prefixes or [""] * num_choices
+        self._choices_each = choices_each
         kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat else "")
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -113,8 +116,8 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens of the prompt, counted once for all choices of it, and of the answer."""
-        prompt_tokens = self.choices[0].num_prompt_tokens
+        """Tokens of the prompts, each counted once for all choices of it, and of the answer."""
+        prompt_tokens = sum(choice.num_prompt_tokens for choice in self.choices[:: self._choices_each])
         written = sum(len(choice.token_ids) for choice in self.choices)
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0

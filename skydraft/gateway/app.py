@@ -127,7 +127,7 @@ class Gateway:
         self._note(body, requests, request.scope["label"])
         answer = Answer(
             body.model, len(tickets), chat=isinstance(body, ChatRequest), extension=body.choice.extension,
-            token_ids=body.choice.token_ids, prefixes=_echoed(body, requests),
+            token_ids=body.choice.token_ids, prefixes=_echoed(body, requests), choices_each=body.n or 1,
         )  # fmt: skip
         writing = _Writing(self, answer, tickets, events)
         try:
@@ -308,10 +308,21 @@ async def _read(request: Request, kind: type[R]) -> R:
         raise Refusal(400, "The body is not valid JSON.") from error
     if not isinstance(found, dict):
         raise Refusal(400, "The body must be a JSON object.")
+    if b"\\u" in data and not _is_text(found):
+        raise Refusal(400, "The body holds half of a character (a surrogate alone).")
     try:
         return kind.model_validate(found)
     except ValidationError as error:
         raise refusal_of(error) from error
+
+
+def _is_text(found: Any) -> bool:
+    """Whether every text in it can be encoded."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _echoed(body: ChatRequest | TextRequest, requests: list[GenerateRequest]) -> list[str]:

@@ -63,7 +63,11 @@ def refusal_of(error: Exception) -> Refusal:
         return error
     if isinstance(error, ValidationError):
         return _invalid(error)
-    if isinstance(error, ContextExceeded | LimitExceeded):
+    if isinstance(error, ContextExceeded):
+        # LangChain and LiteLLM know this error by such words, not by its code.
+        message = f"This model's maximum context length is exceeded: the prompt is too long. {error}"
+        return Refusal(400, message, param="messages", code="context_length_exceeded")
+    if isinstance(error, LimitExceeded):
         return Refusal(400, str(error), param="messages", code="context_length_exceeded")
     if isinstance(error, UsageError):
         return Refusal(400, str(error))
@@ -83,6 +87,8 @@ _WHY = {
     "response_format": "Only {'type': 'text'} is supported.",
     "logprobs": "Not available: tokens come from two models, and probabilities do not cross the wire.",
     "top_logprobs": "Not available: tokens come from two models, and probabilities do not cross the wire.",
+    "functions": "Use tools instead.",
+    "function_call": "Use tools instead.",
     "modalities": "Answers are text.",
     "audio": "Answers are text.",
     "suffix": "Text can be continued at its end only.",

@@ -15,16 +15,31 @@ from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, TextRequest
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, asked
+from skydraft.prompts.pair import ShareAudio
 
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat goes on to the end of the context
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where a client says nothing: decoding options, and a system prompt."""
+    """What holds where a client says nothing: decoding options, a system prompt, and what the target hears.
+
+    `given` are the names of the options that somebody chose. Without it an answer may fill the context, and seeds are
+    drawn.
+    """
 
     params: DecodingParams
     system: str | None = None
+    given: frozenset[str] = frozenset()
+    share_audio: ShareAudio = "features"
+
+    def max_new_tokens(self, otherwise: int) -> int:
+        """The length of an answer."""
+        return self.params.max_new_tokens if "max_new_tokens" in self.given else otherwise
+
+    def seed(self) -> int:
+        """The seed of an answer."""
+        return self.params.seed if "seed" in self.given else random.SystemRandom().randrange(2**32)
 
 
 def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str) -> list[GenerateRequest]:
@@ -32,7 +47,7 @@ def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str)
     messages, audio, turn = _messages(body.messages)
     if defaults.system and not any(message.role == "system" for message in messages):
         messages, turn = [Message("system", defaults.system), *messages], turn + 1
-    max_tokens = body.max_completion_tokens or body.max_tokens or pair.edge.context_len
+    max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(pair.edge.context_len)
     request = GenerateRequest(
         tuple(messages),
         plan=plan_of(pair.mode_of(body.model), body.choice, pair),
@@ -40,6 +55,7 @@ def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str)
         tools=tuple(body.tools or ()) if body.tool_choice != "none" else (),
         audio=audio,
         audio_turn=turn,
+        share_audio=defaults.share_audio if audio else "features",
         cache_scope=scope,
     )
     return _choices(request, body.n or 1)
@@ -48,7 +64,7 @@ def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str)
 def text_requests(body: TextRequest, pair: Pair, defaults: Defaults, scope: str) -> list[GenerateRequest]:
     """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
     plan = plan_of(pair.mode_of(body.model), body.choice, pair)
-    params = _params(body, defaults, body.max_tokens or _TEXT_TOKENS)
+    params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     requests = [
         GenerateRequest(asked(prompt), plan=plan, params=params, raw=True, cache_scope=scope) for prompt in prompts
@@ -71,7 +87,7 @@ def _params(body: ChatRequest | TextRequest, defaults: Defaults, max_new_tokens:
     given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
-    given["seed"] = random.SystemRandom().randrange(2**32) if body.seed is None else body.seed % 2**64
+    given["seed"] = defaults.seed() if body.seed is None else body.seed % 2**64
     given |= body.choice.decoding()
     given["max_new_tokens"] = max_new_tokens
     chosen = {name: value for name, value in given.items() if value is not None}

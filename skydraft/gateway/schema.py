@@ -157,7 +157,9 @@ class ChatRequest(_Request):
     tool_choice: Literal["none", "auto"] | None = None
     response_format: ResponseFormat | None = None
     logprobs: Literal[False] | None = None
-    top_logprobs: None = None
+    top_logprobs: Literal[0] | None = None
+    functions: list[Any] | None = Field(None, max_length=0)
+    function_call: Literal["none", "auto"] | None = None
     modalities: list[Literal["text"]] | None = None
     audio: None = None
 
@@ -167,7 +169,7 @@ class TextRequest(_Request):
 
     prompt: str | list[str]
     echo: bool | None = None
-    logprobs: None = None
+    logprobs: Literal[False] | None = None
     suffix: Literal[""] | None = None
     best_of: Literal[1] | None = None
 

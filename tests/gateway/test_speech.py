@@ -13,8 +13,10 @@ import skydraft
 from skydraft import DecodingParams, EngineOptions
 from skydraft.config import CAPTION_PROMPT
 from skydraft.gateway.pair import Pair
+from skydraft.gateway.requests import Defaults
 from skydraft.prompts.audio import load_audio
 
+from ..serving import serving
 from .running import Running, gateway
 
 CLIP = sorted((Path(__file__).parents[2] / "data" / "speech_zh_heldout").glob("*.flac"))[0]
@@ -78,3 +80,20 @@ def test_broken_recordings_are_refused(hearing: Running, content: Any, says: str
 def test_a_model_that_does_not_hear_says_so(served: Running) -> None:
     reply = served.chat([part()])
     assert reply.status_code == 400 and "takes no audio" in reply.json()["error"]["message"]
+
+
+def test_over_a_link_nothing_of_a_voice_is_sent_unless_that_was_said(hearing: Running) -> None:
+    pair = hearing.gateway._pair
+    assert isinstance(pair._target, skydraft.Engine)
+    with serving(pair._target, max_sessions=2) as server:
+
+        def connect(notify: Any) -> Any:
+            return skydraft.connect(server.address, notify=notify)
+
+        for share, shares in (("none", False), ("features", True)):
+            defaults = Defaults(DecodingParams(), share_audio=share)  # type: ignore[arg-type]
+            far = Pair(pair.edge, connect=connect, calibrated=False)
+            with gateway(far, defaults=defaults) as running:
+                reply = running.chat([part()], model="skydraft-lossless", max_tokens=8).json()
+                assert (reply["skydraft"]["stats"]["shared_bytes"] > 0) == shares
+                assert running.chat([part()], model="skydraft-cloud").status_code == (200 if shares else 400)

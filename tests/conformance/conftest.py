@@ -1,0 +1,22 @@
+"""One gateway for all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gateway.running import Running, gateway
+
+from .asking import speaking_pair
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "conformance: needs clients that `make test-conformance` installs")
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Running]:
+    """A gateway over a toy pair."""
+    with gateway(speaking_pair()) as running:
+        yield running

@@ -1,0 +1,134 @@
+"""LangChain (langchain-openai) against a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.gateway.running import Running
+
+from .asking import (
+    ASKED,
+    CONVERSATION,
+    MAX_TOKENS,
+    MODEL,
+    QUESTION,
+    SEED,
+    TOO_LONG,
+    WEATHER_TOOL,
+    expected,
+    lookup_weather,
+)
+
+langchain_openai: Any = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+exceptions: Any = pytest.importorskip("langchain_core.exceptions", reason="langchain-core is not installed")
+messages: Any = pytest.importorskip("langchain_core.messages", reason="langchain-core is not installed")
+
+pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
+
+
+def chat(served: Running, **options: Any) -> Any:
+    """A chat model at the gateway."""
+    given = {"model": MODEL, "temperature": 0, "seed": SEED, "max_tokens": MAX_TOKENS, "max_retries": 0} | options
+    return langchain_openai.ChatOpenAI(base_url=served.v1, api_key="none", **given)
+
+
+def test_an_answer_and_its_usage(served: Running) -> None:
+    want = expected()
+    got = chat(served).invoke(QUESTION)
+    assert got.content == want.text and got.response_metadata["finish_reason"] == "length"
+    used = got.usage_metadata
+    assert (used["input_tokens"], used["output_tokens"]) == (want.num_prompt_tokens, MAX_TOKENS)
+    assert used["total_tokens"] == want.num_prompt_tokens + MAX_TOKENS
+
+
+def test_a_stream_is_the_same_answer(served: Running) -> None:
+    want = expected()
+    chunks = list(chat(served, stream_usage=True).stream(QUESTION))
+    assert "".join(chunk.content for chunk in chunks) == want.text
+    assert sum(bool(chunk.content) for chunk in chunks) > 1  # it came in parts
+    used = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
+    assert [(each["input_tokens"], each["output_tokens"]) for each in used] == [(want.num_prompt_tokens, MAX_TOKENS)]
+
+
+def test_asynchronous_answers_and_streams(served: Running) -> None:
+    async def ask() -> tuple[str, str]:
+        model = chat(served)
+        answer = await model.ainvoke(QUESTION)
+        return answer.content, "".join([chunk.content async for chunk in model.astream(QUESTION)])
+
+    assert asyncio.run(ask()) == (expected().text, expected().text)
+
+
+def test_a_conversation_with_a_system_message(served: Running) -> None:
+    want = expected(CONVERSATION)
+    got = chat(served).invoke(messages.convert_to_messages(CONVERSATION))
+    assert got.content == want.text != expected(CONVERSATION[1:]).text
+    assert got.usage_metadata["input_tokens"] == want.num_prompt_tokens
+
+
+def test_a_stop_string_ends_the_answer(served: Running) -> None:
+    stop = expected().text[6]
+    got = chat(served).invoke(QUESTION, stop=[stop])
+    assert got.content == expected().text.partition(stop)[0] == expected(stop=(stop,)).text
+    assert got.response_metadata["finish_reason"] == "stop"
+
+
+def test_several_answers_have_seeds_of_their_own(served: Running) -> None:
+    got = chat(served, n=2, temperature=0.9).generate([messages.convert_to_messages(ASKED)])
+    want = [expected(temperature=0.9, seed=SEED + number).text for number in range(2)]
+    assert [choice.text for choice in got.generations[0]] == want and want[0] != want[1]
+
+
+def test_tools_are_passed_to_the_template(served: Running) -> None:
+    want = expected(tools=(WEATHER_TOOL,))
+    got = chat(served).bind_tools([lookup_weather], tool_choice="auto").invoke(QUESTION)
+    assert got.content == want.text != expected().text and got.tool_calls == []
+    assert got.usage_metadata["input_tokens"] == want.num_prompt_tokens
+
+
+def test_a_turn_that_called_a_tool_can_be_sent_back(served: Running) -> None:
+    call = {"name": "lookup_weather", "args": {"city": "a"}, "id": "1"}
+    turns = [
+        messages.HumanMessage("天"),
+        messages.AIMessage("", tool_calls=[call]),
+        messages.ToolMessage("3", tool_call_id="1"),
+    ]
+    got = chat(served).bind_tools([lookup_weather]).invoke(turns)
+    assert got.usage_metadata["input_tokens"] == len("lookup_weather;u天at3")
+
+
+def test_our_extension_is_obeyed(served: Running) -> None:
+    got = chat(served, extra_body={"skydraft": {"mode": "lossless"}}).invoke(QUESTION)
+    assert got.content == chat(served, model="skydraft-lossless").invoke(QUESTION).content != expected().text
+
+
+def test_an_unknown_model_and_a_bad_request(served: Running) -> None:
+    with pytest.raises(exceptions.ModelNotFoundError, match="skydraft-lossless"):
+        chat(served, model="gpt-9").invoke(QUESTION)
+    with pytest.raises(exceptions.ModelInvalidRequestError, match="tool_choice"):
+        chat(served).bind_tools([lookup_weather], tool_choice="any").invoke(QUESTION)
+    with pytest.raises(exceptions.ModelInvalidRequestError, match="response_format"):
+        chat(served, model_kwargs={"response_format": {"type": "json_object"}}).invoke(QUESTION)
+
+
+def test_a_prompt_beyond_the_context(served: Running) -> None:
+    with pytest.raises(exceptions.ContextOverflowError):
+        chat(served).invoke(TOO_LONG)
+
+
+def test_the_older_interface_continues_a_text(served: Running) -> None:
+    model = langchain_openai.OpenAI(
+        base_url=served.v1, api_key="none", model="skydraft-lossless", temperature=0, max_tokens=8, max_retries=0
+    )
+    text = model.invoke(QUESTION)
+    assert text and "".join(model.stream(QUESTION)) == text
+
+
+def test_the_prompts_of_the_older_interface_are_all_counted(served: Running) -> None:
+    model = langchain_openai.OpenAI(base_url=served.v1, api_key="none", model=MODEL, temperature=0, max_tokens=4)
+    got = model.generate(["语速", "情绪高"])
+    assert got.llm_output["token_usage"]["prompt_tokens"] == len("语速情绪高")
+    assert got.llm_output["token_usage"]["completion_tokens"] == 8

@@ -1,0 +1,116 @@
+"""LiteLLM against a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from tests.gateway.running import Running
+
+from .asking import ASKED, CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, TOO_LONG, WEATHER_TOOL, expected
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import looks for a list of prices online
+litellm: Any = pytest.importorskip("litellm", reason="litellm is not installed")
+
+pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
+
+
+def options(served: Running, **more: Any) -> dict[str, Any]:
+    """What `litellm.completion` takes."""
+    given: dict[str, Any] = {
+        "model": f"openai/{MODEL}", "api_base": served.v1, "api_key": "none", "messages": ASKED, "temperature": 0,
+        "seed": SEED, "max_tokens": MAX_TOKENS, "max_retries": 0,
+    }  # fmt: skip
+    return given | more
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_an_answer_and_its_usage(served: Running) -> None:
+    want = expected()
+    got = litellm.completion(**options(served))
+    assert got.choices[0].message.content == want.text and got.choices[0].finish_reason == "length"
+    assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (want.num_prompt_tokens, MAX_TOKENS)
+    assert got.skydraft["origins"] == list(want.origins)
+
+
+def test_a_stream_is_the_same_answer(served: Running) -> None:
+    want = expected()
+    chunks = list(litellm.completion(**options(served, stream=True, stream_options={"include_usage": True})))
+    assert text_of(chunks) == want.text and len(chunks) > 4  # it came in parts
+    used = [chunk.usage for chunk in chunks if getattr(chunk, "usage", None)]
+    assert [(each.prompt_tokens, each.completion_tokens) for each in used] == [(want.num_prompt_tokens, MAX_TOKENS)]
+    assert litellm.stream_chunk_builder(chunks).choices[0].message.content == want.text
+
+
+def test_asynchronous_answers_and_streams(served: Running) -> None:
+    async def ask() -> tuple[str, str]:
+        answer = await litellm.acompletion(**options(served))
+        stream = await litellm.acompletion(**options(served, stream=True))
+        return answer.choices[0].message.content, text_of([chunk async for chunk in stream])
+
+    assert asyncio.run(ask()) == (expected().text, expected().text)
+
+
+def test_a_conversation_with_a_system_message(served: Running) -> None:
+    want = expected(CONVERSATION)
+    got = litellm.completion(**options(served, messages=CONVERSATION))
+    assert got.choices[0].message.content == want.text != expected(CONVERSATION[1:]).text
+    assert got.usage.prompt_tokens == want.num_prompt_tokens
+
+
+def test_a_stop_string_ends_the_answer(served: Running) -> None:
+    stop = expected().text[6]
+    got = litellm.completion(**options(served, stop=[stop])).choices[0]
+    assert got.message.content == expected(stop=(stop,)).text == expected().text.partition(stop)[0]
+    assert got.finish_reason == "stop"
+
+
+def test_several_answers_have_seeds_of_their_own(served: Running) -> None:
+    got = litellm.completion(**options(served, n=2, temperature=0.9))
+    want = [expected(temperature=0.9, seed=SEED + number).text for number in range(2)]
+    assert [choice.message.content for choice in got.choices] == want and want[0] != want[1]
+
+
+def test_tools_are_passed_to_the_template(served: Running) -> None:
+    want = expected(tools=(WEATHER_TOOL,))
+    got = litellm.completion(**options(served, tools=[WEATHER_TOOL], tool_choice="auto"))
+    assert got.choices[0].message.content == want.text != expected().text
+    assert got.usage.prompt_tokens == want.num_prompt_tokens
+
+
+def test_our_extension_is_obeyed(served: Running) -> None:
+    got = litellm.completion(**options(served, extra_body={"skydraft": {"mode": "lossless", "token_ids": True}}))
+    want = expected(mode="lossless")
+    assert got.choices[0].message.content == want.text != expected().text
+    assert got.skydraft["token_ids"] == list(want.token_ids)
+
+
+def test_an_unknown_model_and_bad_requests(served: Running) -> None:
+    with pytest.raises(litellm.NotFoundError, match="skydraft-lossless"):
+        litellm.completion(**options(served, model="openai/gpt-9"))
+    with pytest.raises(litellm.BadRequestError, match="tool_choice"):
+        litellm.completion(**options(served, tools=[WEATHER_TOOL], tool_choice="required"))
+    with pytest.raises(litellm.BadRequestError, match="response_format"):
+        litellm.completion(**options(served, response_format={"type": "json_object"}))
+
+
+def test_a_prompt_beyond_the_context(served: Running) -> None:
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**options(served, messages=[{"role": "user", "content": TOO_LONG}]))
+
+
+def test_the_older_interface_continues_a_text(served: Running) -> None:
+    asked: dict[str, Any] = {
+        "model": "text-completion-openai/skydraft-lossless", "api_base": served.v1, "api_key": "none",
+        "prompt": QUESTION, "max_tokens": 8, "temperature": 0,
+    }  # fmt: skip
+    text = litellm.text_completion(**asked).choices[0].text
+    assert (
+        text and "".join(chunk.choices[0].text or "" for chunk in litellm.text_completion(**asked, stream=True)) == text
+    )

@@ -1,0 +1,127 @@
+"""llm, the command and its Python interface, against a running gateway that stands in its extra-openai-models.yaml."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.running import PATIENCE_S, Running
+
+from .asking import CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, WEATHER_TOOL, expected, lookup_weather
+
+llm: Any = pytest.importorskip("llm", reason="llm is not installed")
+openai: Any = pytest.importorskip("openai", reason="openai is not installed")
+
+pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
+OPTIONS: dict[str, Any] = {"temperature": 0, "seed": SEED, "max_tokens": MAX_TOKENS}
+_MODELS = """
+- model_id: sky
+  model_name: {model}
+  api_base: {url}
+  supports_tools: true
+- model_id: nobody
+  model_name: gpt-9
+  api_base: {url}
+- model_id: older
+  model_name: skydraft-lossless
+  api_base: {url}
+  completion: true
+"""
+
+
+@pytest.fixture
+def home(served: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of llm's own that knows the gateway."""
+    (tmp_path / "extra-openai-models.yaml").write_text(_MODELS.format(model=MODEL, url=served.v1))
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    yield tmp_path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, as a user calls it."""
+    options = [text for name, value in OPTIONS.items() for text in ("-o", name, str(value))]
+    return subprocess.run(
+        [sys.executable, "-m", "llm", *arguments, *options], capture_output=True, text=True, env=os.environ,
+        timeout=2 * PATIENCE_S, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_the_command_writes_the_same_answer_plain_and_streamed(home: Path) -> None:
+    want = expected()
+    for more in ([], ["--no-stream"]):
+        done = run("-m", "sky", QUESTION, "-u", *more)
+        assert done.stdout.removesuffix("\n") == want.text, done.stderr
+        assert f"{want.num_prompt_tokens} input, {MAX_TOKENS} output" in done.stderr
+
+
+def test_the_command_goes_on_with_a_conversation(home: Path) -> None:
+    first = run("-m", "sky", "-s", "慢", QUESTION)
+    second = run("-c", "音调", "-u")
+    turns = [*CONVERSATION[:2], {"role": "assistant", "content": first.stdout.removesuffix("\n")}, CONVERSATION[-1]]
+    assert second.stdout.removesuffix("\n") == expected(turns).text, second.stderr
+
+
+def test_the_command_says_what_was_wrong(home: Path) -> None:
+    done = run("-m", "nobody", QUESTION)
+    assert done.returncode == 1 and "There is no model 'gpt-9'" in done.stderr and not done.stdout
+
+
+def test_an_answer_and_its_usage(home: Path) -> None:
+    want = expected()
+    response = llm.get_model("sky").prompt(QUESTION, stream=False, **OPTIONS)
+    assert response.text() == want.text
+    assert (response.usage().input, response.usage().output) == (want.num_prompt_tokens, MAX_TOKENS)
+
+
+def test_a_stream_is_the_same_answer(home: Path) -> None:
+    want = expected()
+    response = llm.get_model("sky").prompt(QUESTION, stream=True, **OPTIONS)
+    parts = list(response)
+    assert "".join(parts) == want.text and len(parts) > 1
+    assert (response.usage().input, response.usage().output) == (want.num_prompt_tokens, MAX_TOKENS)
+
+
+def test_asynchronous_answers(home: Path) -> None:
+    async def ask() -> str:
+        return str(await llm.get_async_model("sky").prompt(QUESTION, **OPTIONS).text())
+
+    assert asyncio.run(ask()) == expected().text
+
+
+def test_a_conversation_with_a_system_message(home: Path) -> None:
+    talk = llm.get_model("sky").conversation()
+    first = talk.prompt(QUESTION, system="慢", **OPTIONS).text()
+    turns = [*CONVERSATION[:2], {"role": "assistant", "content": first}, CONVERSATION[-1]]
+    assert first == expected(CONVERSATION[:2]).text
+    assert talk.prompt("音调", **OPTIONS).text() == expected(turns).text
+
+
+def test_a_stop_string_ends_the_answer(home: Path) -> None:
+    stop = expected().text[6]
+    assert llm.get_model("sky").prompt(QUESTION, stop=stop, **OPTIONS).text() == expected(stop=(stop,)).text
+
+
+def test_tools_are_passed_to_the_template(home: Path) -> None:
+    got = llm.get_model("sky").chain(QUESTION, tools=[lookup_weather], options=OPTIONS).text()
+    assert got == expected(tools=(WEATHER_TOOL,)).text != expected().text
+
+
+def test_an_unknown_model_and_a_bad_request(home: Path) -> None:
+    with pytest.raises(openai.NotFoundError, match="skydraft-lossless"):
+        llm.get_model("nobody").prompt(QUESTION).text()
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        llm.get_model("sky").prompt(QUESTION, json_object=True).text()
+
+
+def test_the_older_interface_continues_a_text(home: Path) -> None:
+    model = llm.get_model("older")
+    text = model.prompt(QUESTION, stream=False, temperature=0, max_tokens=8).text()
+    assert text and model.prompt(QUESTION, stream=True, temperature=0, max_tokens=8).text() == text

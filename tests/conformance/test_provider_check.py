@@ -1,0 +1,86 @@
+"""trustedrouter-provider-check, a suite for whoever offers models behind OpenAI's interface, against a gateway."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skydraft.cloud.access import Keyring
+from skydraft.engines.toy import ToyEngine, character_vocab
+from skydraft.gateway.pair import Pair
+from tests.gateway.running import Running, gateway
+
+command: Any = pytest.importorskip("tr_provider_check.cli", reason="trustedrouter-provider-check is not installed")
+
+pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
+KEY = "a-key-of-more-than-16-characters"
+# Needs a feed of prices in TrustedRouter's own form, which is no business of a gateway.
+NOT_ASKED = {"catalog.declared-v2"}
+# What it looks for beyond a plain chat, and the gateway refuses.
+REFUSED = {"tools.parallel-deltas", "structured.json-object", "structured.json-schema"}
+# The replay of tool calls that were not made.
+NOT_REACHED = {"tools.round-trip"}
+
+
+def always_says(word: str) -> ToyEngine:
+    """A model whose every answer is `word`, of the letters of PING and PONG, each once."""
+    vocab = character_vocab("PINGO:")
+    vocab.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
+    end = max(vocab.end_ids)
+    by_last = np.zeros((vocab.size, vocab.size), np.float32)
+    by_last[:, end] = 50
+    said = [*vocab.encode(f":{word}"), end]
+    for last, following in itertools.pairwise(said):
+        by_last[last, following] = 100
+    engine = ToyEngine(vocab, by_last, name=f"says {word}")
+    engine.max_sequences = 6
+    return engine
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with a key over a drafter that is wrong and a target that says PONG, as the suite asks."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"suite {KEY}\n")
+    pair = Pair(always_says("PING"), always_says("PONG"), calibrated=False)
+    with gateway(pair, authorize=Keyring(keys).label) as running:
+        yield running
+
+
+def check(running: Running, tier: int, model: str, report: Path, key: str = KEY) -> tuple[int, dict[str, Any]]:
+    """The exit status, and each check by its name."""
+    status = command.main([
+        "--base-url", running.v1, "--api-key", key, "--tier", str(tier), "--model", model, "--json", str(report),
+    ])  # fmt: skip
+    return status, {found["id"]: found for found in json.loads(report.read_text())["checks"]}
+
+
+@pytest.mark.parametrize("model", ["skydraft-lossless", "skydraft-cloud"])
+def test_tiers_1_to_4_pass(locked: Running, model: str, tmp_path: Path) -> None:
+    status, found = check(locked, 4, model, tmp_path / "report.json")
+    assert status == 0
+    failed = {name: each for name, each in found.items() if each["status"] != "pass"}
+    assert set(failed) == NOT_ASKED, failed
+    assert {each["tier"] for each in found.values()} == {1, 2, 3, 4}
+    swept = found["callability.advertised-models"]["measured"]["models"]
+    assert {each["model"] for each in swept if each["verdict"] == "ok"} >= {"skydraft", "skydraft-quality"}
+
+
+def test_tier_5_finds_nothing_that_is_offered_and_broken(locked: Running, tmp_path: Path) -> None:
+    _, found = check(locked, 5, "skydraft-lossless", tmp_path / "report.json")
+    fifth = {name: each for name, each in found.items() if each["tier"] == 5}
+    assert {name: each["status"] for name, each in fifth.items()} == dict.fromkeys(REFUSED | NOT_REACHED, "skip")
+    assert {fifth[name]["measured"]["http_status"] for name in REFUSED} == {400}  # refused, not ignored
+
+
+def test_the_suite_can_fail(locked: Running, tmp_path: Path) -> None:
+    status, found = check(locked, 4, "skydraft-edge", tmp_path / "wrong-draft.json")
+    assert status == 1 and found["chat.pong"]["status"] == "fail"
+    status, found = check(locked, 2, "skydraft-edge", tmp_path / "wrong-key.json", key="wrong")
+    assert status == 1 and found["catalog.native-model-discovery"]["status"] == "fail"
