@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -21,7 +20,7 @@ from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerI
 from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
-_MAX_SCOPE_CHARS = 64
+_MAX_SCOPE_CHARS, _MAX_NAME_CHARS, _MAX_STOPS, _MAX_STOP_CHARS, _MAX_BIASES = 64, 256, 64, 4096, 1024
 RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 A = TypeVar("A", Opened, Verdict)
 
@@ -96,8 +95,15 @@ class VerifierService:
 
     def _check_opening(self, opening: Opening) -> None:
         """Refuse what no session could hold before it waits for a seat."""
-        if len(opening.cache_scope) > _MAX_SCOPE_CHARS:
-            raise LimitExceeded(f"A cache scope may have at most {_MAX_SCOPE_CHARS} characters.")
+        for what, size, most in (
+            ("characters in a cache scope", len(opening.cache_scope), _MAX_SCOPE_CHARS),
+            ("characters in the name of a model", len(opening.model), _MAX_NAME_CHARS),
+            ("stop strings", len(opening.params.stop), _MAX_STOPS),
+            ("characters in stop strings", sum(map(len, opening.params.stop)), _MAX_STOP_CHARS),
+            ("biased tokens", len(opening.params.logit_bias), _MAX_BIASES),
+        ):
+            if size > most:
+                raise LimitExceeded(f"There are {size} {what}; this server accepts up to {most}.")
         num_ids, context_len = len(opening.prompt.token_ids), self._info().context_len
         if num_ids > self._limits.max_prompt:
             raise LimitExceeded(
@@ -118,27 +124,27 @@ class VerifierService:
         future: asyncio.Future[Answer] = loop.create_future()
 
         def settle(answer: Answer) -> None:
+            self._num_pending -= 1
             if not future.done():
                 future.set_result(answer)
 
         job = kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock())
-        with self._pending():
-            self._worker.submit(job)
-            answer = await future
+        self._take_place()
+        self._worker.submit(job)
+        answer = await future
         if isinstance(answer, wanted):
             return answer
         raise answer if isinstance(answer, SkydraftError) else CloudFailure("The worker answered something else.")
 
-    @contextmanager
-    def _pending(self) -> Iterator[None]:
-        """A place in the server: the worker may be in a long forward and see its queue late. Raises CloudBusy."""
+    def _take_place(self) -> None:
+        """Take a place in the server, until the worker's last answer: it may be in a long forward and see its queue
+        late, and what a caller has left lies there all the same. Raises CloudBusy."""
         if self._num_pending >= self._limits.max_queue:
             raise CloudBusy(f"{self._limits.max_queue} requests are waiting already.", hint="Try again later.")
         self._num_pending += 1
-        try:
-            yield
-        finally:
-            self._num_pending -= 1
+
+    def _free_place(self) -> None:
+        self._num_pending -= 1
 
     async def _generate(self, data: bytes, context: RpcContext) -> AsyncIterator[bytes]:
         try:
@@ -147,10 +153,9 @@ class VerifierService:
             self._check_opening(call.opening)
             self._budget.spend(owner, call.opening.num_ids)
             self._log("generate", call, owner)
-            with self._pending():
-                async for emission in self._stream(call, owner):
-                    self._label(context)  # the token may have been revoked meanwhile
-                    yield codec.encode_emission(emission)
+            async for emission in self._stream(call, owner):
+                self._label(context)  # the token may have been revoked meanwhile
+                yield codec.encode_emission(emission)
         except Exception as error:
             await _abort(context, error)
 
@@ -161,11 +166,14 @@ class VerifierService:
 
         def deliver(answer: Answer) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, answer)
+            if not isinstance(answer, Emission) or answer.finish:
+                loop.call_soon_threadsafe(self._free_place)
 
         def charge(num_rows: int) -> float:
             return self._budget.charge(owner, num_rows)
 
         job = GenerateJob(call, owner, deliver, self._clock(), charge)
+        self._take_place()
         self._worker.submit(job)
         try:
             finish = None

@@ -17,6 +17,7 @@ from skydraft.config import DecodingParams
 from skydraft.errors import (
     BaseMismatch,
     CloudFailure,
+    ContextExceeded,
     Diverged,
     EngineError,
     LimitExceeded,
@@ -111,7 +112,7 @@ def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
     ("kind", "fields"),
     [
         (PromptError, {"prompt": Prompt(())}),
-        (PromptError, {"prompt": Prompt((1,) * 20)}),  # the whole context
+        (ContextExceeded, {"prompt": Prompt((1,) * 20)}),
         (ProtocolError, {"prompt": Prompt((1, VOCAB.size))}),
         (ProtocolError, {"committed_ids": (2**31 - 1,)}),
         (LimitExceeded, {"committed_ids": (1,), "params": SHORT}),
