@@ -111,6 +111,7 @@ class Cloud:
             Opening(fingerprint, prompt, params=params, top=plan.top, cache_scope=cache_scope),
             Patience(self._timeout_s, self.falls_back(plan)),
             streams=not plan.drafts or plan.k is None,
+            vocab_size=vocab.size,
             notify=self._notify,
         )
         if plan.drafts and (self._open_ahead or not plan.is_gated):

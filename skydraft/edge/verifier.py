@@ -72,8 +72,8 @@ class Patience:
 class RemoteVerifier:
     """`Verifier` over a link, for one generation whose committed tokens are `context`.
 
-    `opening` says how the session begins, with no committed tokens yet. Where `streams`, a round without a draft is
-    read from a Generate call: the target alone, without a round trip per token.
+    `opening` says how the session begins, with no committed tokens yet; ids are below `vocab_size`. Where `streams`, a
+    round without a draft is read from a Generate call: the target alone, without a round trip per token.
     """
 
     def __init__(
@@ -84,9 +84,11 @@ class RemoteVerifier:
         patience: Patience,
         *,
         streams: bool = False,
+        vocab_size: int = 2**31,
         notify: Notify = lambda line: None,
     ) -> None:
         self._link = link
+        self._vocab_size = vocab_size
         self._context = context
         self._opening = opening
         self._prompt_ids = np.array(opening.prompt.token_ids, np.int32)
@@ -179,10 +181,22 @@ class RemoteVerifier:
         else:
             reply = self._link.call_watched("Verify", request, patience.timeout_s, patience.ping_s)
         verdict = self._read(lambda data: codec.decode_verdict(data, len(catch_up)), reply)
-        if verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
-            raise CloudFailure(f"The cloud at {self._link.target} sent an answer to another request.")
+        self._check(verdict, block)
         self._is_open = True
         return replace(verdict, cost=opened.cost + verdict.cost) if opened else verdict
+
+    def _check(self, verdict: Verdict, block: DraftBlock) -> None:
+        """Raise CloudFailure for what no verdict on this block can say: committed, it could not be undone."""
+        end, most = block.base + verdict.num_tokens, self._opening.params.max_new_tokens
+        if verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
+            says = "an answer to another request"
+        elif verdict.token_id is not None and verdict.token_id >= self._vocab_size:
+            says = f"the token {verdict.token_id}, which the vocabulary does not have"
+        elif end > most or (end == most and verdict.finish is None):
+            says = f"tokens beyond the {most} that were asked for"
+        else:
+            return
+        raise CloudFailure(f"The cloud at {self._link.target} sent {says}.")
 
     def _read(self, decode: Callable[[bytes], T], reply: bytes) -> T:
         """What a reply says; one that says nothing is the server's failure, not wrong use."""
@@ -204,7 +218,9 @@ class RemoteVerifier:
             raise
         if emission.base != block.base:
             raise Diverged(f"The stream is at {emission.base}, the text at {block.base}.")
-        return Verdict(emission.base, 0, emission.token_ids[0], emission.finish, cost=emission.cost)
+        verdict = Verdict(emission.base, 0, emission.token_ids[0], emission.finish, cost=emission.cost)
+        self._check(verdict, block)
+        return verdict
 
     def _one_by_one(self, stream: TokenStream) -> Iterator[Emission]:
         """The tokens of a stream, each as an emission of its own; what a message cost counts for its first token."""
