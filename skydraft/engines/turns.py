@@ -43,7 +43,8 @@ class Floor:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may close a sequence, which tries to take the floor, anywhere in here.
+        self._lock = threading.RLock()
         self._is_taken = False
         self._waiting: deque[threading.Lock] = deque()
 

@@ -266,3 +266,10 @@ def test_the_floor_is_handed_on_in_the_order_in_which_it_was_asked_for() -> None
     for thread in started:
         thread.join()
     assert order == list(range(5)) and floor.try_acquire()
+
+
+def test_a_sequence_that_the_garbage_collector_closes_does_not_wait_for_the_floor() -> None:
+    floor = Floor()
+    with floor._lock:  # as if it ran in the middle of `acquire`
+        assert floor.try_acquire()
+        floor.release()
