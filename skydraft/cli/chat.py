@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -27,9 +28,9 @@ from skydraft.cli.options import (
     open_for_writing,
     read_messages,
 )
-from skydraft.cli.render import console_for, legend, show_tokens, summary_line
+from skydraft.cli.render import console_for, harmless, legend, show_tokens, summary_line
 from skydraft.cli.sections import Command, Section, option
-from skydraft.config import DecodingParams
+from skydraft.config import MODES, DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import ContextExceeded, OptionError, SkydraftError
@@ -125,13 +126,18 @@ def chat(
         def answer() -> None:
             _answer(talk, GateChoice(talk.plan, gate.execution, gate.calibration), edge, target, shown.output)
 
-        for line in stack.enter_context(_lines()):
+        for line, is_fenced in stack.enter_context(_lines()):
+            before = list(talk.turns)
             try:
-                if _do(line, talk):
+                if _do(line, talk, is_fenced=is_fenced):
                     answer()
             except _Quit:
                 return
+            except KeyboardInterrupt:
+                talk.turns = before
+                click.echo("\nskydraft: not answered.", err=True)
             except SkydraftError as error:
+                talk.turns = before  # nothing that was said is lost, and the question can be asked again
                 hint = " Begin anew with /clear." if isinstance(error, ContextExceeded) else ""
                 click.echo(f"skydraft: {error.message if hint else error}{hint}", err=True)
 
@@ -140,9 +146,9 @@ class _Quit(Exception):
     """The conversation is over."""
 
 
-def _do(line: str, talk: Talk) -> bool:
-    """Take a line: a command, or something to say. Returns whether an answer is due."""
-    if not line.startswith("/"):
+def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
+    """Take a line: a command, or something to say, as all between fences is. Returns whether an answer is due."""
+    if is_fenced or not line.startswith("/"):
         talk.num_retries = 0
         talk.turns.append(Message("user", line))
         return True
@@ -154,6 +160,8 @@ def _do(line: str, talk: Talk) -> bool:
 
 
 def _mode(talk: Talk, name: str) -> None:
+    if not name:
+        raise OptionError("/mode needs the name of a mode.", hint=f"Use one of: {', '.join(MODES)}.")
     talk.plan = make_plan(name)
     click.echo(f"skydraft: mode {name} from now on.", err=True)
 
@@ -210,7 +218,7 @@ _COMMANDS: dict[str, Callable[[Talk, str], object]] = {
 
 
 def _answer(talk: Talk, gate: GateChoice, edge: Any, target: Any, output: OutputChoice) -> None:
-    """Write the next answer. A question that gets none is taken back, so that it can be asked again."""
+    """Write the next answer. Ctrl-C ends it: after the round in hand, or while the prompt is being read."""
     seed = (talk.params.seed + talk.num_retries) % 2**64
     request = GenerateRequest(
         talk.messages,
@@ -221,15 +229,15 @@ def _answer(talk: Talk, gate: GateChoice, edge: Any, target: Any, output: Output
         cache_scope="chat",
     )
     console, figures = console_for(output.color), console_for(output.color, stderr=True)
-    try:
-        with api.start(request, edge=edge, cloud=target) as generation, caught_interrupt() as interrupted:
+    with api.start(request, edge=edge, cloud=target) as generation, caught_interrupt(generation.cancel) as interrupted:
+        try:
             for _, tokens in generation.rounds():
                 show_tokens(console, tokens)
-                if interrupted:
-                    sys.stdout.write(generation.interrupt())
-    except SkydraftError:
-        talk.turns.pop()
-        raise
+        except SkydraftError:
+            if not interrupted:
+                raise
+        if interrupted:
+            sys.stdout.write(harmless(generation.interrupt(), console))
     print(flush=True)
     talk.turns.append(Message("assistant", generation.text))
     if not output.quiet:
@@ -243,8 +251,11 @@ def _fields(params: DecodingParams) -> dict[str, Any]:
 
 
 @contextmanager
-def _lines() -> Iterator[Iterator[str]]:
-    """What is typed, or piped in, a line or a fenced text at a time; on a terminal with a history of its own."""
+def _lines() -> Iterator[Iterator[tuple[str, bool]]]:
+    """What is typed, or piped in, a line or a fenced text at a time, and whether it was fenced; on a terminal with a
+    history of its own."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a byte that is no text becomes a mark
     if not sys.stdin.isatty():
         yield _joined(line.rstrip("\n") for line in sys.stdin)
         return
@@ -277,16 +288,16 @@ def _typed() -> Iterator[str]:
             return
 
 
-def _joined(lines: Iterator[str]) -> Iterator[str]:
-    """Lines that say something; what stands between fences is one."""
+def _joined(lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    """Lines that say something; what stands between fences is one, and is marked."""
     for line in lines:
         if not line.strip().startswith(_FENCE):
             if line.strip():
-                yield line.strip()
+                yield line.strip(), False
             continue
         parts = [line.strip().removeprefix(_FENCE)]
         while not parts[-1].rstrip().endswith(_FENCE) and (more := next(lines, None)) is not None:
             parts.append(more)
         text = "\n".join(parts).strip().removesuffix(_FENCE).strip()
         if text:
-            yield text
+            yield text, True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -99,12 +99,13 @@ def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) ->
 
 
 @contextmanager
-def caught_interrupt() -> Iterator[list[int]]:
-    """The first Ctrl-C ends the generation after the round under way; a second one ends the process."""
+def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
+    """The first Ctrl-C is noted, and `then` is called; a second one is a KeyboardInterrupt."""
     seen: list[int] = []
 
     def note(number: int, frame: object) -> None:
         seen.append(number)
+        then()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = signal.signal(signal.SIGINT, note)

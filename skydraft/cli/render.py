@@ -31,6 +31,9 @@ ORIGIN_STYLES: dict[Origin, str] = {
 }
 
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
 def console_for(color: str, *, stderr: bool = False) -> Console:
     """A console for stdout or stderr; `color` is auto, always or never."""
     forced = {"always": True, "never": False, "auto": None}[color]
@@ -50,9 +53,14 @@ def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
     """Write the text of tokens at once and as it is, tabs and all; coloured on a terminal."""
     colored = console.is_terminal and not console.no_color
     for token in tokens:
-        style = Style.parse(ORIGIN_STYLES[token.origin])
-        sys.stdout.write(style.render(token.text, color_system=ColorSystem.STANDARD) if colored else token.text)
+        style, text = Style.parse(ORIGIN_STYLES[token.origin]), harmless(token.text, console)
+        sys.stdout.write(style.render(text, color_system=ColorSystem.STANDARD) if colored else text)
     sys.stdout.flush()
+
+
+def harmless(text: str, console: Console) -> str:
+    """A text as a terminal may show it: what a model writes must not move the cursor. Elsewhere it is as it is."""
+    return text.translate(_CONTROLS) if console.is_terminal else text
 
 
 def legend(origins: Sequence[Origin]) -> Text:

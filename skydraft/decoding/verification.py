@@ -211,6 +211,6 @@ class TargetSession:
 
     def close(self, *, failed: bool = False) -> None:
         """Free the sequence; one that `failed` may be half done, so that nothing of it is reused."""
-        if self._sequence is not None:
-            sequence = self.release()
+        sequence, self._sequence = self._sequence, None  # at once: another thread may be closing it too
+        if sequence is not None:
             sequence.discard() if failed else sequence.close()

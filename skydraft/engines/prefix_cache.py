@@ -51,7 +51,7 @@ class PrefixCache:
     def __init__(self) -> None:
         self._dropped: list[Sequence] = []  # closed, and neither kept nor released yet
         self._kept: list[Kept] = []  # the longest kept first
-        self._num_open = 0
+        self._open: set[int] = set()  # by identity
 
     def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Media | None, reuse: Reuse | None) -> Sequence:
         """A sequence that holds what a kept one shares with `prompt`; an empty one where none shares a part of it.
@@ -63,15 +63,15 @@ class PrefixCache:
         ids, part_len = np.asarray(prompt, np.int32), engine.max_batch_rows
         shared = [kept.shared_len(ids, media, reuse, part_len) if reuse else 0 for kept in self._kept]
         length = max(shared, default=0)
-        is_full = self._num_open + len(self._kept) >= engine.max_sequences
+        is_full = len(self._open) + len(self._kept) >= engine.max_sequences
         if length < part_len or (2 * length < self._kept[shared.index(length)].whole_len and not is_full):
             self._make_room(engine, 1)
             sequence = engine.sequence(engine.allocate(), media, reuse)
-            self._num_open += 1
+            self._open.add(id(sequence))
             return sequence
         kept = self._kept.pop(shared.index(length))
         sequence = engine.sequence(kept.slot, media, reuse, kept.token_ids[:length], min(kept.whole_len, length))
-        self._num_open += 1
+        self._open.add(id(sequence))
         try:
             engine.roll_back(sequence, length)
         except BaseException:
@@ -87,7 +87,9 @@ class PrefixCache:
         """Keep or release what was closed."""
         while self._dropped:
             done = self._dropped.pop()
-            self._num_open -= 1
+            if id(done) not in self._open:
+                continue  # two threads have closed it
+            self._open.remove(id(done))
             if done.reuse and done.length:
                 now, ids = time.perf_counter(), done.token_ids.copy()
                 self._kept.append(Kept(done.slot, ids, done.whole_len, done.media, done.reuse, now))
@@ -96,7 +98,7 @@ class PrefixCache:
         self._make_room(engine, 0)
 
     def _make_room(self, engine: Engine, num_wanted: int) -> None:
-        while self._kept and self._num_open + num_wanted + len(self._kept) > engine.max_sequences:
+        while self._kept and len(self._open) + num_wanted + len(self._kept) > engine.max_sequences:
             engine.release(engine.sequence(self._kept.pop(0).slot))
 
     def forget(self, engine: Engine, older_than_s: float) -> None:

@@ -63,7 +63,16 @@ class Floor:
             mine = threading.Lock()
             mine.acquire()
             self._waiting.append(mine)
-        mine.acquire()  # released by whoever had the floor before, and hands it on
+        try:
+            mine.acquire()  # released by whoever had the floor before, and hands it on
+        except BaseException:  # Ctrl-C, above all
+            with self._lock:
+                is_mine = mine not in self._waiting
+                if not is_mine:
+                    self._waiting.remove(mine)
+            if is_mine:
+                self.release()
+            raise
 
     def try_acquire(self) -> bool:
         """Take it if nobody has it; returns whether that was so."""

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from skydraft.gateway.schema import ChatRequest, TextRequest
 
 log = logging.getLogger("skydraft.gateway")
 R = TypeVar("R", ChatRequest, TextRequest)
+_LONG_BODY = 256 * 1024  # bytes; a longer one is not parsed in the event loop
 _PAGE = Path(__file__).parent / "page"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -224,12 +226,10 @@ class _Writing:
         """The answer in chunks. What fails before its first token is raised."""
         begun: list[dict[str, Any]] = []
         gone = asyncio.ensure_future(_gone(request))
+        until = time.monotonic() + self._gateway._options.hold_s  # then pings keep the client waiting
         try:
-            async with asyncio.timeout(self._gateway._options.hold_s):
-                while not begun and not gone.done():
-                    begun = await self._first_chunks(gone)
-        except TimeoutError:
-            pass  # it is slow: pings keep the client waiting
+            while not begun and not gone.done() and time.monotonic() < until:
+                begun = await self._first_chunks(gone, until - time.monotonic())
         except BaseException:
             self._hang_up()
             raise
@@ -241,15 +241,15 @@ class _Writing:
         body = self._chunks(begun, wants_usage)
         return _Stream(body, self._hang_up, media_type="text/event-stream", headers=headers)
 
-    async def _first_chunks(self, gone: asyncio.Future[None]) -> list[dict[str, Any]]:
-        """What the next event brings, which may be nothing to show; nothing if the client hangs up meanwhile."""
+    async def _first_chunks(self, gone: asyncio.Future[None], wait_s: float) -> list[dict[str, Any]]:
+        """What the next event brings, which may be nothing to show; nothing if it does not come, or the client goes."""
         taking = asyncio.ensure_future(self._events.get())
         either: set[asyncio.Future[Any]] = {taking, gone}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             return self._take(*taking.result()) if taking.done() else []
         finally:
-            taking.cancel()
+            taking.cancel()  # what was not taken stays in the queue
 
     async def _chunks(self, begun: list[dict[str, Any]], wants_usage: bool) -> AsyncIterator[bytes]:
         try:
@@ -302,6 +302,10 @@ async def _gone(request: Request) -> None:
 async def _read(request: Request, kind: type[R]) -> R:
     """The body, checked. Raises Refusal."""
     data = await request.body()
+    return _parse(data, kind) if len(data) < _LONG_BODY else await asyncio.to_thread(_parse, data, kind)
+
+
+def _parse(data: bytes, kind: type[R]) -> R:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -18,9 +19,9 @@ from typing import TypeAlias
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
-from skydraft.errors import CloudLost
+from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
-from skydraft.gateway.refusals import busy
+from skydraft.gateway.refusals import Refusal, busy
 from skydraft.types import FinishReason, Round, Token
 
 log = logging.getLogger("skydraft.gateway")
@@ -97,6 +98,8 @@ class Desk:
     def submit(self, requests: Seq[GenerateRequest]) -> tuple[list[Ticket], asyncio.Queue[tuple[int, Event]]]:
         """Take all of them or none, and return where their events arrive. Raises Refusal when the queue is full."""
         free = self._max_running - len(self._running) + self._max_waiting - len(self._waiting)
+        if len(requests) > self._max_running + self._max_waiting:
+            raise Refusal(400, f"There is room for {self._max_running + self._max_waiting} choices at most.", param="n")
         if len(requests) > free:
             raise busy()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # as long as the answers at most
@@ -111,7 +114,8 @@ class Desk:
         if ticket in self._waiting:
             self._waiting.remove(ticket)
         elif (generation := ticket.generation) is not None:
-            generation.cancel()
+            with suppress(SkydraftError):  # it may be ending
+                generation.cancel()
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._max_running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -17,7 +18,6 @@ from skydraft.gateway.refusals import Refusal
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
 LOCAL = "local"
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Doorkeeper:
@@ -41,7 +41,8 @@ class Doorkeeper:
             return
         try:
             scope["label"] = self._label(scope)
-            body = await self._body(scope, receive)
+            # What is open to everybody takes no body, so that nobody fills the memory without a key.
+            body = b"" if _is_open(scope) else await self._body(scope, receive)
         except Refusal as refusal:
             headers = {**refusal.headers, "Connection": "close"}
             await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
@@ -51,8 +52,7 @@ class Doorkeeper:
     def _label(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
         self._check_page(headers)
-        is_open = not scope["path"].startswith(("/v1/", "/metrics")) or scope["method"] == "OPTIONS"
-        if self._authorize is None or is_open:
+        if self._authorize is None or _is_open(scope):
             return LOCAL
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
         try:
@@ -67,9 +67,9 @@ class Doorkeeper:
         It may come from another origin, or, by a name that was turned to this machine, from what seems the same one.
         """
         host, origin = headers.get("host", ""), headers.get("origin", "")
-        if self._authorize is None and urlsplit(f"//{host}").hostname not in _LOOPBACK:
+        if self._authorize is None and not _is_this_machine(host):
             raise Refusal(403, "Without API keys the gateway answers to localhost alone.", code="wrong_host")
-        if origin and origin not in self._origins and urlsplit(origin).netloc != host:
+        if origin and origin not in self._origins and origin.partition("://")[2] != host:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
@@ -93,6 +93,20 @@ class Doorkeeper:
         except TimeoutError as error:
             raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
         return bytes(data)
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether it may be asked without a key."""
+    return not scope["path"].startswith(("/v1/", "/metrics")) or scope["method"] == "OPTIONS"
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a Host header names it by itself, with or without a port."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -39,7 +39,7 @@ class Pair:
         self._target = target
         self._connect = connect
         self._idle: list[tuple[Cloud, _News]] = []
-        self._lock = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         self._seen: tuple[float, CloudState] = (float("-inf"), "down")
         self._is_calibrated = calibrated
 
@@ -123,14 +123,16 @@ class Pair:
         if self._connect is None:
             return "local" if self._target else "none"
         seen_at, state = self._seen
-        if time.monotonic() - seen_at > _LOOK_AGAIN_S:
+        if time.monotonic() - seen_at > _LOOK_AGAIN_S and self._looking.acquire(blocking=False):
             try:
                 with self._side() as (cloud, _):
                     cloud.link.ping(0.5)
                 state = "up"
             except CloudError:
                 state = "down"
-            self._seen = time.monotonic(), state
+            finally:
+                self._seen = time.monotonic(), state
+                self._looking.release()
         return state
 
     def close(self) -> None:
@@ -155,6 +157,4 @@ def plan_of(mode: str, choice: Any, pair: Pair) -> Plan:
     if mode not in pair.modes:
         raise Refusal(400, f"There is no mode '{mode}' here.", param="skydraft.mode")
     k = None if choice.k is None else str(choice.k)
-    if choice.gate is None:
-        return make_plan(mode, k=k, accept=choice.accept or "exact", eager=choice.eager)
-    return make_plan(gate=choice.gate, k=k, accept=choice.accept or "exact", eager=choice.eager)
+    return make_plan(mode, choice.gate, k=k, accept=choice.accept or "exact", eager=choice.eager)

@@ -65,12 +65,12 @@ def refusal_of(error: Exception) -> Refusal:
         return _invalid(error)
     if isinstance(error, ContextExceeded):
         # LangChain and LiteLLM know this error by such words, not by its code.
-        message = f"This model's maximum context length is exceeded: the prompt is too long. {error}"
+        message = f"This model's maximum context length is exceeded: the prompt is too long. {error.message}"
         return Refusal(400, message, param="messages", code="context_length_exceeded")
     if isinstance(error, LimitExceeded):
-        return Refusal(400, str(error), param="messages", code="context_length_exceeded")
+        return Refusal(400, error.message, param="messages", code="context_length_exceeded")
     if isinstance(error, UsageError):
-        return Refusal(400, str(error))
+        return Refusal(400, error.message)  # its hint is for the command line
     if isinstance(error, CloudError):
         code = "cloud_timeout" if isinstance(error, CloudTimeout) else "cloud_lost"
         wait_s = round(error.retry_after_s + 0.5) if isinstance(error, RateLimited) else _RETRY_AFTER_S

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator
 
-from skydraft.config import STYLES, DecodingParams
+from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.prompts.messages import Role
 
 MAX_CHOICES = 8
@@ -34,7 +34,7 @@ class _Choice(_Model):
 
     mode: str | None = None
     gate: str | None = None
-    k: int | Literal["auto"] | None = None
+    k: Annotated[int, Field(strict=True, ge=1, le=MAX_K)] | Literal["auto"] | None = None
     accept: str | None = None
     eager: bool = False
     style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
@@ -79,13 +79,36 @@ class AudioPart(_Model):
 Part = Annotated[TextPart | AudioPart, Field(discriminator="type")]
 
 
+def at_most(num_items: int) -> BeforeValidator:
+    """No longer lists or objects are looked at: of nonsense, each item would make an error of its own."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > num_items:
+            raise ValueError(f"at most {num_items} items")
+        return value
+
+    return BeforeValidator(check)
+
+
+Objects = Annotated[list[dict[str, Any]], at_most(256)]
+
+
+def _no_logprobs(value: Any) -> Any:
+    if value not in (None, False) or (value == 0 and value is not False):
+        raise ValueError("not available")
+    return value
+
+
+NoLogprobs = Annotated[bool | None, BeforeValidator(_no_logprobs)]
+
+
 class ChatMessage(_Model):
     """One message. A developer is a system; a turn that only called tools has no content."""
 
     role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
-    content: str | list[Part] | None = None
+    content: Annotated[str | list[Part] | None, at_most(256)] = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Objects | None = None
     tool_call_id: str | None = None
 
 
@@ -121,12 +144,12 @@ class _Request(_Model):
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, at_most(MAX_STOPS)] = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     repetition_penalty: float | None = Field(None, gt=0, le=1e6)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_BIASES)
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
     skydraft: Extension | None = None  # type: ignore[valid-type]
 
     @field_validator("stop")
@@ -151,12 +174,12 @@ class _Request(_Model):
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    messages: Annotated[list[ChatMessage], at_most(4096), Field(min_length=1)]
     max_completion_tokens: MaxTokens = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["none", "auto"] | None = None
     response_format: ResponseFormat | None = None
-    logprobs: Literal[False] | None = None
+    logprobs: NoLogprobs = None
     top_logprobs: Literal[0] | None = None
     functions: list[Any] | None = Field(None, max_length=0)
     function_call: Literal["none", "auto"] | None = None
@@ -167,9 +190,9 @@ class ChatRequest(_Request):
 class TextRequest(_Request):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str]
+    prompt: Annotated[str | list[str], at_most(MAX_CHOICES)]
     echo: bool | None = None
-    logprobs: Literal[False] | None = None
+    logprobs: NoLogprobs = None
     suffix: Literal[""] | None = None
     best_of: Literal[1] | None = None
 

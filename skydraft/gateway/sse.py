@@ -9,11 +9,13 @@ from typing import Any
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
 
 
 def event(data: Any) -> bytes:
     """One event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
+    return b"data: " + text.encode() + b"\n\n"
 
 
 async def next_or_ping(events: asyncio.Queue[Any], ping_s: float) -> AsyncIterator[Any]:

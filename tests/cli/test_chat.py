@@ -131,3 +131,21 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None
 def test_wrong_use_is_one_line(tmp_path: Path, options: tuple[str, ...]) -> None:
     _, err = talk(tmp_path, options=options, expect=2)
     assert len(err.strip().splitlines()) == 1
+
+
+def test_what_stands_between_fences_is_said_and_a_failed_retry_loses_nothing(tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    _, err = talk(tmp_path, "语速", '"""/quit now"""', "/mode auto", "/retry", "/mode", "快", f"/save {saved}")
+    said = json.loads(saved.read_text())
+    assert [turn["content"] for turn in said][::2] == ["语速", "/quit now"] and len(said) == 4
+    assert "no calibration" in err and "/mode needs" in err
+
+
+def test_a_byte_that_is_no_text_is_no_traceback(tmp_path: Path) -> None:
+    for encoding in ("utf-8", "ascii"):
+        done = subprocess.run(
+            [sys.executable, "-m", "skydraft.cli.main", "chat", *TOYS, "-n", "4"], input=b"\xff\n", timeout=60,
+            capture_output=True, check=False,
+            env=os.environ | {"SKYDRAFT_HOME": str(tmp_path), "PYTHONIOENCODING": encoding},
+        )  # fmt: skip
+        assert done.returncode == 0 and b"Traceback" not in done.stderr

@@ -273,3 +273,30 @@ def test_a_sequence_that_the_garbage_collector_closes_does_not_wait_for_the_floo
     with floor._lock:  # as if it ran in the middle of `acquire`
         assert floor.try_acquire()
         floor.release()
+
+
+def test_ctrl_c_in_one_who_waits_for_the_floor_leaves_it_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    floor = Floor()
+    floor.acquire()
+    locks = iter([KeyboardInterrupt])
+
+    class Interrupted:
+        """A lock whose second `acquire`, the wait, is ended by Ctrl-C."""
+
+        num_asked = 0
+
+        def acquire(self) -> bool:
+            self.num_asked += 1
+            if self.num_asked == 2:
+                raise next(locks)
+            return True
+
+        def release(self) -> None:
+            raise AssertionError("handed to one who has gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("skydraft.engines.turns.threading.Lock", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            floor.acquire()
+    floor.release()
+    assert floor.try_acquire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -35,7 +36,7 @@ def body(model: str = "skydraft-quality", **options: Any) -> dict[str, Any]:
 def open_sequences(engine: Any) -> int:
     """Sequences that are in use; closed ones are counted when the engine next settles."""
     engine.forget_kept()
-    return int(engine._closed._num_open)
+    return len(engine._closed._open)
 
 
 def slow(engine: ToyEngine, seconds: float) -> ToyEngine:
@@ -263,3 +264,29 @@ def test_keys_have_conversations_of_their_own(tmp_path: Path) -> None:
             return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
         assert [cached("a"), cached("a"), cached("b"), cached("b")] == [0, 1024, 0, 1024]
+
+
+@pytest.mark.parametrize("hold_s", [0.02, 0.04, 0.05, 0.06, 0.1])
+def test_no_text_is_lost_when_the_first_token_comes_as_the_stream_begins(hold_s: float) -> None:
+    pair = toy_pair()
+    slow(pair.edge, 0.05)  # type: ignore[arg-type]
+    with gateway(pair, hold_s=hold_s, ping_s=0.01) as running:
+        whole = running.chat(model="skydraft-edge", max_tokens=3).json()["choices"][0]["message"]["content"]
+        for _ in range(4):
+            lines = running.chat(model="skydraft-edge", max_tokens=3, stream=True).text.split("\n\n")
+            chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole
+
+
+def test_more_choices_than_there_is_room_for_are_no_matter_of_waiting() -> None:
+    with gateway(max_running=1, max_waiting=1) as running:
+        reply = running.chat(n=3)
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "n"
+        assert running.chat(n=2).status_code == 200
+
+
+def test_line_separators_cut_no_event(served: Running) -> None:
+    body = {"model": "skydraft", "prompt": "a\u2028b\u0085c\u2029d", "echo": True, "stream": True, "max_tokens": 2}
+    text = httpx.post(f"{served.v1}/completions", json=body).content.decode()
+    events = [line for line in text.splitlines() if line.startswith("data: {")]  # cuts at all of these
+    assert json.loads(events[0][6:])["choices"][0]["text"] == "a\u2028b\u0085c\u2029d"

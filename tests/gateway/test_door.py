@@ -83,11 +83,17 @@ def test_a_strangers_page_in_the_users_browser_gets_nothing(served: Running) -> 
     port = served.url.rsplit(":", 1)[1]
     for headers in (
         {"Origin": "http://evil.test"}, {"Origin": "null"}, {"Host": f"evil.test:{port}"}, {"Host": ""},
-        {"Host": f"evil.test:{port}", "Origin": f"http://evil.test:{port}"},
+        {"Host": f"evil.test:{port}", "Origin": f"http://evil.test:{port}"}, {"Host": "["}, {"Host": "a[b]"},
+        {"Origin": "http://["},
     ):  # fmt: skip
         assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 403
         assert post(served, headers=headers | {"Content-Type": "text/plain"}).status_code == 403
-    for headers in ({"Origin": served.url}, {"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}):
+    for headers in (
+        {"Origin": served.url},
+        {"Host": f"localhost:{port}"},
+        {"Host": f"[::1]:{port}"},
+        {"Host": "127.0.0.2"},
+    ):
         assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 200
 
 
@@ -158,3 +164,26 @@ def test_beyond_this_machine_a_key_and_tls_are_wanted(options: Any, says: str) -
         ListenOptions(**options)
     ListenOptions(host="0.0.0.0", has_keys=True, insecure=True)
     ListenOptions(host="::1")
+
+
+def test_what_needs_no_key_takes_no_body(locked: Running) -> None:
+    with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1])), timeout=10) as client:
+        client.sendall(b"POST /health HTTP/1.1\r\nHost: a\r\nContent-Length: 99000\r\n\r\n" + b" " * 50)
+        assert b" 405 " in client.recv(1000).splitlines()[0]  # at once, without waiting for the rest
+
+
+@pytest.mark.parametrize("field", ["content", "tools", "stop", "messages", "logit_bias"])
+def test_a_long_list_of_nonsense_is_one_error_and_stalls_nobody(field: str) -> None:
+    nonsense: Any = {str(number): "x" for number in range(100_000)} if field == "logit_bias" else [0] * 400_000
+    body: dict[str, Any] = {"model": "skydraft", "messages": [{"role": "user", "content": "语"}]}
+    body |= {"messages": [{"role": "user", "content": nonsense}]} if field == "content" else {field: nonsense}
+    with gateway() as running:
+        began = time.monotonic()
+        assert httpx.post(f"{running.v1}/chat/completions", json=body, timeout=60).status_code == 400
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_is_none_is_refused(port: int) -> None:
+    with pytest.raises(OptionError, match="--port"):
+        ListenOptions(port=port)

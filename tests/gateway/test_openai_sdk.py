@@ -163,6 +163,10 @@ def test_what_cannot_be_kept_is_refused_with_the_name_of_the_field(client: opena
     [
         ({"skydraft": {"gate": "entropy"}}, "gate"),
         ({"skydraft": {"mode": "cloud", "k": 3}}, "--k"),
+        ({"skydraft": {"mode": "lossless", "gate": "entropy:1"}}, "lossy"),
+        ({"skydraft": {"k": 33}}, "k"),
+        ({"skydraft": {"k": True}}, "k"),
+        ({"logprobs": 0}, "probabilities"),
         ({"skydraft": {"temperature": 1e9}}, "temperature"),
         ({"logit_bias": {"99999": 1}}, "no id"),
     ],
@@ -189,7 +193,7 @@ def test_a_full_queue_is_503_and_the_sdk_tries_again() -> None:
         streams = [held[0].__enter__()]
         with pytest.raises(openai.InternalServerError) as raised:
             impatient = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=0)
-            impatient.chat.completions.create(model="skydraft", messages=ASKED, n=3)
+            impatient.chat.completions.create(model="skydraft", messages=ASKED, n=2)
         assert raised.value.status_code == 503 and raised.value.response.headers["retry-after"]
         patient = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=5)
         answer = patient.chat.completions.create(model="skydraft-edge", messages=ASKED, max_tokens=4)
