@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skydraft.decoding.stats import Stats
-from skydraft.gateway.desk import Begun, Ended, Event, Wrote
+from skydraft.gateway.desk import Ended, Event, Wrote
 from skydraft.types import FinishReason, StepRecord, Token
 
 _RECORD = (
@@ -77,9 +77,7 @@ class Answer:
         choice = self.choices[index]
         if isinstance(event, Exception):
             raise event
-        if isinstance(event, Begun):
-            choice.num_prompt_tokens = event.num_prompt_tokens
-        elif isinstance(event, Wrote):
+        if isinstance(event, Wrote):
             yield from self._wrote(index, choice, event)
         elif isinstance(event, Ended):
             choice.finish, choice.stats = event.finish, event.stats

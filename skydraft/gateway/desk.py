@@ -28,13 +28,6 @@ log = logging.getLogger("skydraft.gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A choice is being written, from a prompt of so many tokens."""
-
-    num_prompt_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Wrote:
     """A round of it; `news` is of the cloud, "" where there is none."""
 
@@ -52,7 +45,7 @@ class Ended:
     num_prompt_tokens: int
 
 
-Event: TypeAlias = Begun | Wrote | Ended | Exception
+Event: TypeAlias = Wrote | Ended | Exception
 
 
 class Ticket:
@@ -133,7 +126,6 @@ class Desk:
         try:
             with self._pair.start(ticket.request) as (generation, news):
                 ticket.generation = generation
-                ticket.tell(Begun(generation.num_prompt_tokens))
                 if not ticket.is_cancelled:  # it may have been, before there was anything to cancel
                     for done, tokens in generation.rounds():
                         ticket.tell(Wrote(done, tokens, news.take()))
