@@ -13,8 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -53,6 +56,21 @@ def gateway(pair: Pair) -> Iterator[str]:
         made.close()
 
 
+@contextmanager
+def started(*options: str) -> Iterator[int]:
+    """The port of a gateway in a process of its own, as users have it."""
+    command = [sys.executable, "-m", "skydraft.cli.main", "gateway", "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        while not (found := re.search(r"http://localhost:(\d+)", child.stderr.readline())):
+            pass
+        try:
+            yield int(found[1])
+        finally:
+            child.terminate()
+            child.stderr.read()
+
+
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
@@ -64,8 +82,8 @@ def overhead(repeats: int) -> None:
     body = {"model": "skydraft-quality", "messages": [user("语速")], "max_tokens": 16, "stream": True}
     content = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
-    with gateway(Pair(edge, cloud, calibrated=False)) as url:
-        client = socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])))
+    with started("--edge-model", "toy:drift=0.2", "--cloud-model", "toy") as port:
+        client = socket.create_connection(("127.0.0.1", port))
         for _ in range(repeats):
             began = time.perf_counter()
             with skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params) as generation:

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
-NEEDS = {"baselines": "llama_cpp", "bare_loop": "llama_cpp", "speed": "llama_cpp", "speech_identity": "transformers"}
+NEEDS = {
+    "baselines": "llama_cpp",
+    "bare_loop": "llama_cpp",
+    "screenshots": "playwright",
+    "speed": "llama_cpp",
+    "speech_identity": "transformers",
+}
 PARTS = {"__init__", "bare_loop", "server", "workload"}  # of others
 
 

@@ -160,19 +160,28 @@ def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], N
     return _Server(config, gateway, ready)
 
 
-def serve(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises OptionError where the port is taken."""
-    server = server_of(gateway, options, ready)
+def listen(options: ListenOptions) -> socket.socket:
+    """The socket that it listens on. Raises OptionError where the port is taken."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    # asyncio switches off Nagle's algorithm only where TCP is named: else each first token comes 40 ms late.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listening = socket.create_server(
-            (options.host, options.port), family=socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        )
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((options.host, options.port))
+        listening.listen()
     except OSError as error:
+        listening.close()
         raise OptionError(
             f"Port {options.port} of {options.host} cannot be used: {error.strerror}.",
             hint="Choose another one with --port.",
         ) from error
-    with listening:
+    return listening
+
+
+def serve(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises OptionError where the port is taken."""
+    server = server_of(gateway, options, ready)
+    with listen(options) as listening:
         try:
             server.run([listening])
         finally:

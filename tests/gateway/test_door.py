@@ -187,3 +187,10 @@ def test_a_long_list_of_nonsense_is_one_error_and_stalls_nobody(field: str) -> N
 def test_a_port_that_is_none_is_refused(port: int) -> None:
     with pytest.raises(OptionError, match="--port"):
         ListenOptions(port=port)
+
+
+def test_no_token_waits_for_nagles_algorithm() -> None:
+    with server.listen(ListenOptions(port=0)) as listening:
+        assert listening.proto == socket.IPPROTO_TCP  # without it asyncio leaves the algorithm on
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+            assert accepted.proto == socket.IPPROTO_TCP
