@@ -20,7 +20,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
 
-DEFAULT_PORT = 8137
 _HEADER_S = 15.0  # how long a client may take to send the head of a request
 _MAX_CONNECTIONS = 512
 _GRACE_S = 5
@@ -31,7 +30,7 @@ class ListenOptions:
     """Where the gateway listens. Beyond this machine it wants keys, so that nobody is let in by mistake."""
 
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    port: int = 0  # any free one
     tls_cert: Path | None = None
     tls_key: Path | None = None
     has_keys: bool = False
