@@ -32,8 +32,7 @@ def run(edge: Engine, cloud: Engine, mode: str, audio: Audio, temperature: float
 
 def generated(thinker: torch.nn.Module, prompts: PromptPair, end_ids: frozenset[int]) -> tuple[int, ...]:
     """What transformers' own greedy generate() says to the same prompt and features."""
-    media, prompt = prompts.edge.media, torch.tensor([prompts.edge.token_ids])
-    assert media is not None
+    (media,), prompt = prompts.edge.media, torch.tensor([prompts.edge.token_ids])
     with torch.inference_mode():
         output = thinker.generate(
             input_ids=prompt,
@@ -61,7 +60,7 @@ def main() -> None:
     for clip in clips:
         assert clip.audio is not None
         audio = load_audio(clip.audio)
-        prompts = read_prompt(edge, asked(CAPTION_PROMPT), audio)
+        prompts = read_prompt(edge, asked(CAPTION_PROMPT, audio=audio))
         pairs = {
             "edge == generate()": (
                 run(edge, cloud, "edge", audio, 0.0).token_ids, generated(thinker, prompts, edge.vocab.end_ids)

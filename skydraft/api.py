@@ -22,7 +22,7 @@ from skydraft.errors import OptionError, RecordsError
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import Progress, cache_dir, no_progress, resolve
 from skydraft.prompts.audio import Audio
-from skydraft.prompts.messages import Message, asked, conversation
+from skydraft.prompts.messages import Message, asked, conversation, spoken
 from skydraft.prompts.pair import ShareAudio
 
 if TYPE_CHECKING:
@@ -109,18 +109,19 @@ def generate(
     server has its own. `calibration` is for a calibrated gate; None looks for one of this pair among those made here
     and those that come along. `audio` comes from `load_audio` and is heard by `edge` (by `cloud`, where that works
     alone); with `share_audio` "features" the target hears its features in half precision, with "none" it judges from
-    the words alone. Without a prompt the speaker is described. Raises UsageError before anything is computed.
+    the words alone. Without a prompt the speaker is described. In a conversation each user message may hold a recording
+    of its own, as "audio"; `audio` goes to the last. Raises UsageError before anything is computed.
     """
     if messages is not None and (prompt is not None or system is not None):
         raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
     question = CAPTION_PROMPT if prompt is None and audio else prompt
     turns = () if question is None else asked(question, system)
+    talk = turns if messages is None else conversation(messages)
     request = GenerateRequest(
-        messages=turns if messages is None else conversation(messages),
+        messages=spoken(talk, audio),
         plan=plan or make_plan(),
         params=params or DecodingParams(),
         raw=raw,
-        audio=audio,
         share_audio=share_audio,
         execution=execution,
         calibration=calibration,

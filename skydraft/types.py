@@ -19,7 +19,7 @@ fallback         commit a block unverified that should have been verified, becau
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ SAMPLE_RATE = 16_000  # Hz, of all speech behind the file it came from
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Media:
-    """The audio of one prompt as log-mel features [num_mels, num_frames], float32: real frames only, no padding.
+    """One recording as log-mel features [num_mels, num_frames], float32: real frames only, no padding.
 
     Equal when the features are. Keeps a read-only copy; raises ValueError for anything else, or for audio too short
     to make a token.
@@ -75,12 +75,15 @@ class Media:
         return hash((self.features.shape, self.features.tobytes()))
 
 
+Recordings: TypeAlias = tuple[Media, ...]  # the recordings of a prompt, in its order
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The tokens that one side reads, chat template included, and what their audio tokens stand for."""
 
     token_ids: tuple[int, ...]
-    media: Media | None = None
+    media: Recordings = ()
 
 
 @dataclass(frozen=True, slots=True)

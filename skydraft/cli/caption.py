@@ -33,7 +33,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, OptionError, SkydraftError
 from skydraft.prompts.audio import load_library
-from skydraft.prompts.messages import Message, asked
+from skydraft.prompts.messages import Message, asked, spoken
 
 if TYPE_CHECKING:
     from skydraft.edge.connection import Cloud
@@ -148,7 +148,7 @@ def _describe(
     path: Path, speech: SpeechChoice, request: GenerateRequest, edge: Engine | None, target: Engine | Cloud | None
 ) -> dict[str, Any]:
     recording = speech.read(path)
-    request = dataclasses.replace(request, audio=recording.audio)
+    request = dataclasses.replace(request, messages=spoken(request.messages, recording.audio))
     with api.start(request, edge=edge, cloud=target) as generation:
         generation.run()
     stats, said = generation.stats, dataclasses.asdict(recording.used(generation, request.share_audio))

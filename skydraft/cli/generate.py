@@ -32,6 +32,7 @@ from skydraft.cli.speech_options import STYLE, Speech, SpeechChoice, audio_secti
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
+from skydraft.prompts.messages import spoken
 
 _INTERRUPTED = 130
 
@@ -55,25 +56,26 @@ def generate(
     described. Ctrl-C ends the answer after the current round.
     """
     cloud.check(models, gate)
-    share = speech.share(gate, cloud) if speech.audio else "features"
     recording = speech.read(speech.audio) if speech.audio else None
+    messages = writing.messages(prompt, has_audio=recording is not None)
+    messages = spoken(messages, recording.audio if recording else None)
+    has_audio = speech.is_heard(messages)
     request = GenerateRequest(
-        writing.messages(prompt, has_audio=recording is not None),
+        messages,
         plan=gate.plan,
         params=decoding.params(default_style=STYLE if recording else None),
         raw=writing.raw,
-        audio=recording.audio if recording else None,
-        share_audio=share,
+        share_audio=speech.share(gate, cloud) if has_audio else "features",
         execution=gate.execution,
         calibration=gate.calibration,
         with_signals=output.trace is not None,
     )
     with output.open_trace() as trace, cloud.sides(models, gate) as (edge, target):
-        if not recording:
+        if not has_audio:
             _note_unused_ears(edge, target)
         with api.start(request, edge=edge, cloud=target) as generation:
             _show(generation, output, trace)
-            _finish(generation, recording.used(generation, share) if recording else None, output)
+            _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 

@@ -27,6 +27,7 @@ from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
 from skydraft.models import default_pair, progress_on
+from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
 
 Color = Literal["auto", "always", "never"]
@@ -69,6 +70,7 @@ class PromptChoice:
 
 def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Message, ...]:
     """The conversation in a file, with a system prompt before and a question after it. Raises PromptError."""
+    folder = Path() if name == "-" else Path(name).parent
     try:
         found = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8"))
     except OSError as error:
@@ -77,7 +79,16 @@ def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Me
         hint = 'Write [{"role": "user", "content": "..."}].'
         raise PromptError(f"{name} is not a JSON list of messages: {error}.", hint=hint) from error
     begin = (Message("system", system),) if system is not None else ()
+    if isinstance(found, list):
+        found = [_with_audio(each, folder) for each in found]
     return (*begin, *conversation(found), *(asked(prompt) if prompt is not None else ()))
+
+
+def _with_audio(message: Any, folder: Path) -> Any:
+    """A message whose recording is read where it names a file."""
+    if isinstance(message, dict) and isinstance(file := message.get("audio"), str):
+        return message | {"audio": load_audio(folder / file)}
+    return message
 
 
 prompt_section = Section(
@@ -89,8 +100,8 @@ prompt_section = Section(
         option(
             "--messages earlier",
             "FILE",
-            "Answer a conversation: a JSON list of messages with role and content; - is "
-            "stdin. PROMPT, if given, is asked after them.",
+            "Answer a conversation: a JSON list of messages with role and content, those of a user also with audio, "
+            "the name of a recording; - is stdin. PROMPT, if given, is asked after them.",
         ),
         option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True),
     ],

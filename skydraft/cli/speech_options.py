@@ -15,6 +15,7 @@ from skydraft.cli.sections import Section, option
 from skydraft.decoding.generation import Generation
 from skydraft.errors import OptionError
 from skydraft.prompts.audio import MAX_DURATION_S, Audio, load_audio
+from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
 
 STYLE = "zh-short"
@@ -54,7 +55,7 @@ class Recording:
         return Speech(
             str(self.path),
             round(self.audio.duration_s, 3),
-            heard.num_tokens if heard else 0,
+            sum(media.num_tokens for media in heard),
             share,
             generation.stats.shared_bytes,
             round(self.load_ms + prompts.features_ms, 3),
@@ -80,18 +81,21 @@ class SpeechChoice:
             )
         return self.share_audio or "features"
 
+    def is_heard(self, messages: tuple[Message, ...]) -> bool:
+        """Whether somebody speaks in a conversation. Raises OptionError for options about speech where nobody does."""
+        has_audio = any(message.audio for message in messages)
+        given = {"--share-audio": self.share_audio, "--max-audio-s": self.max_audio_s}
+        if not has_audio and (useless := [option for option, value in given.items() if value is not None]):
+            raise OptionError(
+                f"{useless[0]} is about a recording, and none was named.", hint="Name one with --audio FILE."
+            )
+        return has_audio
+
     def read(self, path: Path) -> Recording:
         """Read and resample a file. Raises PromptError."""
         began = time.perf_counter()
         audio = load_audio(path, max_duration_s=MAX_DURATION_S if self.max_audio_s is None else self.max_audio_s)
         return Recording(path, audio, (time.perf_counter() - began) * 1e3)
-
-
-def _one_recording(audio: Path | None, share_audio: ShareAudio | None, max_audio_s: float | None) -> SpeechChoice:
-    given = {"--share-audio": share_audio, "--max-audio-s": max_audio_s}
-    if audio is None and (useless := [option for option, value in given.items() if value is not None]):
-        raise OptionError(f"{useless[0]} is about a recording, and none was named.", hint="Name one with --audio FILE.")
-    return SpeechChoice(share_audio, max_audio_s, audio)
 
 
 _SPEECH = [
@@ -109,5 +113,5 @@ _AUDIO = option(
     type=Path,
 )  # fmt: skip
 
-audio_section = Section("speech", "Speech", _one_recording, [_AUDIO, *_SPEECH])
+audio_section = Section("speech", "Speech", SpeechChoice, [_AUDIO, *_SPEECH])
 speech_section = Section("speech", "Speech", SpeechChoice, _SPEECH)

@@ -43,10 +43,7 @@ def start_generation(
     if draft and local:
         check_same(draft.vocab, local.vocab)
     vocab = (local or reader).vocab  # so that the text of a target here is the same whoever drafts for it
-    prompts = read_prompt(
-        reader, request.messages, request.audio, raw=request.raw, share=request.share_audio,
-        audio_turn=request.audio_turn, tools=request.tools,
-    )  # fmt: skip
+    prompts = read_prompt(reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools)
     # Whose text it is sets the limit; a draft model with a shorter context stops drafting there.
     read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
     max_new_tokens = params.max_new_tokens

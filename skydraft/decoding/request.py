@@ -9,7 +9,6 @@ from skydraft.config import DecodingParams, Execution, check_execution
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration
-from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
 from skydraft.types import Reuse
@@ -20,8 +19,8 @@ class GenerateRequest:
     """A conversation to be answered, and how.
 
     `raw` continues the text of the last message without the chat template. `tools` are described to the template as
-    OpenAI's interface writes them. `audio` is heard with the message number `audio_turn`, the last one by default; with
-    `share_audio` "none" the target judges from the words alone. `execution` None is "exact" in this process and
+    OpenAI's interface writes them. With `share_audio` "none" the target judges from the words of spoken messages alone.
+    `execution` None is "exact" in this process and
     what a server was started with elsewhere. `calibration` None looks for the pair's own where the gate needs one.
     `with_signals` measures uncertainty even where the gate does not need it. With a `cache_scope` what both sides have
     read of the prompt is kept for later requests of that scope, and taken over from earlier ones; the text is the same.
@@ -33,13 +32,16 @@ class GenerateRequest:
     params: DecodingParams = field(default_factory=DecodingParams)
     raw: bool = False
     tools: tuple[Any, ...] = ()
-    audio: Audio | None = None
-    audio_turn: int = -1
     share_audio: ShareAudio = "features"
     execution: Execution | None = None
     calibration: Calibration | None = None
     with_signals: bool = False
     cache_scope: str = ""
+
+    @property
+    def has_audio(self) -> bool:
+        """Whether somebody speaks in it."""
+        return any(message.audio for message in self.messages)
 
     @property
     def reuse(self) -> Reuse | None:
@@ -58,7 +60,7 @@ class GenerateRequest:
                 "--execution throughput is exact except at near ties, and mode lossless is exact.",
                 hint="Give --gate always and no --mode.",
             )
-        if self.audio and self.share_audio == "none" and not self.plan.drafts:
+        if self.has_audio and self.share_audio == "none" and not self.plan.drafts:
             raise OptionError(
                 "--share-audio none does not apply where the target works alone: no model would hear the recording."
             )

@@ -19,7 +19,7 @@ from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.turns import Floor, Turns
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import ContextExceeded, EngineError, PromptError
-from skydraft.types import Cost, Media, Reuse
+from skydraft.types import Cost, Media, Recordings, Reuse
 
 # [num_rows, vocab.size], numpy or torch: rows stay where the engine has them.
 Rows: TypeAlias = Any
@@ -72,7 +72,7 @@ class Sequence:
     """
 
     def __init__(
-        self, engine: Engine, slot: Any, *, reuse: Reuse | None = None, media: Media | None = None,
+        self, engine: Engine, slot: Any, *, reuse: Reuse | None = None, media: Recordings = (),
         token_ids: Iterable[int] = (), whole_len: int = 0,
     ) -> None:  # fmt: skip
         self.engine = engine
@@ -234,12 +234,12 @@ class Engine(ABC):
         """The most rows of one forward: those that change no bit, or as many as there can be."""
         return self.invariant_rows if execution == "exact" else self.max_output_rows
 
-    def room(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> int:
+    def room(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> int:
         """How many tokens can follow a prompt. Raises PromptError for one that `check_prompt` refuses."""
         self.check_prompt(prompt, media)
         return self.context_len - len(prompt)
 
-    def open(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
+    def open(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
         """A new sequence holding all of `prompt` but its last token, which the first `extend` feeds.
 
         So its logits come from a feed like any other. `media` is what the audio tokens stand for. Raises PromptError.
@@ -253,7 +253,7 @@ class Engine(ABC):
             raise
         return sequence
 
-    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
+    def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
         """A sequence for `prompt`, to be filled by `prefill`: `open` in steps. Raises PromptError.
 
         It is empty, or, with `reuse`, holds what it could take over of one that was kept.
@@ -263,7 +263,7 @@ class Engine(ABC):
             return self._closed.begin(self, prompt, media, reuse)
 
     def sequence(
-        self, slot: Any, media: Media | None = None, reuse: Reuse | None = None, token_ids: Seq[int] | TokenIds = (),
+        self, slot: Any, media: Recordings = (), reuse: Reuse | None = None, token_ids: Seq[int] | TokenIds = (),
         whole_len: int = 0,
     ) -> Sequence:  # fmt: skip
         """A handle for a slot that holds the KV of `token_ids`."""
@@ -310,9 +310,9 @@ class Engine(ABC):
         """The part of a prompt that stands for `media`, its two marks included. Raises PromptError like `media`."""
         raise self._no_audio()
 
-    def check_media(self, prompt: Seq[int] | TokenIds, media: Media | None) -> None:
-        """Raise PromptError unless the prompt's audio tokens are those of `media`."""
-        if media is not None:
+    def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
+        """Raise PromptError unless the prompt's audio tokens are those of `media`, in its order."""
+        if media:
             raise self._no_audio()
 
     def _no_audio(self) -> PromptError:
@@ -336,7 +336,7 @@ class Engine(ABC):
                 sequence.record(token_ids)
             return rows
 
-    def check_prompt(self, prompt: Seq[int] | TokenIds, media: Media | None = None) -> None:
+    def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
         """Raise PromptError unless the prompt has tokens, all in the vocabulary, leaves room for one more and fits
         `media`."""
         self.turns.check()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from skydraft.engines.vocab import TokenIds
-from skydraft.types import Media, Reuse
+from skydraft.types import Recordings, Reuse
 
 if TYPE_CHECKING:
     from skydraft.engines.base import Engine, Sequence
@@ -28,18 +28,20 @@ class Kept:
     slot: Any
     token_ids: TokenIds
     whole_len: int
-    media: Media | None
+    media: Recordings
     reuse: Reuse
     since: float
 
-    def shared_len(self, prompt: TokenIds, media: Media | None, reuse: Reuse, part_len: int) -> int:
+    def shared_len(self, prompt: TokenIds, media: Recordings, reuse: Reuse, part_len: int) -> int:
         """How many of its tokens a prompt may take over."""
-        if self.reuse.scope != reuse.scope or self.media != media:
+        both = min(len(self.media), len(media))
+        if self.reuse.scope != reuse.scope or self.media[:both] != media[:both]:
             return 0
         num_ids = min(len(self.token_ids), len(prompt) - 1)  # the last one is fed by the first `extend`
         differs = np.flatnonzero(self.token_ids[:num_ids] != prompt[:num_ids])
         shared = int(differs[0]) if len(differs) else num_ids
-        return min(shared, self.whole_len) // part_len * part_len if reuse.exact else shared
+        # Outside a prompt, a token that means audio means nothing: none of those may be taken for speech.
+        return min(shared, self.whole_len) // part_len * part_len if reuse.exact or media else shared
 
 
 class PrefixCache:
@@ -53,7 +55,7 @@ class PrefixCache:
         self._kept: list[Kept] = []  # the longest kept first
         self._open: set[int] = set()  # by identity
 
-    def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Media | None, reuse: Reuse | None) -> Sequence:
+    def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
         """A sequence that holds what a kept one shares with `prompt`; an empty one where none shares a part of it.
 
         A kept one of which less than half is shared, another conversation with the same beginning, is taken only where

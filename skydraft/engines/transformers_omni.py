@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,29 +19,36 @@ from skydraft.engines.registry import EngineKind
 from skydraft.engines.transformers_text import TAKES, Slot, TransformersEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, PromptError
-from skydraft.types import SAMPLE_RATE, Cost, Media, Reuse
+from skydraft.types import SAMPLE_RATE, Cost, Media, Recordings, Reuse
+
+
+@dataclass(slots=True)
+class Span:
+    """Where one recording stands in a prompt: the audio tokens from position `base` on.
+
+    They embed as `rows`, [num_tokens, hidden_size], for as long as the sequence lives: so they can be fed again after a
+    rollback. `media` is there until it has become those rows.
+    """
+
+    base: int
+    num_tokens: int
+    media: Media | None
+    rows: Any = None
 
 
 @dataclass(slots=True)
 class AudioSlot(Slot):
-    """The KV cache of one sequence, and the audio of its prompt.
+    """The KV cache of one sequence, and the recordings of its prompt."""
 
-    The audio tokens from position `base` on embed as `rows`, [num_tokens, hidden_size], for as long as the sequence
-    lives: so they can be fed again after a rollback. `media` is there until it has become those rows.
-    """
-
-    base: int = 0
-    num_tokens: int = 0
-    media: Media | None = None
-    rows: Any = None
+    spans: list[Span] = field(default_factory=list)
 
 
 class OmniEngine(TransformersEngine):
     """A thinker, from a folder of its own or from a whole Qwen2.5-Omni checkpoint.
 
-    The audio encoder runs once per sequence, in the first forward that holds audio tokens. Positions count tokens on
-    all three axes of M-RoPE: that is what `get_rope_index` gives for text and audio alone, so the delta of every
-    sequence is 0. `rope_deltas`, which the model keeps for the last sequence only, is neither read nor written.
+    The audio encoder runs once per sequence and recording, in the first forward that holds tokens of it. Positions
+    count tokens on all three axes of M-RoPE: that is what `get_rope_index` gives for text and audio alone, so the delta
+    of every sequence is 0. `rope_deltas`, which the model keeps for the last sequence, is neither read nor written.
     """
 
     takes_audio = True
@@ -89,36 +96,46 @@ class OmniEngine(TransformersEngine):
         config = self._model.config
         return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
 
-    def check_media(self, prompt: Seq[int] | TokenIds, media: Media | None) -> None:
-        """Raise PromptError unless the prompt has one audio token per token of `media`, in one run that is not at its
-        end, and none without `media`.
+    def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
+        """Raise PromptError unless the prompt has one run of audio tokens for each of `media`, in their order and of
+        their lengths, none of them at its end.
         """
-        at = self._audio_positions(prompt)
-        if media is None:
-            if len(at):
+        found = self._runs(prompt)
+        if not media:
+            if found:
                 raise PromptError("The prompt has audio tokens but no audio.", hint="Give an audio file.")
             return
         num_mels = self._model.config.audio_config.num_mel_bins
-        if len(media.features) != num_mels:
-            raise PromptError(f"{self.name} takes features of {num_mels} mels, not {len(media.features)}.")
-        if len(at) != media.num_tokens or at[-1] - at[0] != len(at) - 1:
+        for each in media:
+            if len(each.features) != num_mels:
+                raise PromptError(f"{self.name} takes features of {num_mels} mels, not {len(each.features)}.")
+        if [length for _, length in found] != [each.num_tokens for each in media]:
+            runs = ", ".join(str(length) for _, length in found[:8]) or "none"
+            fills = ", ".join(str(each.num_tokens) for each in media[:8])
             raise PromptError(
-                f"The prompt has {len(at)} audio tokens, its audio fills {media.num_tokens} in a row.",
-                hint="Put what audio_tokens returns into the prompt, once.",
+                f"The prompt's runs of audio tokens are {runs} long, its audio fills {fills}.",
+                hint="Put what audio_tokens returns into the prompt, once for each recording.",
             )
-        if at[-1] == len(prompt) - 1:
+        if sum(found[-1]) == len(prompt):
             raise PromptError("The prompt ends in its audio.", hint="Close it with the end mark of the audio.")
+
+    def _runs(self, prompt: Seq[int] | TokenIds) -> list[tuple[int, int]]:
+        """Where runs of audio tokens begin, and how long they are."""
+        at = self._audio_positions(prompt)
+        runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1) if len(at) else []
+        return [(int(run[0]), len(run)) for run in runs]
 
     def _audio_positions(self, token_ids: Seq[int] | TokenIds) -> npt.NDArray[np.intp]:
         return np.flatnonzero(np.asarray(token_ids) == self._model.config.audio_token_id)
 
-    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
+    def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
         sequence = super().begin(prompt, media, reuse)
-        if media is not None:
-            slot: AudioSlot = sequence.slot
-            slot.base, slot.num_tokens = int(self._audio_positions(prompt)[0]), media.num_tokens
-            if not sequence.length:  # what was kept has heard the same already, or is about to
-                slot.media = media
+        slot: AudioSlot = sequence.slot
+        kept = slot.spans[: len(media)]  # what was kept has heard the same already, or is about to
+        new = [Span(0, each.num_tokens, each) for each in media[len(kept) :]]
+        slot.spans = kept + new
+        for span, (base, _) in zip(slot.spans, self._runs(prompt) if media else (), strict=True):
+            span.base = base
         return sequence
 
     def allocate(self) -> AudioSlot:
@@ -145,28 +162,28 @@ class OmniEngine(TransformersEngine):
         ids = self._torch.tensor(np.array([token_ids], np.int64), device=self._device)
         embeddings = self._model.get_input_embeddings()(ids)
         at = self._audio_positions(token_ids)
-        offsets = at + sequence.length - slot.base
-        is_heard = (offsets >= 0) & (offsets < slot.num_tokens)  # elsewhere it is a token like any other
-        if is_heard.any():
-            self._encode(sequence)
-            embeddings[0, at[is_heard]] = slot.rows[offsets[is_heard]].to(embeddings.dtype)
+        for span in slot.spans if len(at) else ():
+            offsets = at + sequence.length - span.base
+            is_heard = (offsets >= 0) & (offsets < span.num_tokens)  # elsewhere it is a token like any other
+            if is_heard.any():
+                rows = self._encoded(sequence, span)
+                embeddings[0, at[is_heard]] = rows[offsets[is_heard]].to(embeddings.dtype)
         return embeddings
 
-    def _encode(self, sequence: Sequence) -> None:
-        """Turn the media of a sequence into embeddings, once."""
-        slot: AudioSlot = sequence.slot
-        if slot.media is None:
-            return
-        began = time.perf_counter()
-        torch = self._torch
-        # [1, num_mels, num_frames]
-        features = torch.tensor(slot.media.features, device=self._device)[None]
-        mask = torch.ones(1, slot.media.num_frames, dtype=torch.long, device=self._device)
-        rows = self._model.get_audio_features(features, mask, return_dict=True).last_hidden_state
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        slot.rows, slot.media = rows, None
-        sequence.prefill_cost += Cost(encode_ms=(time.perf_counter() - began) * 1e3)
+    def _encoded(self, sequence: Sequence, span: Span) -> Any:
+        """The embeddings of a recording, [num_tokens, hidden_size]; made once."""
+        if span.media is not None:
+            began = time.perf_counter()
+            torch = self._torch
+            # [1, num_mels, num_frames]
+            features = torch.tensor(span.media.features, device=self._device)[None]
+            mask = torch.ones(1, span.media.num_frames, dtype=torch.long, device=self._device)
+            rows = self._model.get_audio_features(features, mask, return_dict=True).last_hidden_state
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            span.rows, span.media = rows, None
+            sequence.prefill_cost += Cost(encode_ms=(time.perf_counter() - began) * 1e3)
+        return span.rows
 
 
 def _check_config(path: Path) -> None:

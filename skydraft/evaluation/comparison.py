@@ -32,7 +32,7 @@ from skydraft.evaluation.workloads import Workload
 from skydraft.gating.calibration import Calibration, check_fits, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
-from skydraft.prompts.messages import asked
+from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import ShareAudio, prompt_ids, read_prompt
 
 if TYPE_CHECKING:
@@ -176,10 +176,9 @@ class _Stage:
         if mode.plan is None:
             raise OptionError(f"{mode.name} is another program, which is asked, not started.")
         asks = GenerateRequest(
-            asked(trial.prompt.prompt),
+            self._asked(trial.prompt),
             mode.plan,
             mode.params,
-            audio=request.recordings[trial.prompt.audio] if trial.prompt.audio else None,
             share_audio=request.share_audio,
             execution=request.execution if trial.link_ms is None else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
@@ -211,9 +210,11 @@ class _Stage:
         if self._scorer is None or self._scorer[0] != mode.style:
             self.close()
             self._scorer = mode.style, Scorer(self._pair.edge, self._pair.cloud, mode.params, mode.style)
-        audio = self._request.recordings[prompt.audio] if prompt.audio else None
-        prompts = read_prompt(self._pair.edge, asked(prompt.prompt), audio, share=self._request.share_audio)
+        prompts = read_prompt(self._pair.edge, self._asked(prompt), share=self._request.share_audio)
         return self._scorer[1].score(prompt.id, prompts, token_ids)
+
+    def _asked(self, prompt: PromptEntry) -> tuple[Message, ...]:
+        return asked(prompt.prompt, audio=self._request.recordings[prompt.audio] if prompt.audio else None)
 
     def close(self) -> None:
         """Free the sequences of the scorer."""

@@ -177,12 +177,12 @@ def label_texts(
     texts: list[LabelledText] = []
     for entry in workload.prompts:
         audio = load_audio(entry.audio) if entry.audio else None
-        messages = asked(entry.prompt)
+        messages = asked(entry.prompt, audio=audio)
         alone = []
         for path, mode in _MODE_OF.items():
-            request = GenerateRequest(messages, make_plan(mode), params, audio=audio)
+            request = GenerateRequest(messages, make_plan(mode), params)
             alone.append((path, api.start(request, edge=edge, cloud=cloud).run().token_ids))
-        prompts = read_prompt(edge, messages, audio)
+        prompts = read_prompt(edge, messages)
         texts += [labelled(scorer.score(entry.id, prompts, token_ids), path) for path, token_ids in alone]
         scorer.close()  # its sequences' seats are for the next generation
         on_done()

@@ -44,18 +44,16 @@ class Defaults:
 
 def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str) -> list[GenerateRequest]:
     """One request for each choice. `scope` is whose conversations may share KV. Raises Refusal or UsageError."""
-    messages, audio, turn = _messages(body.messages)
+    messages = _messages(body.messages)
     if defaults.system and not any(message.role == "system" for message in messages):
-        messages, turn = [Message("system", defaults.system), *messages], turn + 1
+        messages.insert(0, Message("system", defaults.system))
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(pair.edge.context_len)
     request = GenerateRequest(
         tuple(messages),
         plan=plan_of(pair.mode_of(body.model), body.choice, pair),
         params=_params(body, defaults, max_tokens),
         tools=tuple(body.tools or ()) if body.tool_choice != "none" else (),
-        audio=audio,
-        audio_turn=turn,
-        share_audio=defaults.share_audio if audio else "features",
+        share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         cache_scope=scope,
     )
     return _choices(request, body.n or 1)
@@ -100,22 +98,18 @@ def _fields(params: DecodingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in DecodingParams.__dataclass_fields__}
 
 
-def _messages(given: list[ChatMessage]) -> tuple[list[Message], Audio | None, int]:
-    """The conversation, and its recording with the number of the message that holds it."""
+def _messages(given: list[ChatMessage]) -> list[Message]:
     messages: list[Message] = []
-    audio, turn = None, -1
     for number, message in enumerate(given):
         text, recordings = _content(message, number)
         if recordings:
-            if audio is not None or len(recordings) > 1:
-                raise Refusal(400, "A conversation can hold one recording.", param=f"messages.{number}.content")
-            audio, turn = recordings[0], len(messages)
             text = text if text.strip() else CAPTION_PROMPT
         if message.role == "system" and not text.strip():
             continue  # some clients always send one
         more = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.name}
-        messages.append(Message(message.role, text, tuple((k, v) for k, v in more.items() if v is not None)))
-    return messages, audio, turn
+        kept = tuple((key, value) for key, value in more.items() if value is not None)
+        messages.append(Message(message.role, text, kept, tuple(recordings)))
+    return messages
 
 
 def _content(message: ChatMessage, number: int) -> tuple[str, list[Audio]]:

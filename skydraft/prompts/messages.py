@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from skydraft.errors import PromptError
+from skydraft.prompts.audio import Audio
 
 Role = Literal["system", "user", "assistant", "tool"]
 _KEYS = ("tool_calls", "tool_call_id", "name")  # what OpenAI's messages have besides, which templates ask for
@@ -16,29 +17,45 @@ _KEYS = ("tool_calls", "tool_call_id", "name")  # what OpenAI's messages have be
 class Message:
     """One turn of a conversation. `more` is what else a chat template may ask of it, as OpenAI names it.
 
-    Raises PromptError for a role that no chat template knows, and for a system prompt or a question without a word.
+    `audio` are recordings by the user, heard before the words. Raises PromptError for a role that no chat template
+    knows, for speech of anybody else, and for a system prompt or a question without a word.
     """
 
     role: Role
     content: str
     more: tuple[tuple[str, Any], ...] = ()
+    audio: tuple[Audio, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise PromptError(f"There is no role '{self.role}'.", hint=f"Use one of: {', '.join(get_args(Role))}.")
+        if self.audio and self.role != "user":
+            raise PromptError("Only a user can speak.", hint="Give the recording to a user message.")
         if self.role in ("system", "user") and not self.content.strip():
             what = "prompt" if self.role == "user" else f"{self.role} message"
             hint = "Give at least one word" + (", or - to read it from stdin." if self.role == "user" else ".")
             raise PromptError(f"The {what} is empty.", hint=hint)
 
 
-def asked(prompt: str, system: str | None = None) -> tuple[Message, ...]:
+def asked(prompt: str, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
     """The conversation of a single question."""
-    return ((Message("system", system),) if system is not None else ()) + (Message("user", prompt),)
+    question = Message("user", prompt, audio=(audio,) if audio else ())
+    return ((Message("system", system),) if system is not None else ()) + (question,)
+
+
+def spoken(messages: tuple[Message, ...], audio: Audio | None) -> tuple[Message, ...]:
+    """The conversation with a recording before the words of its last message. Raises PromptError."""
+    if audio is None or not messages:
+        return messages
+    last = messages[-1]
+    return (*messages[:-1], replace(last, audio=(*last.audio, audio)))
 
 
 def conversation(messages: Iterable[Mapping[str, Any] | Message]) -> tuple[Message, ...]:
-    """Messages written as in OpenAI's interface: {"role": ..., "content": ...}. Raises PromptError."""
+    """Messages written as in OpenAI's interface: {"role": ..., "content": ...}; "audio" may hold an Audio.
+
+    Raises PromptError.
+    """
     if isinstance(messages, Mapping | str | bytes):
         raise PromptError("A conversation is a list of messages.", hint='Write [{"role": "user", "content": "..."}].')
     return tuple(each if isinstance(each, Message) else _message(number, each) for number, each in enumerate(messages))
@@ -48,11 +65,15 @@ def _message(number: int, given: Any) -> Message:
     hint = 'Write {"role": "user", "content": "..."}.'
     if not isinstance(given, Mapping) or "role" not in given:
         raise PromptError(f"Message {number} of the conversation has no role.", hint=hint)
-    if unknown := sorted(set(given) - {"role", "content", *_KEYS}):
+    if unknown := sorted(set(given) - {"role", "content", "audio", *_KEYS}):
         raise PromptError(f"Message {number} of the conversation has an unknown field: {unknown[0]}.", hint=hint)
     content = given.get("content")
     if content is None and given["role"] in ("assistant", "tool"):
         content = ""  # a turn that only called a tool
     if not isinstance(content, str):
         raise PromptError(f"The content of message {number} of the conversation must be a text.", hint=hint)
-    return Message(given["role"], content, tuple((key, given[key]) for key in _KEYS if given.get(key) is not None))
+    audio = given.get("audio")
+    if audio is not None and not isinstance(audio, Audio):
+        raise PromptError(f"The audio of message {number} must come from load_audio.")
+    more = tuple((key, given[key]) for key in _KEYS if given.get(key) is not None)
+    return Message(given["role"], content, more, (audio,) if audio else ())

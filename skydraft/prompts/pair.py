@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
-from skydraft.prompts.audio import Audio
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
 from skydraft.types import Prompt
@@ -27,41 +28,39 @@ class PromptPair:
 
 
 def prompt_ids(
-    vocab: Vocab, messages: Seq[Message], *, raw: bool = False, audio_ids: tuple[int, ...] = (), audio_turn: int = -1,
-    tools: Seq[Any] = (),
+    vocab: Vocab, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (),
+    audio_ids: Iterable[tuple[int, ...]] = (),
 ) -> tuple[int, ...]:  # fmt: skip
     """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
 
-    `audio_ids` come before the words of the message number `audio_turn`; `tools` are for the template.
+    `audio_ids` are what stands for each recording, in order, before the words of its message; without them the words
+    are read alone. `tools` are for the template.
     """
-    heard = list(messages)
-    if audio_ids:
-        words = heard[audio_turn].content
-        heard[audio_turn] = replace(heard[audio_turn], content=vocab.written(audio_ids) + words)
+    ids = iter(audio_ids)
+    heard = [
+        replace(message, content="".join(map(vocab.written, islice(ids, len(message.audio)))) + message.content)
+        for message in messages
+    ]
     text = vocab.bos_text + heard[-1].content if raw else render(vocab, heard, tools)
     return vocab.encode(text)
 
 
 def read_prompt(
-    reader: Engine, messages: Seq[Message], audio: Audio | None = None, *, raw: bool = False,
-    share: ShareAudio = "features", audio_turn: int = -1, tools: Seq[Any] = (),
+    reader: Engine, messages: Seq[Message], *, raw: bool = False, share: ShareAudio = "features",
+    tools: Seq[Any] = (),
 ) -> PromptPair:  # fmt: skip
-    """What both sides read of `messages` and, where given, speech, whose features `reader` makes.
+    """What both sides read of `messages` and of their speech, whose features `reader` makes.
 
-    It is heard with the message number `audio_turn`. With `share` "none" the target reads the words alone. Raises
-    PromptError where `reader` takes no audio.
+    With `share` "none" the target reads the words alone. Raises PromptError where `reader` takes no audio.
     """
-
-    def ids(audio_ids: tuple[int, ...] = ()) -> tuple[int, ...]:
-        return prompt_ids(reader.vocab, messages, raw=raw, audio_ids=audio_ids, audio_turn=audio_turn, tools=tools)
-
-    if audio is None:
-        prompt = Prompt(ids())
-        return PromptPair(prompt, prompt)
+    unheard = Prompt(prompt_ids(reader.vocab, messages, raw=raw, tools=tools))
+    recordings = [audio for message in messages for audio in message.audio]
+    if not recordings:
+        return PromptPair(unheard, unheard)
     began = time.perf_counter()
-    media = reader.media(audio.samples)
+    media = tuple(reader.media(audio.samples) for audio in recordings)
     features_ms = (time.perf_counter() - began) * 1e3
-    heard = ids(reader.audio_tokens(media))
+    heard = prompt_ids(reader.vocab, messages, raw=raw, tools=tools, audio_ids=map(reader.audio_tokens, media))
     # Rounded in one process too, so that a verdict does not depend on where the target is.
-    target = Prompt(heard, media.rounded()) if share == "features" else Prompt(ids())
-    return PromptPair(Prompt(heard, media), target, features_ms)
+    rounded = Prompt(heard, tuple(each.rounded() for each in media))
+    return PromptPair(Prompt(heard, media), rounded if share == "features" else unheard, features_ms)

@@ -24,6 +24,7 @@ V = TypeVar("V")
 
 FINGERPRINT_DIGITS = 16
 _MAX_ID = 2**31 - 1
+_MAX_RECORDINGS = 256
 _FINISH: dict[FinishReason | None, pb.Finish] = {
     None: pb.FINISH_NONE,
     "eos": pb.FINISH_EOS,
@@ -121,7 +122,7 @@ def _opening_message(opening: Opening) -> pb.Opening:
         params=_params_message(opening.params) if opening.params != _DEFAULT_PARAMS else None,
         top=opening.top,
         cache_scope=opening.cache_scope,
-        media=_media_message(opening.prompt.media) if opening.prompt.media else None,
+        media=map(_media_message, opening.prompt.media),
     )
 
 
@@ -131,7 +132,7 @@ def _media_message(media: Media) -> pb.Media:
 
 def media_bytes(opening: Opening) -> int:
     """Bytes of speech features in an opening."""
-    return 2 * opening.prompt.media.features.size if opening.prompt.media else 0
+    return sum(2 * media.features.size for media in opening.prompt.media)
 
 
 def _read_media(message: pb.Media) -> Media:
@@ -142,10 +143,12 @@ def _read_media(message: pb.Media) -> Media:
 
 
 def _read_opening(message: pb.Opening) -> Opening:
+    if len(message.media) > _MAX_RECORDINGS:
+        raise ValueError(f"{len(message.media)} recordings are too many")
     return Opening(
         model=message.model,
         fingerprint=message.fingerprint.hex(),
-        prompt=Prompt(_checked(message.prompt_ids), _read_media(message.media) if message.HasField("media") else None),
+        prompt=Prompt(_checked(message.prompt_ids), tuple(map(_read_media, message.media))),
         committed_ids=_checked(message.committed_ids),
         params=_read_params(message.params),
         top=message.top,

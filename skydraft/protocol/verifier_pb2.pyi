@@ -97,9 +97,9 @@ class Opening(_message.Message):
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     params: DecodingParams
     top: int
-    media: Media
+    media: _containers.RepeatedCompositeFieldContainer[Media]
     cache_scope: str
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Union[Media, _Mapping]] = ..., cache_scope: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ...) -> None: ...
 
 class Media(_message.Message):
     __slots__ = ("num_mels", "features")

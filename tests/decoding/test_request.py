@@ -17,7 +17,7 @@ from skydraft.prompts.messages import Message, asked
 
 from .. import toys
 
-AUDIO = Audio(np.zeros(1600, np.float32), 16_000, 1)
+SPOKEN = asked("我", audio=Audio(np.zeros(1600, np.float32), 16_000, 1))
 POINTS = (CurvePoint(limit=0, agreement=1, calls_per_token=1), CurvePoint(limit=1, agreement=0, calls_per_token=0))
 CALIBRATION = Calibration(
     draft=PairSide(name="a", fingerprint=""), target=PairSide(name="b", fingerprint=""), features=FEATURES,
@@ -38,7 +38,7 @@ SIMPLE = GenerateRequest(asked("我"))
         ({"execution": "fast", "plan": make_plan("quality")}, OptionError, "not 'fast'"),
         ({"execution": "throughput"}, OptionError, "mode lossless is exact"),
         ({"execution": "throughput", "plan": make_plan("lossless", k=3)}, OptionError, "mode lossless is exact"),
-        ({"audio": AUDIO, "share_audio": "none", "plan": make_plan("cloud")}, OptionError, "no model would hear"),
+        ({"messages": SPOKEN, "share_audio": "none", "plan": make_plan("cloud")}, OptionError, "no model would hear"),
         ({"calibration": CALIBRATION}, OptionError, "no effect on the gate always"),
         ({"calibration": CALIBRATION, "plan": make_plan("quality")}, OptionError, "no effect on the gate entropy"),
         ({"calibration": CALIBRATION, "plan": make_plan("edge")}, OptionError, "no effect on the gate never"),
@@ -61,9 +61,9 @@ def test_a_request_is_valid_or_not_there(parts, error, says):
         {"execution": "throughput", "plan": make_plan(gate="always")},
         {"execution": "throughput", "plan": make_plan("quality")},
         {"execution": "throughput", "plan": make_plan("cloud")},
-        {"audio": AUDIO, "share_audio": "none"},
-        {"audio": AUDIO, "share_audio": "none", "plan": make_plan("edge")},
-        {"audio": AUDIO, "plan": make_plan("cloud")},
+        {"messages": SPOKEN, "share_audio": "none"},
+        {"messages": SPOKEN, "share_audio": "none", "plan": make_plan("edge")},
+        {"messages": SPOKEN, "plan": make_plan("cloud")},
         {"share_audio": "none", "plan": make_plan("cloud")},
         {"calibration": CALIBRATION, "plan": make_plan("auto")},
     ],

@@ -115,7 +115,7 @@ def openings_with_speech(relay: Relay) -> int:
             calls.append(codec.decode_session_call(data))
         elif name == "Verify":
             calls.append(codec.decode_verify_call(data))
-    return sum(call.opening is not None and call.opening.prompt.media is not None for call in calls)
+    return sum(call.opening is not None and call.opening.prompt.media != () for call in calls)
 
 
 @pytest.mark.parametrize("num_lost", [0, 1, 2])

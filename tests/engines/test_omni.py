@@ -189,7 +189,7 @@ def test_positions_are_those_of_get_rope_index(seed: int, duration_s: float, omn
         for tokens, media, base, rows in pieces(omni, seed, duration_s):
             ids = torch.tensor([tokens])
             expected, delta = thinker.get_rope_index(
-                ids, attention_mask=torch.ones_like(ids), audio_seqlens=torch.tensor([media.num_frames])
+                ids, attention_mask=torch.ones_like(ids), audio_seqlens=torch.tensor([media[0].num_frames])
             )
             assert torch.equal(given[-1], expected[..., base : base + len(rows)]) and delta.item() == 0
     finally:
@@ -220,7 +220,7 @@ def test_wrong_positions_are_caught(omni_folder: Path, thinker: Any) -> None:
 
 def interleaved(engine: OmniEngine, disturb: Any = lambda: None) -> list[list[Any]]:
     """Rows of three sequences that take turns, the last one without audio."""
-    prompts = [spoken(engine, 1, 2.7), spoken(engine, 2, 0.31), (list(engine.vocab.encode("今天天气")), None)]
+    prompts = [spoken(engine, 1, 2.7), spoken(engine, 2, 0.31), (list(engine.vocab.encode("今天天气")), ())]
     sequences = [engine.begin(*prompt) for prompt in prompts]
     for sequence, (prompt, _) in zip(sequences, prompts, strict=True):
         disturb()
@@ -238,11 +238,7 @@ def interleaved(engine: OmniEngine, disturb: Any = lambda: None) -> list[list[An
 
 def alone(engine: OmniEngine) -> list[list[Any]]:
     rows = []
-    for prompt, media in (
-        spoken(engine, 1, 2.7),
-        spoken(engine, 2, 0.31),
-        (list(engine.vocab.encode("今天天气")), None),
-    ):
+    for prompt, media in (spoken(engine, 1, 2.7), spoken(engine, 2, 0.31), (list(engine.vocab.encode("今天天气")), ())):
         sequence, own, last_id = engine.open(prompt, media), [], prompt[-1]
         for _ in range(12):
             own.append(sequence.extend([last_id]))

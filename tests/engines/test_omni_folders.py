@@ -37,7 +37,7 @@ def copy_of(source: Path, folder: Path, left_out: str = "") -> Path:
 def greedy(engine: OmniEngine, num_tokens: int = 20, duration_s: float = 1.3) -> list[int]:
     media = engine.media(clip(1, duration_s))
     prompt = [*engine.vocab.encode("<|im_start|>"), *engine.audio_tokens(media), *engine.vocab.encode("a")]
-    sequence, token_ids = engine.open(prompt, media), prompt[-1:]
+    sequence, token_ids = engine.open(prompt, (media,)), prompt[-1:]
     for _ in range(num_tokens):
         token_ids.append(int(sequence.extend(token_ids[-1:])[-1].argmax()))
     return token_ids[1:]
@@ -304,7 +304,7 @@ def test_the_published_configuration(tmp_path: Path) -> None:
             )
             .logits[0, -1, : engine.vocab.size]
         )
-    sequence = engine.open(prompt, media)
+    sequence = engine.open(prompt, (media,))
     rows = sequence.extend([*prompt[-1:], 5, 6])
     assert rows.shape == (3, 151665) and (rows[0] - expected).abs().max() < 1e-4
     assert rows[0].argmax() == expected.argmax()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.base import Engine, Sequence
-from skydraft.types import Media
+from skydraft.types import Recordings
 
 from .tiny_checkpoint import END, NUM_PADDING_ROWS, TEMPLATE, TEXT
 
@@ -26,21 +26,34 @@ def clip(seed: int, duration_s: float) -> npt.NDArray[np.float32]:
     return (0.3 * tone + 0.02 * rng.normal(size=len(time))).astype(np.float32)
 
 
-def spoken(engine: Engine, seed: int, duration_s: float, after: str = "天气") -> tuple[list[int], Media]:
+def spoken(engine: Engine, seed: int, duration_s: float, after: str = "天气") -> tuple[list[int], Recordings]:
     """A prompt that has a clip in its middle."""
     media = engine.media(clip(seed, duration_s))
-    return [*engine.vocab.encode("<|im_start|>今天"), *engine.audio_tokens(media), *engine.vocab.encode(after)], media
+    prompt = [*engine.vocab.encode("<|im_start|>今天"), *engine.audio_tokens(media), *engine.vocab.encode(after)]
+    return prompt, (media,)
 
 
-def heard(token_ids: list[int], media: Media) -> dict[str, Any]:
+def spoken_often(engine: Engine, *clips: tuple[int, float]) -> tuple[list[int], Recordings]:
+    """A prompt of a turn for each clip, of (seed, seconds)."""
+    turns = [spoken(engine, seed, duration_s) for seed, duration_s in clips]
+    return [token_id for prompt, _ in turns for token_id in prompt], tuple(media[0] for _, media in turns)
+
+
+def heard(token_ids: list[int], media: Recordings) -> dict[str, Any]:
     """What transformers takes for the same."""
     import torch
 
+    most = max(each.num_frames for each in media)
+    features = torch.zeros(len(media), len(media[0].features), most)
+    mask = torch.zeros(len(media), most, dtype=torch.long)
+    for row, each in enumerate(media):
+        features[row, :, : each.num_frames] = torch.tensor(each.features)
+        mask[row, : each.num_frames] = 1
     return {
         "input_ids": torch.tensor([token_ids]),
         "attention_mask": torch.ones(1, len(token_ids), dtype=torch.long),
-        "input_features": torch.tensor(media.features)[None],
-        "feature_attention_mask": torch.ones(1, media.num_frames, dtype=torch.long),
+        "input_features": features,
+        "feature_attention_mask": mask,
     }
 
 

@@ -19,7 +19,8 @@ from skydraft.prompts.audio import load_audio
 from ..serving import serving
 from .running import Running, gateway
 
-CLIP = sorted((Path(__file__).parents[2] / "data" / "speech_zh_heldout").glob("*.flac"))[0]
+CLIPS = sorted((Path(__file__).parents[2] / "data" / "speech_zh_heldout").glob("*.flac"))[:8]
+CLIP, OTHER = CLIPS[:2]
 DATA = base64.b64encode(CLIP.read_bytes()).decode()
 
 
@@ -64,11 +65,34 @@ def test_a_recording_of_an_earlier_turn_is_still_heard(hearing: Running) -> None
     assert heard["choices"][0]["message"]["content"] != deaf["choices"][0]["message"]["content"]
 
 
+def test_each_turn_may_be_spoken_and_what_was_heard_before_is_not_heard_again(hearing: Running) -> None:
+    def talk(last: Path) -> list[dict[str, Any]]:
+        data = base64.b64encode(last.read_bytes()).decode()
+        earlier = [{"role": "user", "content": [part()]}, {"role": "assistant", "content": "好。"}]
+        return [*earlier, {"role": "user", "content": [part(data)]}]
+
+    def asked(last: Path) -> str:
+        reply = hearing.chat(talk(last), model="skydraft-lossless", max_tokens=30).json()
+        return str(reply["choices"][0]["message"]["content"])
+
+    pair = hearing.gateway._pair
+    said = [
+        {"role": "user", "content": CAPTION_PROMPT, "audio": load_audio(CLIP)},
+        {"role": "assistant", "content": "好。"},
+        {"role": "user", "content": CAPTION_PROMPT, "audio": load_audio(OTHER)},
+    ]
+    alone = skydraft.generate(
+        messages=said, edge=pair.edge, cloud=pair._target, params=DecodingParams(max_new_tokens=30)
+    ).run()
+    assert asked(OTHER) == asked(OTHER) == alone.text
+    assert len({asked(clip) for clip in CLIPS}) > 1, "what is said last must matter"
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ([part("not base64!")], "base64"), ([part(base64.b64encode(b"RIFF nonsense").decode())], "cannot be read"),
-        ([part(""), part()], "cannot be read"), ([part(), part()], "one recording"),
+        ([part(""), part()], "cannot be read"),
         ([part(kind="aac")], "messages.0.content.0.input_audio.format"),
     ],
 )  # fmt: skip

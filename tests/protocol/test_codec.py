@@ -72,7 +72,7 @@ media = st.builds(
 openings = st.builds(
     Opening,
     fingerprint=fingerprints,
-    prompt=st.builds(Prompt, few_ids, st.none() | media),
+    prompt=st.builds(Prompt, few_ids, st.lists(media, max_size=3).map(tuple)),
     committed_ids=few_ids,
     params=st.just(DecodingParams()) | any_params,
     top=numbers,
@@ -211,7 +211,7 @@ def assert_valid(value: Any) -> None:
         dataclasses.replace(value.opening.params)  # checks itself again
         ids = value.opening.prompt.token_ids + value.opening.committed_ids
         assert len(ids) == value.opening.num_ids and all(0 <= token_id <= MAX_ID for token_id in ids)
-        assert value.opening.prompt.media is None or value.opening.prompt.media.num_tokens > 0
+        assert all(media.num_tokens > 0 for media in value.opening.prompt.media)
     if isinstance(value, SessionCall | VerifyCall):
         assert value.session > 0
     if isinstance(value, VerifyCall):
@@ -247,7 +247,7 @@ def messages() -> Iterator[bytes]:
         full_stop_shift=-6.0, sentences=2, min_new_tokens=16, stop=("。\n", "ab"), max_new_tokens=300,
     )  # fmt: skip
     heard = Media(np.arange(12, dtype=np.float32).reshape(2, 6))
-    opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), heard), (1, 2), params, 3, "toy")
+    opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), (heard, heard)), (1, 2), params, 3, "toy")
     cost = Cost(3, 17, 71.27, 40.0, 8.25, 1.5)
     audit = (True, False, True, True, True, True, True, True, False, True, True)
     yield codec.encode_session_call(SessionCall(2_000_000, 7, opening))
@@ -301,9 +301,12 @@ def opening_with(session: int = 1, **fields: Any) -> bytes:
     return pb.OpenRequest(session=session, epoch=1, opening=opening).SerializeToString()
 
 
+HEARD = {"num_mels": 4, "features": b"\x00" * 24}
+
+
 def heard(**fields: Any) -> bytes:
     """An opening with three frames of four mels."""
-    return opening_with(media={"num_mels": 4, "features": b"\x00" * 24, **fields})
+    return opening_with(media=[{**HEARD, **fields}])
 
 
 def call_with(**fields: Any) -> bytes:
@@ -327,8 +330,9 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("an empty stop string", codec.decode_session_call, opening_with(params={"stop": [""]})),
     ("an n-gram of 2^32 - 1", codec.decode_session_call, opening_with(params={"no_repeat_ngram_size": UINT32})),
     ("an opening of no session", codec.decode_session_call, opening_with(session=0)),
-    ("features of no mels", codec.decode_session_call, opening_with(media={"features": b"\x00" * 24})),
+    ("features of no mels", codec.decode_session_call, opening_with(media=[{"features": b"\x00" * 24}])),
     ("features that fill no frame", codec.decode_session_call, heard(num_mels=5)),
+    ("too many recordings", codec.decode_session_call, opening_with(media=[HEARD] * 257)),
     ("half a feature", codec.decode_session_call, heard(features=b"\x00" * 23)),
     ("audio too short for a token", codec.decode_session_call, heard(num_mels=6)),
     ("a feature that is no number", codec.decode_session_call, heard(features=b"\x00\x7e" * 12)),
@@ -366,7 +370,7 @@ def test_what_breaks_an_invariant_is_refused(decode: Callable[[bytes], Any], dat
 
 def test_what_they_were_made_from_is_accepted() -> None:
     assert codec.decode_session_call(opening_with()).opening.prompt == Prompt((1, 2))
-    assert codec.decode_session_call(heard()).opening.prompt.media == Media(np.zeros((4, 3), np.float32))
+    assert codec.decode_session_call(heard()).opening.prompt.media == (Media(np.zeros((4, 3), np.float32)),)
     assert codec.decode_verify_call(call_with(opening={"committed_ids": [1] * 8}, catch_up_ids=[1])).base == 9
     assert codec.decode_verify_call(call_with(base=2, catch_up_ids=[3, 4])).catch_up_ids == (3, 4)
     assert codec.decode_verify_call(call_with(base=0, opening={"prompt_ids": [1] * 9})).base == 0

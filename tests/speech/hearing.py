@@ -12,7 +12,7 @@ from skydraft.engines.base import Rows, Sequence
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import PromptError
-from skydraft.types import Media, Reuse
+from skydraft.types import Media, Recordings, Reuse
 
 from .. import toys
 
@@ -46,16 +46,17 @@ class HearingToy(ToyEngine):
     def audio_tokens(self, media: Media) -> tuple[int, ...]:
         return (AUDIO_ID,) * media.num_tokens
 
-    def check_media(self, prompt: Seq[int] | TokenIds, media: Media | None) -> None:
-        wanted = media.num_tokens if media else 0
+    def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
+        wanted = sum(each.num_tokens for each in media)
         if int((np.asarray(prompt) == AUDIO_ID).sum()) < wanted:
             raise PromptError("too few audio tokens")
 
-    def begin(self, prompt: Seq[int] | TokenIds, media: Media | None = None, reuse: Reuse | None = None) -> Sequence:
+    def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
         sequence = super().begin(prompt, media, reuse)
-        if media is not None:
-            self.num_encoded += 1
-            sequence.slot.tone = 1 + zlib.crc32(media.features.tobytes()) % (_NUM_TONES - 1)
+        if media:
+            self.num_encoded += len(media)
+            heard = b"".join(each.features.tobytes() for each in media)
+            sequence.slot.tone = 1 + zlib.crc32(heard) % (_NUM_TONES - 1)
         return sequence
 
     def allocate(self) -> Heard:

@@ -52,9 +52,8 @@ def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams
 @pytest.mark.parametrize("clip", CLIPS[:3], ids=lambda clip: clip.stem)
 def test_edge_is_generate_of_transformers_on_the_same_thinker(pair: tuple[Any, Any], clip: Path) -> None:
     edge = pair[0]
-    prompt = read_prompt(edge, asked(CAPTION_PROMPT), load_audio(clip)).edge
-    media = prompt.media
-    assert media is not None
+    prompt = read_prompt(edge, asked(CAPTION_PROMPT, audio=load_audio(clip))).edge
+    (media,) = prompt.media
     from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
 
     # A model of its own: the engine has dropped the parts of its model that it does not need.
@@ -154,3 +153,27 @@ def test_a_model_that_hears_and_is_given_nothing_to_hear_says_so(capsys: pytest.
 
     assert run(["generate", "你好", "--edge-model", "tiny-omni-edge", "--mode", "edge", "--max-new-tokens", "4"]) == 0
     assert "takes speech; without --audio it answers the text alone" in capsys.readouterr().err
+
+
+def test_a_conversation_in_a_file_may_be_spoken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from skydraft.cli.main import run
+
+    models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud", "--mode", "quality", "--json"]
+    (tmp_path / "clip.flac").write_bytes(CLIPS[0].read_bytes())
+    talk = tmp_path / "talk.json"
+    talk.write_text(json.dumps([{"role": "user", "content": CAPTION_PROMPT, "audio": "clip.flac"}]))
+    args = ["--style", "zh-short", *models]
+    assert run(["generate", "--audio", str(CLIPS[0]), *models]) == 0
+    assert run(["generate", "--messages", str(talk), *args]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["text"] == second["text"]
+    assert run(["generate", "--messages", str(talk), "--cloud", "localhost:1", *models[:2]]) == 2
+    assert "--share-audio features, or --share-audio none" in capsys.readouterr().err
+    for wrong, says in (
+        ([{"role": "user", "content": "a", "audio": "no.wav"}], "no readable file"),
+        ([{"role": "user", "content": "a", "audio": 3}], "must come from load_audio"),
+        ([{"role": "assistant", "content": "a", "audio": "clip.flac"}], "Only a user can speak"),
+    ):
+        talk.write_text(json.dumps(wrong))
+        assert run(["generate", "--messages", str(talk), *args]) == 2
+        assert says in capsys.readouterr().err

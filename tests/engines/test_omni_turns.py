@@ -1,0 +1,96 @@
+"""Several recordings in one prompt: each turn of a conversation may be spoken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from skydraft.engines.options import EngineOptions  # noqa: E402
+from skydraft.engines.probe import to_numpy  # noqa: E402
+from skydraft.engines.transformers_omni import OmniEngine  # noqa: E402
+from skydraft.types import Reuse  # noqa: E402
+
+from .tiny_omni import greedy, heard, spoken, spoken_often  # noqa: E402
+
+TOLERANCE = 2e-4
+CLIPS = ((1, 0.31), (2, 2.7), (3, 1.3))
+
+
+@pytest.mark.parametrize("clips", [CLIPS, CLIPS[::-1], CLIPS[:2]])
+def test_rows_are_those_of_transformers(clips: Any, omni: OmniEngine, thinker: Any) -> None:
+    prompt, media = spoken_often(omni, *clips)
+    tokens = greedy(omni.open(prompt, media), prompt[-1], 12)
+    with torch.inference_mode():
+        given = heard([*prompt, *tokens], media)
+        expected = thinker(**given).logits[0, len(prompt) - 1 : -1, : omni.vocab.size]
+    assert tokens == expected.argmax(-1).tolist()
+    rows = omni.open(prompt, media).extend([prompt[-1], *tokens[:-1]])
+    assert (rows - expected).abs().max() < TOLERANCE
+
+
+def test_each_is_heard_where_it_stands(omni: OmniEngine) -> None:
+    """The same two recordings, of one length so that the token ids are equal, in either order."""
+    prompt, media = spoken_often(omni, (1, 1.3), (2, 1.3))
+    assert omni.check_media(prompt, media[::-1]) is None
+    one, other = (to_numpy(omni.open(prompt, given).extend(prompt[-1:])) for given in (media, media[::-1]))
+    assert not np.array_equal(one, other)
+
+
+def test_later_turns_take_up_what_was_heard_and_equal_fresh_engines(omni_folder: Any) -> None:
+    """Conversations that grow, go back, change a recording, or begin like another: the cache changes no bit."""
+    options = EngineOptions(max_sequences=3, context_len=1024)
+    cached, fresh = OmniEngine(omni_folder, options), OmniEngine(omni_folder, options)
+    cached.max_batch_rows = fresh.max_batch_rows = 16
+    rng, num_cached, num_encoded = np.random.default_rng(0), 0, 0
+    said: list[tuple[int, float]] = []
+    for _ in range(40):
+        said = said[: rng.integers(0, len(said) + 1)]
+        said += [(int(rng.integers(1, 4)), 1.3) for _ in range(rng.integers(1, 3))]
+        prompt, media = spoken_often(cached, *said)
+        sequence = cached.open(prompt, media, Reuse("a"))
+        cost = sequence.take_prefill_cost()
+        num_cached += cost.num_cached
+        num_encoded += sum(span.rows is not None for span in sequence.slot.spans)
+        rows = [sequence.extend(prompt[-1:])]
+        rows += [sequence.extend(ids) for ids in rng.integers(0, cached.vocab.size, (3, 2)).tolist()]
+        alone = fresh.open(prompt, media)
+        fed = sequence.token_ids[len(prompt) - 1 :].tolist()
+        expected = [alone.extend(fed[:1])] + [alone.extend(fed[at : at + 2]) for at in (1, 3, 5)]
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(rows, expected, strict=True))
+        sequence.close()
+        alone.close()
+    assert num_cached > 1000
+
+
+def test_a_recording_that_is_gone_from_the_prompt_is_heard_no_more(omni_folder: Any) -> None:
+    """A generated audio token where the kept sequence had a recording is a token like any other."""
+    omni = OmniEngine(omni_folder, EngineOptions(max_sequences=3, context_len=1024))
+    omni.max_batch_rows = 16
+    long, both = spoken_often(omni, (1, 1.3), (2, 0.31))
+    kept = omni.open(long, both, Reuse("b"))
+    kept.extend(long[-1:])
+    kept.close()
+    short, one = spoken(omni, 1, 1.3)
+    sequence, alone = omni.open(short, one, Reuse("b")), omni.open(short, one)
+    assert sequence.prefill_cost.num_cached == len(short) // 16 * 16
+    assert torch.equal(sequence.extend(long[len(short) - 1 :]), alone.extend(long[len(short) - 1 :]))
+
+
+def test_positions_are_those_of_get_rope_index(omni: OmniEngine, thinker: Any) -> None:
+    prompt, media = spoken_often(omni, *CLIPS)
+    given: list[Any] = []
+    hook = omni._model.model.language_model.register_forward_pre_hook(
+        lambda _, args, kwargs: given.append(kwargs["position_ids"].clone()), with_kwargs=True
+    )
+    try:
+        omni.open(prompt, media).extend(prompt[-1:])
+    finally:
+        hook.remove()
+    ids = torch.tensor([prompt])
+    lengths = torch.tensor([each.num_frames for each in media])
+    expected, delta = thinker.get_rope_index(ids, attention_mask=torch.ones_like(ids), audio_seqlens=lengths)
+    assert torch.equal(torch.cat(given, -1), expected) and delta.item() == 0
