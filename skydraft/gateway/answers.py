@@ -39,18 +39,19 @@ class Choice:
 class Answer:
     """One answer under way. `chat` decides its shape, `extension` and `token_ids` what stands under our key.
 
-    `prefixes` are what each choice begins with: the prompt, where it is to be echoed. Each prompt has `choices_each`
-    choices.
+    Where a client `wants_usage`, a last chunk has it, and each one before says that it has none. `prefixes` are what
+    each choice begins with: the prompt, where it is to be echoed. Each prompt has `choices_each` choices.
     """
 
     def __init__(
         self, model: str, num_choices: int, *, chat: bool, extension: bool, token_ids: bool, prefixes: Seq[str] = (),
-        choices_each: int = 1,
+        choices_each: int = 1, wants_usage: bool = False,
     ) -> None:  # fmt: skip
         self.choices = [Choice() for _ in range(num_choices)]
         self._chat, self._extension, self._token_ids = chat, extension, token_ids
         self._prefixes = prefixes or [""] * num_choices
         self._choices_each = choices_each
+        self._wants_usage = wants_usage
         kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat else "")
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -105,12 +106,15 @@ class Answer:
         self, index: int, delta: dict[str, Any], finish: str | None = None, ours: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         body = {"delta": delta} if self._chat else {"text": delta.get("content", ""), "logprobs": None}
-        chunk: dict[str, Any] = {**self._head, "choices": [{"index": index, **body, "finish_reason": finish}]}
+        choice = {"index": index, **body, "finish_reason": finish}
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        chunk |= {"usage": None} if self._wants_usage else {}
         return chunk | ({"skydraft": ours} if ours and self._extension else {})
 
-    def usage_chunk(self) -> dict[str, Any]:
-        """The chunk that says what it cost, after all others."""
-        return {**self._head, "choices": [], "usage": self.usage}
+    def last(self) -> Iterator[dict[str, Any]]:
+        """Chunks after all others: what it cost, where that was asked for."""
+        if self._wants_usage:
+            yield {**self._head, "choices": [], "usage": self.usage}
 
     @property
     def usage(self) -> dict[str, Any]:

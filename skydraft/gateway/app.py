@@ -130,11 +130,12 @@ class Gateway:
         answer = Answer(
             body.model, len(tickets), chat=isinstance(body, ChatRequest), extension=body.choice.extension,
             token_ids=body.choice.token_ids, prefixes=_echoed(body, requests), choices_each=body.n or 1,
+            wants_usage=body.wants_usage,
         )  # fmt: skip
         writing = _Writing(self, answer, tickets, events)
         try:
             if body.stream:
-                return await writing.stream(request, wants_usage=body.wants_usage)
+                return await writing.stream(request)
             return await writing.whole(request)
         except Exception as error:
             return self._refuse(error)
@@ -222,7 +223,7 @@ class _Writing:
         self._gateway.metrics.happened(event)
         return list(self._answer.take(index, event))
 
-    async def stream(self, request: Request, *, wants_usage: bool) -> Response:
+    async def stream(self, request: Request) -> Response:
         """The answer in chunks. What fails before its first token is raised."""
         begun: list[dict[str, Any]] = []
         gone = asyncio.ensure_future(_gone(request))
@@ -238,7 +239,7 @@ class _Writing:
             with suppress(asyncio.CancelledError):
                 await gone
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        body = self._chunks(begun, wants_usage)
+        body = self._chunks(begun)
         return _Stream(body, self._hang_up, media_type="text/event-stream", headers=headers)
 
     async def _first_chunks(self, gone: asyncio.Future[None], wait_s: float) -> list[dict[str, Any]]:
@@ -251,14 +252,14 @@ class _Writing:
         finally:
             taking.cancel()  # what was not taken stays in the queue
 
-    async def _chunks(self, begun: list[dict[str, Any]], wants_usage: bool) -> AsyncIterator[bytes]:
+    async def _chunks(self, begun: list[dict[str, Any]]) -> AsyncIterator[bytes]:
         try:
             yield b"".join(map(sse.event, (*self._answer.first(), *begun)))
             while not self._answer.is_complete:
                 async for taken in sse.next_or_ping(self._events, self._gateway._options.ping_s):
                     yield sse.PING if taken is None else b"".join(map(sse.event, self._take(*taken)))
-            if wants_usage:
-                yield sse.event(self._answer.usage_chunk())
+            for chunk in self._answer.last():
+                yield sse.event(chunk)
         except Exception as error:
             yield sse.event(self._gateway.refuse(error).body)
         finally:
