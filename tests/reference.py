@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.choosing.stopping import Stopping, ends_sentence, num_sentences
+from skydraft.choosing.sentences import ends_sentence, num_sentences
+from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab

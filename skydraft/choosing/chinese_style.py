@@ -12,6 +12,7 @@ import numpy as np
 
 from skydraft.characters import is_cjk
 from skydraft.choosing.constraints import Constraint, Edit, repeating
+from skydraft.choosing.incremental import Along, Tally
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
 
@@ -37,11 +38,11 @@ def style_constraints(params: DecodingParams, vocab: Vocab, prompt_len: int) -> 
 
 
 def _content_penalty(penalty: float, vocab: Vocab, prompt_len: int) -> Constraint:
-    content = vocab.classes.content
+    content, tally = vocab.classes.content, Tally()
 
     def scale(prefix: TokenIds) -> list[Edit]:
-        generated = prefix[prompt_len:]
-        return [Edit("scale", generated[content[generated]], penalty)]
+        token_ids = tally.distinct(prefix[prompt_len:])
+        return [Edit("scale", token_ids[content[token_ids]], penalty)]
 
     return scale
 
@@ -73,10 +74,11 @@ def _too_early(marks: Mask, gap: int, vocab: Vocab, prompt_len: int) -> Callable
     mark_ids = np.flatnonzero(marks).astype(np.int32)
     lead = vocab.classes.lead_cjk[mark_ids]
     wide_only = ~vocab.classes.ascii_punct[mark_ids]
+    num_since = num_cjk_since_punctuation(vocab)
 
     def find(prefix: TokenIds) -> TokenIds:
         generated = prefix[prompt_len:]
-        early = num_cjk_since_punctuation(generated, vocab, gap) + lead < gap
+        early = num_since.at(generated) + lead < gap
         if _ends_in_ascii_word(generated, vocab):
             early &= wide_only  # 3.5 is no sentence end, 3,000 no pause
         return mark_ids[early]
@@ -84,17 +86,11 @@ def _too_early(marks: Mask, gap: int, vocab: Vocab, prompt_len: int) -> Callable
     return find
 
 
-def num_cjk_since_punctuation(generated: TokenIds, vocab: Vocab, enough: int) -> int:
-    """CJK characters since the last punctuation in `generated`; counting ends at `enough`."""
-    classes, count = vocab.classes, 0
-    punct = classes.punct
-    for token_id in generated[::-1]:
-        if punct[token_id]:
-            return count + int(classes.tail_cjk[token_id])
-        count += int(classes.num_cjk[token_id])
-        if count >= enough:
-            break
-    return count
+def num_cjk_since_punctuation(vocab: Vocab) -> Along[int]:
+    """CJK characters since the last punctuation, along the tokens of a text."""
+    classes = vocab.classes
+    punct, tail_cjk, num_cjk = classes.punct, classes.tail_cjk, classes.num_cjk
+    return Along(0, lambda count, token_id: int(tail_cjk[token_id] if punct[token_id] else count + num_cjk[token_id]))
 
 
 def _ends_in_ascii_word(generated: TokenIds, vocab: Vocab) -> bool:

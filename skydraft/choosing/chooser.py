@@ -17,7 +17,7 @@ from skydraft.choosing.constraints import (
     repetition_penalty,
 )
 from skydraft.choosing.sampling import sample
-from skydraft.choosing.stopping import has_said
+from skydraft.choosing.sentences import said_along
 from skydraft.config import DecodingParams
 from skydraft.engines.base import at_least_float32
 from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
@@ -25,7 +25,8 @@ from skydraft.errors import EngineError, OptionError
 
 
 class Chooser:
-    """`choose` with everything but the row and the prefix filled in. Immutable; holds no random state.
+    """`choose` with everything but the row and the prefix filled in. Holds no random state, and nothing of a prefix but
+    caches, so it is for one thread at a time.
 
     Steps, in order, on the raw logits:
       1. repetition penalty (as transformers), frequency and presence penalty, logit bias (as OpenAI), n-gram ban,
@@ -90,8 +91,10 @@ class Chooser:
 def unless_said(sentences: int, vocab: Vocab, prompt_len: int, ban: Constraint) -> Constraint:
     """`ban`, except where the generated text is complete: it ends a sentence, and has as many as wanted."""
 
+    said = said_along(vocab)
+
     def lifted(prefix: TokenIds) -> Iterable[Edit]:
         edits = list(ban(prefix))
-        return [] if edits and has_said(vocab.decode(prefix[prompt_len:]), sentences) else edits
+        return [] if edits and said.at(prefix[prompt_len:]).has(sentences) else edits
 
     return lifted

@@ -16,6 +16,7 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
+from skydraft.choosing.incremental import Tally
 from skydraft.engines.vocab import TokenIds
 
 
@@ -66,14 +67,17 @@ def _apply_one(row: Any, edit: Edit) -> None:
 
 def repetition_penalty(penalty: float) -> Constraint:
     """Scale every token that the prefix holds, once per distinct id."""
-    return lambda prefix: [Edit("scale", prefix, penalty)]
+    tally = Tally()
+    return lambda prefix: [Edit("scale", tally.distinct(prefix), penalty)]
 
 
 def occurrence_penalty(frequency: float, presence: float, prompt_len: int) -> Constraint:
     """Shift every token that was generated: down by `presence` once, and by `frequency` for each time."""
 
+    tally = Tally()
+
     def shift(prefix: TokenIds) -> list[Edit]:
-        token_ids, counts = np.unique(prefix[prompt_len:], return_counts=True)
+        token_ids, counts = tally.counts(prefix[prompt_len:])
         return [Edit("shift", token_ids, -(counts * frequency + presence).astype(np.float32))]
 
     return shift

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 
 from skydraft.characters import is_cjk, punctuation_density
-from skydraft.choosing.stopping import ends_sentence
+from skydraft.choosing.sentences import ends_sentence
 from skydraft.engines.vocab import TokenIds
 from skydraft.gating.repetition import num_cycles
 

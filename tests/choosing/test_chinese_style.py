@@ -163,7 +163,7 @@ def test_every_width_of_a_full_stop_is_a_full_stop(mark):
     [([], 0), (["我"], 1), (["我们", "在"], 3), (["我", "，"], 0), (["，我", "在"], 2), (["我", "a", "在"], 2)],
 )
 def test_counting_since_the_last_punctuation(written, count):
-    assert num_cjk_since_punctuation(toys.array(ids(*written)), VOCAB, 100) == count
+    assert num_cjk_since_punctuation(VOCAB).at(toys.array(ids(*written))) == count
 
 
 def test_a_style_needs_a_chinese_vocabulary():

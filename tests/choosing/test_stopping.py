@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import generate, make_plan
-from skydraft.choosing.stopping import Stopping, ends_sentence, num_sentences
+from skydraft.choosing.sentences import ends_sentence, num_sentences
+from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import ToyEngine, character_vocab
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.choosing.stopping import ends_sentence
+from skydraft.choosing.sentences import ends_sentence
 
 Line = dict[str, Any]
 Pair = tuple[float, float]
