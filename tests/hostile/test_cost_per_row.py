@@ -21,12 +21,13 @@ from skydraft.engines.vocab import Vocab
 PIECES = ["." * 64, "a.b" * 20, "x" * 64, "。", "我们", ". ", "a", "<eos>", "", "，", ")"]
 SIZE = 151_936
 VOCAB = Vocab(
-    [text.encode() for text in PIECES] + [chr(0x4E00 + number % 20_000).encode() for number in range(len(PIECES), SIZE)],
+    [text.encode() for text in PIECES]
+    + [chr(0x4E00 + number % 20_000).encode() for number in range(len(PIECES), SIZE)],
     lambda text: [0], special_ids=[7], end_ids=[7],
 )  # fmt: skip
 HOSTILE = {
-    "dots": [0], "letters and dots": [1], "letters": [2], "stops": [3], "words": [6, 5], "Chinese": [4], "closing": [10],
-    "many": list(range(11, 4000)), "all": [0, 1, 2, 3, 4, 5, 6, 9, 10],
+    "dots": [0], "letters and dots": [1], "letters": [2], "stops": [3], "words": [6, 5], "Chinese": [4],
+    "closing": [10], "many": list(range(11, 4000)), "all": [0, 1, 2, 3, 4, 5, 6, 9, 10],
 }  # fmt: skip
 MANY = 10**6
 RULES: dict[str, dict[str, Any]] = {
