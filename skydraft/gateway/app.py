@@ -123,7 +123,7 @@ class Gateway:
             # Not in the event loop where it decodes a recording, or asks the cloud what it runs.
             is_quick = self._pair.was_looked_at and not _has_audio(body)
             requests = read(*given) if is_quick else await asyncio.to_thread(read, *given)
-            tickets, events = self.desk.submit(requests)
+            tickets, events = self.desk.submit(requests, streams=bool(body.stream))
         except Exception as error:
             return self._refuse(error)
         self._note(body, requests, request.scope["label"])
@@ -255,6 +255,8 @@ class _Writing:
     async def _chunks(self, begun: list[dict[str, Any]]) -> AsyncIterator[bytes]:
         try:
             yield b"".join(map(sse.event, (*self._answer.first(), *begun)))
+            for ticket in self._jobs:
+                ticket.has_begun.set()
             while not self._answer.is_complete:
                 async for taken in sse.next_or_ping(self._events, self._gateway._options.ping_s):
                     yield sse.PING if taken is None else b"".join(map(sse.event, self._take(*taken)))

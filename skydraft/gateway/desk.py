@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import Refusal, busy
 from skydraft.types import FinishReason, Round, Token
 
+_FIRST_TOKEN_S = 0.05  # at most; a client that reads slowly holds nothing up
 log = logging.getLogger("skydraft.gateway")
 
 
@@ -49,10 +51,14 @@ Event: TypeAlias = Wrote | Ended | Exception
 
 
 class Ticket:
-    """One choice on its way. `index` and what happens to it go into `events`; the last event is Ended or an error."""
+    """One choice on its way. `index` and what happens to it go into `events`; the last event is Ended or an error.
+
+    `has_begun` is set once a client has its first token, or where none waits for it.
+    """
 
     def __init__(self, request: GenerateRequest, index: int, events: asyncio.Queue[tuple[int, Event]]) -> None:
         self.request = request
+        self.has_begun = threading.Event()
         self.is_cancelled = False  # only `Desk.cancel` changes it
         self.generation: Generation | None = None  # only its thread changes it
         self._index = index
@@ -88,8 +94,13 @@ class Desk:
         """Choices in the queue."""
         return len(self._waiting)
 
-    def submit(self, requests: Seq[GenerateRequest]) -> tuple[list[Ticket], asyncio.Queue[tuple[int, Event]]]:
-        """Take all of them or none, and return where their events arrive. Raises Refusal when the queue is full."""
+    def submit(
+        self, requests: Seq[GenerateRequest], *, streams: bool = False
+    ) -> tuple[list[Ticket], asyncio.Queue[tuple[int, Event]]]:
+        """Take all of them or none, and return where their events arrive. Raises Refusal when the queue is full.
+
+        Where a client `streams`, its first token goes out before a second round begins.
+        """
         free = self._max_running - len(self._running) + self._max_waiting - len(self._waiting)
         if len(requests) > self._max_running + self._max_waiting:
             raise Refusal(400, f"There is room for {self._max_running + self._max_waiting} choices at most.", param="n")
@@ -97,6 +108,9 @@ class Desk:
             raise busy()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # as long as the answers at most
         tickets = [Ticket(request, index, events) for index, request in enumerate(requests)]
+        if not streams:
+            for ticket in tickets:
+                ticket.has_begun.set()
         self._waiting.extend(tickets)
         self._start()
         return tickets, events
@@ -104,6 +118,7 @@ class Desk:
     def cancel(self, ticket: Ticket) -> None:
         """Nobody reads it any more: it leaves the queue, or ends after the round in hand."""
         ticket.is_cancelled = True
+        ticket.has_begun.set()
         if ticket in self._waiting:
             self._waiting.remove(ticket)
         elif (generation := ticket.generation) is not None:
@@ -129,6 +144,8 @@ class Desk:
                 if not ticket.is_cancelled:  # it may have been, before there was anything to cancel
                     for done, tokens in generation.rounds():
                         ticket.tell(Wrote(done, tokens, news.take()))
+                        # A round in Python would take the interpreter from the event loop at each of its steps.
+                        ticket.has_begun.wait(_FIRST_TOKEN_S)
                 if generation.finish_reason:
                     ticket.tell(Ended(generation.finish_reason, generation.stats, generation.num_prompt_tokens))
         except Exception as error:

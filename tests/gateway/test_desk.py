@@ -290,3 +290,30 @@ def test_line_separators_cut_no_event(served: Running) -> None:
     text = httpx.post(f"{served.v1}/completions", json=body).content.decode()
     events = [line for line in text.splitlines() if line.startswith("data: {")]  # cuts at all of these
     assert json.loads(events[0][6:])["choices"][0]["text"] == "a\u2028b\u0085c\u2029d"
+
+
+def test_the_first_token_of_a_stream_goes_out_before_a_second_round_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    from skydraft.decoding.request import GenerateRequest
+    from skydraft.gateway import desk
+    from skydraft.prompts.messages import asked
+
+    monkeypatch.setattr(desk, "_FIRST_TOKEN_S", PATIENCE_S)
+    request = GenerateRequest(asked("语速"), skydraft.make_plan("quality"), DecodingParams(max_new_tokens=16))
+
+    async def rounds_before_and_after() -> tuple[int, bool]:
+        made = desk.Desk(toy_pair(), 2, 2)
+        (ticket,), events = made.submit([request], streams=True)
+        await asyncio.wait_for(events.get(), PATIENCE_S)
+        await asyncio.sleep(0.2)
+        early = events.qsize()
+        ticket.has_begun.set()
+        while not isinstance((await asyncio.wait_for(events.get(), PATIENCE_S))[1], desk.Ended):
+            pass
+        (other,), _ = made.submit([request])
+        waits = not other.has_begun.is_set()
+        made.close()
+        return early, waits
+
+    assert asyncio.run(rounds_before_and_after()) == (0, False)
