@@ -37,6 +37,11 @@ class Keyring:
         if path and not self._labels:
             raise OptionError(f"The token file {path} holds no tokens, so every client would be refused.")
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether callers can be told apart."""
+        return self._path is not None
+
     def label(self, authorization: str | None) -> str:
         """The label of the token in an authorization header. Raises NotAuthorized."""
         if self._path is None:

@@ -90,9 +90,12 @@ class Job(ABC):
         self._cost += session.target.take_prefill_cost()  # of what need not be fed, above all
         return None
 
-    def prefill(self) -> None:
-        """Put the next part of the prompt into the cache."""
-        self._cost += self.session.target.prefill()
+    def prefill(self) -> int:
+        """Put the next part of the prompt into the cache; returns of how many tokens it was."""
+        target = self.session.target
+        before = target.num_in_cache
+        self._cost += target.prefill()
+        return target.num_in_cache - before
 
     @abstractmethod
     def ready(self) -> Answer | None:

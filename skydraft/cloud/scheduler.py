@@ -1,4 +1,7 @@
-"""Who goes next. Each job is answered exactly once, a session is at most once in a batch, the oldest goes first."""
+"""Who goes next. Each job is answered exactly once, and a session is at most once in a batch.
+
+Owners get equal shares: whose jobs have had fewer rows goes first, and of one owner's jobs the oldest.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,20 @@ class Scheduler:
         self._max_queue = max_queue
         self._waiting: list[Job] = []
         self._active: list[Job] = []
+        self._served: dict[str, float] = {}  # rows that an owner has had, of those who are at work now or were lately
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._active)
 
     @property
     def waiting(self) -> tuple[Job, ...]:
-        """Jobs without a session, oldest first."""
-        return tuple(self._waiting)
+        """Jobs without a session, in the order of their turns."""
+        return tuple(sorted(self._waiting, key=self._order))
+
+    @property
+    def streams(self) -> tuple[Job, ...]:
+        """Streams that have a session, whoever would go last first."""
+        return tuple(sorted((job for job in self._active if job.streams), key=self._order, reverse=True))
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -50,7 +59,23 @@ class Scheduler:
         if len(self._waiting) >= self._max_queue:
             job.answer(CloudBusy(f"{self._max_queue} requests are waiting already.", hint="Try again later."))
         else:
+            self._take_in(job.owner)
             self._waiting.append(job)
+
+    def _take_in(self, owner: str) -> None:
+        """Let an owner who was away begin where the others are: what was not used is not saved up."""
+        at_work = {job.owner for job in self.jobs}
+        least = min((self._served[other] for other in at_work), default=0.0)
+        if owner not in at_work:
+            self._served = {name: rows for name, rows in self._served.items() if name in at_work or rows > least}
+            self._served[owner] = max(self._served.get(owner, 0.0), least) if at_work else 0.0
+
+    def serve(self, job: Job, num_rows: int) -> None:
+        """Note that rows were computed for a job."""
+        self._served[job.owner] = self._served.get(job.owner, 0.0) + num_rows
+
+    def _order(self, job: Job) -> tuple[float, float]:
+        return self._served.get(job.owner, 0.0), job.turn
 
     def activate(self, job: Job) -> None:
         """Move a waiting job to those that are worked on. Raises CloudFailure while another has its session."""
@@ -60,8 +85,8 @@ class Scheduler:
         self._active.append(job)
 
     def next_prefill(self) -> Job | None:
-        """The oldest job whose prompt is not in the KV cache yet."""
-        return min((job for job in self._active if job.work is None), key=lambda job: job.turn, default=None)
+        """The next job whose prompt is not in the KV cache yet."""
+        return min((job for job in self._active if job.work is None), key=self._order, default=None)
 
     def idle_s(self, now: float) -> float:
         """For how many seconds there is surely nothing to do; infinite where there is no job at all."""
@@ -71,12 +96,12 @@ class Scheduler:
         return min(idle_s, _LOOK_AGAIN_S) if self._waiting else idle_s
 
     def batch(self, max_rows: int, now: float) -> list[tuple[Job, TokenIds]]:
-        """Feeds for the next forward: at most `max_rows` in all, the oldest job first, each once.
+        """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns.
 
         Who has its turn after `now` is left out.
         """
         feeds: list[tuple[Job, TokenIds]] = []
-        for job in sorted((job for job in self._active if job.turn <= now), key=lambda job: job.turn):
+        for job in sorted((job for job in self._active if job.turn <= now), key=self._order):
             if max_rows > 0 and job.work is not None and (feed := job.work.next_feed(max_rows)) is not None:
                 feeds.append((job, feed))
                 max_rows -= len(feed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ class VerifierService:
         self._budget = RowBudget(limits.rows_per_s)
         self._clock = clock
         self._log_prompts = log_prompts
-        self._num_pending = 0
+        self._pending: Counter[str] = Counter()  # places taken, by owner
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server adds. Messages are parsed here, not by gRPC, so that a broken one gets a clean answer."""
@@ -124,27 +125,37 @@ class VerifierService:
         future: asyncio.Future[Answer] = loop.create_future()
 
         def settle(answer: Answer) -> None:
-            self._num_pending -= 1
+            self._free_place(owner)
             if not future.done():
                 future.set_result(answer)
 
         job = kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock())
-        self._take_place()
+        self._take_place(owner)
         self._worker.submit(job)
         answer = await future
         if isinstance(answer, wanted):
             return answer
         raise answer if isinstance(answer, SkydraftError) else CloudFailure("The worker answered something else.")
 
-    def _take_place(self) -> None:
+    def _take_place(self, owner: str) -> None:
         """Take a place in the server, until the worker's last answer: it may be in a long forward and see its queue
-        late, and what a caller has left lies there all the same. Raises CloudBusy."""
-        if self._num_pending >= self._limits.max_queue:
-            raise CloudBusy(f"{self._limits.max_queue} requests are waiting already.", hint="Try again later.")
-        self._num_pending += 1
+        late, and what a caller has left lies there all the same.
 
-    def _free_place(self) -> None:
-        self._num_pending -= 1
+        Where there are tokens, each leaves as many places free as it takes, so that there is one for everybody. Raises
+        CloudBusy.
+        """
+        own, num_pending = self._pending[owner], self._pending.total()
+        free = self._limits.max_queue - num_pending
+        if free <= 0 or (self._keyring.has_tokens and own >= free):
+            raise CloudBusy(
+                f"{own if free > 0 else num_pending} requests are waiting already.", hint="Try again later."
+            )
+        self._pending[owner] += 1
+
+    def _free_place(self, owner: str) -> None:
+        self._pending[owner] -= 1
+        if not self._pending[owner]:
+            del self._pending[owner]
 
     async def _generate(self, data: bytes, context: RpcContext) -> AsyncIterator[bytes]:
         try:
@@ -167,13 +178,13 @@ class VerifierService:
         def deliver(answer: Answer) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, answer)
             if not isinstance(answer, Emission) or answer.finish:
-                loop.call_soon_threadsafe(self._free_place)
+                loop.call_soon_threadsafe(self._free_place, owner)
 
         def charge(num_rows: int) -> float:
             return self._budget.charge(owner, num_rows)
 
         job = GenerateJob(call, owner, deliver, self._clock(), charge)
-        self._take_place()
+        self._take_place(owner)
         self._worker.submit(job)
         try:
             finish = None

@@ -5,6 +5,7 @@ An evicted or expired session costs its owner time, never tokens: it is opened a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
@@ -18,6 +19,7 @@ from skydraft.protocol.codec import digest, short_fingerprint
 from skydraft.protocol.values import Opening, SessionCall, VerifyCall
 from skydraft.types import Reuse, Verdict
 
+_LEFT_S = 10.0  # seconds after which an idle session may have been left
 _FINISHED_KEPT = 4  # finished sessions kept per seat, for a verdict that has to be said again
 
 
@@ -141,17 +143,27 @@ class Sessions:
 
     def _can_seat(self, owner: str, busy: Collection[int]) -> bool:
         """Whether there is KV memory for one more session of this owner, or somebody idle to take it from."""
-        rivals = self._rivals(owner)
-        return not rivals or any(session.number not in busy for session in rivals)
+        return not self._rivals(owner) or bool(self._victims(owner, busy))
 
     def _seat(self, opening: Opening, owner: str, busy: Collection[int]) -> Sequence:
-        """KV memory for one more session, taken from the least recently used one if need be."""
-        if rivals := self._rivals(owner):
-            idle = [session for session in rivals if session.number not in busy]
-            self.close(min(idle, key=lambda session: session.used_at).number)
+        """KV memory for one more session, taken from an idle one if need be."""
+        if self._rivals(owner):
+            self.close(self._victims(owner, busy)[0].number)
             self.num_evicted += 1
         prompt, reuse = opening.prompt, self._reuse(opening, owner)
         return self._engine.begin(prompt.token_ids, prompt.media, reuse)
+
+    def _victims(self, owner: str, busy: Collection[int]) -> list[CloudSession]:
+        """Idle sessions that may go for one more of `owner`, who goes first in front.
+
+        Those that seem left, then those of whoever has the most seats, and of them the least recently used. Nobody
+        takes a seat from an owner with fewer of them.
+        """
+        seats = Counter(session.owner for session in self._seated()) + Counter([owner])
+        left = self._clock() - _LEFT_S
+        idle = [session for session in self._rivals(owner) if session.number not in busy]
+        may_go = [session for session in idle if session.used_at < left or seats[session.owner] >= seats[owner]]
+        return sorted(may_go, key=lambda one: (one.used_at >= left, -seats[one.owner], one.used_at))
 
     def _reuse(self, opening: Opening, owner: str) -> Reuse | None:
         """Whose KV it may take up: that of the owner alone, so that nobody learns, by its time, of another's text."""
@@ -165,6 +177,11 @@ class Sessions:
         if 0 < self._limits.sessions_per_token <= len(own):
             return own
         return seated if len(seated) >= self._limits.max_sessions else []
+
+    def has_more_seats(self, owner: str, other: str) -> bool:
+        """Whether `owner` would still have as many as `other` after giving one to it."""
+        seats = Counter(session.owner for session in self._seated())
+        return seats[owner] - 1 >= seats[other] + 1
 
     def _forget_finished(self) -> None:
         finished = [number for number, session in self._table.items() if not session.target.is_seated]

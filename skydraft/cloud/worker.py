@@ -18,7 +18,7 @@ from skydraft.cloud.sessions import Sessions
 from skydraft.config import Execution
 from skydraft.engines.base import Engine, Rows
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import CloudFailure, CloudLost, EngineError, SkydraftError
+from skydraft.errors import CloudFailure, CloudLost, EngineError, SessionNotFound, SkydraftError
 
 log = logging.getLogger("skydraft.cloud")
 _TICK_S = 0.5  # how often idle sessions are looked at
@@ -165,6 +165,18 @@ class Worker:
             elif session is not None:
                 self._scheduler.activate(job)
                 self._make_ready(job)
+            else:
+                self._make_way(job)
+
+    def _make_way(self, job: Job) -> None:
+        """End a stream of an owner with more seats than that of `job` would have, so that it has one the next time.
+
+        Streams go on for long, and others wait for their seats. Opened again, they lose nothing.
+        """
+        for stream in self._scheduler.streams:
+            if self._sessions.has_more_seats(stream.owner, job.owner):
+                self._end(stream, SessionNotFound("The session made way for somebody who had none."))
+                return
 
     def _make_ready(self, job: Job) -> None:
         """Begin the work of a job whose prompt is in the cache."""
@@ -175,12 +187,12 @@ class Worker:
             self._fail([job], error)
 
     def _prefill(self) -> None:
-        """Feed one part of the oldest prompt that is not in the cache yet; others get their turn in between."""
+        """Feed one part of the next prompt that is not in the cache yet; others get their turn in between."""
         job = self._scheduler.next_prefill()
         if job is None:
             return
         try:
-            job.prefill()
+            self._scheduler.serve(job, job.prefill())
         except Exception as error:
             self._fail([job], error)
             return
@@ -211,6 +223,7 @@ class Worker:
     def _verify(self, batch: Batch, rows: list[Rows], seconds: float) -> list[Job]:
         done = []
         for (job, feed), logits in zip(batch, rows, strict=True):
+            self._scheduler.serve(job, len(feed))
             try:
                 job.absorb(feed, logits, seconds, self._clock())
             except Exception as error:

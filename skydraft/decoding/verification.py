@@ -158,6 +158,11 @@ class TargetSession:
         """Whether a part of the prompt is not in the KV cache yet; not so where there is no sequence to fill."""
         return self._sequence is not None and self._sequence.length < len(self._prompt.token_ids) - 1
 
+    @property
+    def num_in_cache(self) -> int:
+        """How many tokens its KV cache holds."""
+        return self._sequence.length if self._sequence else 0
+
     def adopt(self, sequence: Sequence) -> None:
         """Take a sequence for its own: an empty one, or one of a session with the same prompt.
 

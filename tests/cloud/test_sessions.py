@@ -270,13 +270,13 @@ ops = st.tuples(
 
 @law(300)
 @given(st.integers(1, 4), st.integers(0, 3), st.lists(ops, min_size=5, max_size=40))
-def test_the_least_recently_used_idle_session_makes_room_and_never_a_busy_one(
+def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
     max_sessions: int, per_token: int, script: list[tuple[str, int, set[int], float]]
 ) -> None:
     """Against a model: number → when it was last used. Even numbers are ann's, odd ones bob's."""
     clock = Clock()
     engine = toys.toy(3, kind=Watched)
-    limits = Limits(max_sessions=max_sessions, sessions_per_token=per_token, session_ttl_s=10)
+    limits = Limits(max_sessions=max_sessions, sessions_per_token=per_token, session_ttl_s=30)
     sessions = Sessions(engine, limits, clock)
     used: dict[int, float] = {}
     admitted: dict[int, CloudSession] = {}
@@ -284,7 +284,7 @@ def test_the_least_recently_used_idle_session_makes_room_and_never_a_busy_one(
         clock.now += pause
         owner = ("ann", "bob")[number % 2]
         if verb == "expire":
-            gone = {n for n, at in used.items() if at < clock.now - 10 and n not in busy}
+            gone = {n for n, at in used.items() if at < clock.now - 30 and n not in busy}
             assert sessions.expire(busy) == len(gone)
             used = {n: at for n, at in used.items() if n not in gone}
         elif verb == "close":
@@ -294,14 +294,17 @@ def test_the_least_recently_used_idle_session_makes_room_and_never_a_busy_one(
             busy = busy - {number}
             own = [n for n in used if n % 2 == number % 2]
             full = own if 0 < per_token <= len(own) else list(used) if len(used) >= max_sessions else []
-            idle = [n for n in full if n not in busy]
+            seats = {parity: sum(n % 2 == parity for n in used) + (parity == number % 2) for parity in (0, 1)}
+            idle = [
+                n for n in full if n not in busy and (used[n] < clock.now - 10 or seats[n % 2] >= seats[number % 2])
+            ]
             session = sessions.admit(SessionCall(number, 1, Opening(FINGERPRINT, Prompt((1, 2)))), owner, busy)
             if number not in used and full and not idle:
                 assert session is None
                 continue
             assert session is not None and (session.number, session.owner) == (number, owner)
             if number not in used and full:
-                del used[min(idle, key=lambda n: used[n])]
+                del used[min(idle, key=lambda n: (used[n] >= clock.now - 10, -seats[n % 2], used[n]))]
             used[number] = clock.now
             assert session.used_at == clock.now
             admitted[number] = session
