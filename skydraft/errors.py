@@ -24,6 +24,7 @@
         ├── CloudBusy           the server has no room for another request
         ├── RateLimited         the token has used up its share for now
         ├── NotAuthorized       no token, or one that the server does not know
+        ├── TlsFailure          no encrypted connection to this server, now or later
         ├── SessionNotFound     the session ended, was evicted, or the server was restarted
         ├── SessionTaken        another generation uses this session number
         ├── Diverged            the two sides have different texts of the same length
@@ -153,7 +154,12 @@ class BaseMismatch(SkydraftError):
 
 
 class CloudError(SkydraftError):
-    """The cloud did not answer as it should."""
+    """The cloud did not answer as it should.
+
+    `is_outage` is whether that may pass by itself, so that a gated plan goes on alone meanwhile.
+    """
+
+    is_outage: ClassVar[bool] = True
 
 
 class CloudLost(CloudError):
@@ -191,6 +197,13 @@ class NotAuthorized(CloudError):
     """No token was given, or one that the server does not know."""
 
     grpc_status = "UNAUTHENTICATED"
+    is_outage = False
+
+
+class TlsFailure(CloudError):
+    """The two sides do not agree on encryption, or the server's certificate is not to be trusted."""
+
+    is_outage = False
 
 
 class SessionNotFound(CloudError):

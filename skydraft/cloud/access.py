@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import re
@@ -72,12 +73,12 @@ class Keyring:
                 log.error("tokens kept as they were: %s", error)
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> bytes | None:
+    """What is in it. Times and sizes may be those of another file: whoever replaces a token means it."""
     try:
-        stat = path.stat()
+        return hashlib.sha256(path.read_bytes()).digest()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size
 
 
 def _read(path: Path) -> dict[str, str]:

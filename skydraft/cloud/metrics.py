@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+import threading
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from skydraft.cloud.jobs import Answer, Job, VerifyJob
 from skydraft.config import MAX_K
@@ -19,6 +24,8 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        self._scraped = make_wsgi_app(self.registry)
+        self._server: WSGIServer | None = None
         spec, labels = "skydraft_spec_decode_num_", ("model",)
         own = self.registry
         self._drafts = Counter(f"{spec}drafts", "Blocks judged", labels, registry=own).labels(model)
@@ -78,5 +85,24 @@ class Metrics:
         self._expired.set(num_expired)
 
     def serve(self, port: int, host: str) -> None:
-        """Answer HTTP scrapes from a thread of its own."""
-        start_http_server(port, host, registry=self.registry)
+        """Answer scrapes of /metrics from a thread of its own, until `close`. Raises OSError."""
+        self._server = make_server(host, port, self._respond, ThreadingWSGIServer, handler_class=_Silent)
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def _respond(self, environ: dict[str, Any], start_response: Any) -> Any:
+        if environ.get("PATH_INFO") not in ("/", "/metrics"):
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"Metrics are at /metrics.\n"]
+        return self._scraped(environ, start_response)
+
+    def close(self) -> None:
+        """Free the port."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""

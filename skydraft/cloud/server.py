@@ -77,8 +77,8 @@ class CloudServer:
         self._options = options
         self._keyring = Keyring(options.token_file)
         self._version = importlib.metadata.version("skydraft")
-        metrics = _metrics(engine.name, options) if options.metrics_port else None
-        self._worker = Worker(engine, options.limits, execution=options.execution, observer=metrics)
+        self._metrics = _metrics(engine.name, options) if options.metrics_port else None
+        self._worker = Worker(engine, options.limits, execution=options.execution, observer=self._metrics)
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
         self._has_died = False
@@ -196,6 +196,8 @@ class CloudServer:
         await self._server.stop(grace_s)
         self._worker.stop()
         await asyncio.to_thread(self._thread.join)
+        if self._metrics:
+            await asyncio.to_thread(self._metrics.close)
 
 
 def _services() -> tuple[Any, Any]:

@@ -53,6 +53,7 @@ def start_generation(
     context = Context(prompts.edge if draft else prompts.target)
     with_signals = request.with_signals or plan.gate.needs_signals
     ends_blocks = gate if plan.eager else None
+    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying)
     drafter = verifier = None
     if draft:
         drafter = Drafter(
@@ -61,7 +62,6 @@ def start_generation(
         )  # fmt: skip
     if verifying:
         verifier = verifying.verifier(context, prompts.target, vocab, plan, params, request.cache_scope)
-    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying)
     falls_back = bool(verifying and verifying.falls_back(plan))
     loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back)
     return Generation(loop, context, TextStream(vocab, params.stop), prompts)

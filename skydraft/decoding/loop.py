@@ -72,8 +72,8 @@ class SpeculativeLoop:
             raise ValueError(f"this gate escalates ({reason}), and there is no verifier")
         try:
             verdict = self._verifier.verify(block, self._context.catch_up)
-        except CloudError:
-            if not (self._falls_back and block.token_ids):
+        except CloudError as error:
+            if not (error.is_outage and self._falls_back and block.token_ids):
                 raise
             return self._commit_draft(block, "edge-fallback", reason, began)
         token_ids = self._context.commit_verdict(block, verdict)

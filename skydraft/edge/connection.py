@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from skydraft.config import DecodingParams
@@ -86,7 +87,8 @@ class Cloud:
     def costs(self, *, quick: bool) -> TargetCosts:
         """What an adaptive k starts from: the server's forward times, and the round trip of a few pings."""
         info = self._info(quick=quick)
-        wire_ms = statistics.median(self._patiently(self.link.ping) for _ in range(_NUM_PINGS))
+        ping = partial(self.link.ping, _QUICK_S) if quick else partial(self._patiently, self.link.ping)
+        wire_ms = statistics.median(ping() for _ in range(_NUM_PINGS))
         return TargetCosts(info.forward_ms, info.max_rows, wire_ms=wire_ms, streams=True, max_block=info.max_block)
 
     def weights(self, *, quick: bool) -> tuple[str, str]:

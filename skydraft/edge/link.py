@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
+import ssl
 import sys
 import threading
 import time
@@ -13,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from skydraft.errors import CloudLost, CloudTimeout, OptionError
+from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, ProtocolError, SkydraftError, TlsFailure
 from skydraft.protocol import codec
 from skydraft.protocol.address import is_loopback, parse_address
 from skydraft.protocol.status import from_rpc
@@ -21,6 +23,7 @@ from skydraft.protocol.values import SERVICE, ServerInfo
 
 PING_S = 5.0  # a server that is there answers a health check at once, however busy its model is
 _WATCH_S = 0.3  # how long a slow answer is waited for before the server is asked for a sign of life
+_TLS_S = 1.0  # how long a server may take to answer a greeting
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 _CLOSE_S = 0.3
@@ -46,6 +49,8 @@ class LinkOptions:
             raise OptionError("The token is empty, or has a character that cannot be sent.")
         if self.insecure and (self.tls_ca or self.tls_name):
             raise OptionError("--insecure turns encryption off, so --tls-ca and --tls-name do not apply.")
+        if self.tls_ca:
+            _check_certificates(self.tls_ca)
         if self.tls_name and not self.uses_tls:
             raise OptionError(f"The connection to {host} is not encrypted, so --tls-name does not apply.")
 
@@ -53,6 +58,15 @@ class LinkOptions:
     def uses_tls(self) -> bool:
         """Whether the channel is encrypted."""
         return bool(self.tls_ca) or not (self.insecure or is_loopback(parse_address(self.address)[0]))
+
+
+def _check_certificates(pem: bytes) -> None:
+    try:
+        ssl.create_default_context(cadata=pem.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise OptionError(
+            "What --tls-ca names is no certificate in PEM form.", hint="Give the file that signs."
+        ) from error
 
 
 class Link:
@@ -104,7 +118,7 @@ class Link:
         try:
             reply: bytes = self._wires.unary[method](request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise from_rpc(error) from error
+            raise self._reason(error) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise CloudLost("The connection was closed.") from error
         self._count(down=len(reply))
@@ -143,11 +157,21 @@ class Link:
                 except grpc.FutureTimeoutError:
                     self.ping(ping_s)
         except grpc.RpcError as error:
-            raise from_rpc(error) from error
+            raise self._reason(error) from error
         except grpc.FutureCancelledError as error:
             raise CloudLost("The connection was closed.") from error
         finally:
             started.cancel()
+
+    def _reason(self, error: grpc.RpcError) -> SkydraftError:
+        """What a failed call stands for. A connection that was closed at once may be one to a server with TLS."""
+        found = from_rpc(error)
+        if not (isinstance(found, CloudLost) and "Socket closed" in found.message) or self.uses_tls or self.heard_at:
+            return found
+        if not _speaks_tls(*parse_address(self._options.address)):
+            return found
+        hint = "Give the certificate that signs its own with --tls-ca."
+        return TlsFailure(f"The server at {self.target} wants TLS, and this connection is plaintext.", hint=hint)
 
     def stream(self, request: bytes, timeout_s: float) -> TokenStream:
         """A Generate call under way. Raises CloudLost on a closed link."""
@@ -171,7 +195,10 @@ class Link:
 
     def info(self, timeout_s: float) -> ServerInfo:
         """What the server runs."""
-        return codec.decode_info(self.call("GetInfo", b"", timeout_s))
+        try:
+            return codec.decode_info(self.call("GetInfo", b"", timeout_s))
+        except ProtocolError as error:
+            raise CloudFailure(f"The cloud at {self.target} says of itself what cannot be: {error.message}") from error
 
     def _count(self, *, up: int = 0, down: int = 0) -> None:
         with self._lock:
@@ -197,6 +224,17 @@ class Link:
         with self._lock:
             self._is_closed = True
             self._wires.channel.close()
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    """Whether the server there begins an encrypted connection, whoever it is."""
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), _TLS_S) as plain, anybody.wrap_socket(plain):
+            return True
+    except OSError:
+        return False
 
 
 class _Wires:

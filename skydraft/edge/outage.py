@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from skydraft.edge.link import Link
-from skydraft.errors import CloudError, NotAuthorized, SkydraftError
+from skydraft.errors import CloudError, SkydraftError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _PROBE_S = 3.0
@@ -33,7 +33,7 @@ class Outage:
         self.error = error
         self._began = time.monotonic()
         self._notify(f"The cloud at {self._link.target} is gone ({str(error).rstrip('.')}); going on alone.")
-        if not final and not isinstance(error, NotAuthorized):
+        if not final:
             threading.Thread(target=self._probe, name="probe", daemon=True).start()
 
     def _probe(self) -> None:

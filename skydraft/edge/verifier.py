@@ -110,7 +110,7 @@ class RemoteVerifier:
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """The cloud's verdict. Raises CloudError when the cloud is gone for good, or, to fall back, for now."""
         if (gone := self._outage.error) is not None:
-            raise gone  # at once, as long as it is
+            raise gone.with_traceback(None)  # at once, as long as it is; or each round would stay in its traceback
         began = time.perf_counter()
         try:
             return self._ask_for_verdict(block, tuple(catch_up))
@@ -125,7 +125,7 @@ class RemoteVerifier:
                 self._end_stream()
                 verdict = self._persist(lambda first: self._judge(block, catch_up, quick=first))
         except CloudError as error:
-            if self._patience.falls_back:
+            if self._patience.falls_back and error.is_outage:
                 self._outage.begin(error)
             raise
         except LimitExceeded as error:
@@ -234,7 +234,7 @@ class RemoteVerifier:
     def _persist(self, ask: Callable[[bool], T]) -> T:
         """`ask` until it is answered, mending what can be mended. Its argument says whether it is the first try."""
         began = heard_at = time.monotonic()
-        pause_s, num_failures, first = 0.02, 0, True
+        pause_s, num_failures, num_mended, first = 0.02, 0, 0, True
         while True:
             wait_s, is_silent = 0.0, True
             try:
@@ -242,6 +242,8 @@ class RemoteVerifier:
             except (SessionNotFound, BaseMismatch, Diverged, SessionTaken) as error:
                 last: SkydraftError = error
                 is_silent = False
+                wait_s = pause_s if num_mended else 0.0  # each try feeds the prompt again
+                num_mended += 1
                 self._mend(error)
             except (CloudBusy, RateLimited) as error:
                 last, is_silent = error, False

@@ -18,7 +18,7 @@ from skydraft.engines.options import RowProfile
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.turns import Floor, Turns
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import ContextExceeded, EngineError, PromptError
+from skydraft.errors import ContextExceeded, EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
 # [num_rows, vocab.size], numpy or torch: rows stay where the engine has them.
@@ -347,7 +347,7 @@ class Engine(ABC):
                 f"The prompt has {len(prompt)} tokens, the context of {self.name} holds {self.context_len}.",
                 hint="Shorten the prompt or raise --context.",
             )
-        self._check_ids(prompt)
+        self._check_ids(prompt, PromptError)
         self.check_media(prompt, media)
 
     def _check_feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> None:
@@ -358,10 +358,10 @@ class Engine(ABC):
             raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
         self._check_ids(token_ids)
 
-    def _check_ids(self, token_ids: Seq[int] | TokenIds) -> None:
+    def _check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
         ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
         if ids.min() < 0 or ids.max() >= self.vocab.size:
-            raise EngineError(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
+            raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
 
     @abstractmethod
     def allocate(self) -> Any:

@@ -336,6 +336,9 @@ _INFO_NAMES = (
 def decode_info(message: pb.GetInfoReply) -> ServerInfo:
     """The value of a GetInfoReply."""
     executions = {number: name for name, number in _EXECUTIONS.items()}
+    sizes = message.vocab_size, message.context_len, message.max_rows, message.max_block, message.max_sessions
+    if min(*sizes, *message.forward_us, len(message.forward_us)) < 1:
+        raise ValueError("a size or a time is 0")
     return ServerInfo(
         fingerprint=message.fingerprint.hex(),
         execution=executions[message.execution],  # type: ignore[arg-type]  # keys of a table of literals

@@ -36,6 +36,23 @@ _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
 }
 
 
+# What gRPC says of a connection that no other try will make better.
+_TLS = {
+    "Hostname Verification": (
+        "The certificate of the server names another host.", "Give the name in it with --tls-name, or its own address."
+    ),
+    "certificate has expired": ("The certificate of the server has expired.", "Ask whoever runs the server."),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "The certificate of the server is not signed by anybody trusted here.",
+        "Give the certificate that signed it with --tls-ca.",
+    ),
+    "WRONG_VERSION_NUMBER": (
+        "The server speaks no TLS.", "Check the port; without encryption, leave out --tls-ca or give --insecure."
+    ),
+    "security handshaker": ("No encrypted connection can be made.", "Check the file given with --tls-ca."),
+}  # fmt: skip
+
+
 def to_status(error: SkydraftError) -> Any:
     """The grpc.Status that a server ends a call with."""
     info = error_details_pb2.ErrorInfo(reason=_reason(type(error)), domain=_DOMAIN)
@@ -76,6 +93,9 @@ def from_rpc(rpc: Any) -> SkydraftError:
         return kind(text)
     code = rpc.code()
     if code is grpc.StatusCode.UNAVAILABLE:
+        for sign, (message, hint) in _TLS.items():
+            if sign in text:
+                return errors.TlsFailure(message, hint=hint)
         return errors.CloudLost(f"no connection: {text.rsplit(': ', 1)[-1].rstrip('.')}.")
     return _BY_CODE.get(code, errors.CloudFailure)(f"The cloud answered {code.name}: {text.rstrip('.')}.")
 

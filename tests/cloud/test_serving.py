@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,6 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import (
     BaseMismatch,
     CloudFailure,
-    CloudLost,
     Diverged,
     LimitExceeded,
     NotAuthorized,
@@ -37,6 +37,7 @@ from skydraft.errors import (
     SessionNotFound,
     SessionTaken,
     SkydraftError,
+    TlsFailure,
     UnknownModel,
     VocabularyMismatch,
 )
@@ -322,11 +323,23 @@ def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) ->
         got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
         assert len(got.token_ids) == 20
         cloud.close()
-        for options in ({}, {"tls_ca": trustme.CA().cert_pem.bytes()}, {"tls_ca": ca, "tls_name": "elsewhere"}):
-            stranger = Link(LinkOptions(server.address, **options))  # type: ignore[arg-type]
-            with pytest.raises(CloudLost):
-                stranger.call("GetInfo", b"", 2)
-            stranger.close()
+        strangers: list[tuple[dict[str, Any], str]] = [
+            ({}, "wants TLS, and this connection is plaintext.*--tls-ca"),
+            ({"tls_ca": trustme.CA().cert_pem.bytes()}, "not signed by anybody trusted here.*--tls-ca"),
+            ({"tls_ca": ca, "tls_name": "elsewhere"}, "names another host.*--tls-name"),
+        ]
+        for options, says in strangers:
+            for plan in (make_plan("quality"), make_plan("lossless")):
+                stranger = skydraft.connect(server.address, **options)
+                began = time.monotonic()
+                with pytest.raises(TlsFailure, match=says):
+                    skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=stranger, plan=plan).run()
+                assert time.monotonic() - began < 5  # not the 30 seconds of somebody who is away
+                stranger.close()
+    with serving(open_toy("toy")) as server, pytest.raises(TlsFailure, match=r"speaks no TLS.*--insecure"):
+        skydraft.connect(server.address, tls_ca=ca).info()
+    with pytest.raises(OptionError, match="no certificate in PEM form"):
+        skydraft.connect("localhost:1", tls_ca=b"nonsense")
 
 
 def test_plaintext_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> None:

@@ -87,20 +87,21 @@ costs = st.one_of(
     st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=numbers.filter(bool), **times),
 )
 emissions = st.builds(Emission, base=numbers, token_ids=few_ids.filter(bool), finish=finishes, cost=costs)
+sizes = numbers.filter(bool)
 infos = st.builds(
     ServerInfo,
     version=texts,
     model=texts,
     fingerprint=fingerprints,
-    vocab_size=numbers,
-    context_len=numbers,
+    vocab_size=sizes,
+    context_len=sizes,
     execution=st.sampled_from(["exact", "throughput"]),
-    max_rows=numbers,
-    max_block=numbers,
-    max_sessions=numbers,
+    max_rows=sizes,
+    max_block=sizes,
+    max_sessions=sizes,
     num_sessions=numbers,
     invariant_rows=numbers,
-    forward_ms=st.lists(between(0, 4e6), max_size=6).map(tuple),
+    forward_ms=st.lists(between(0.001, 4e6), min_size=1, max_size=6).map(tuple),
     weights=texts,
 )
 
