@@ -51,10 +51,8 @@ def test_a_row_of_the_table_is_that_of_the_summary(mode: str) -> None:
 def test_the_conditions_beside_the_table_are_those_of_the_run() -> None:
     text = " ".join(README[README.index("Speed is in units of") : README.index("## Try it")].split())
     run = SUMMARY["run"]
-    assert (
-        f"{run['num_prompts']} prompts of the Chinese dev set, greedy, up to {run['modes'][0]['params']['max_new_tokens']} tokens"
-        in text
-    )
+    tokens = run["modes"][0]["params"]["max_new_tokens"]
+    assert f"{run['num_prompts']} prompts of the Chinese dev set, greedy, up to {tokens} tokens" in text
     assert run["machine"].split(",")[0] in text
     assert run["link_prompts"] == 3 and "it ran three prompts only" in text and LINK_MS in run["links"]
 
