@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.evaluation.report.answer import Answer, answer
+from skydraft.evaluation.report.answer import Conclusion, answer
 
 SUMMARY = json.loads((Path(__file__).parents[2] / "docs/report-zh-dev/summary.json").read_text(encoding="utf-8"))
 
@@ -29,7 +29,7 @@ def figure(value: float, low: float | None = None, high: float | None = None) ->
     return {"value": value, "low": value if low is None else low, "high": value if high is None else high}
 
 
-def answered(summary: dict[str, Any]) -> Answer:
+def answered(summary: dict[str, Any]) -> Conclusion:
     found = answer(summary)
     assert found is not None
     return found

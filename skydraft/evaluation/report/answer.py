@@ -15,7 +15,7 @@ Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Conclusion:
     """Sentences: what the named mode keeps, what it takes here, over each link, and what it is not for."""
 
     mode: str
@@ -25,7 +25,7 @@ class Answer:
     avoid: tuple[str, ...]
 
 
-def answer(summary: Figures) -> Answer | None:
+def answer(summary: Figures) -> Conclusion | None:
     """The answer of a comparison that ran `cloud` and a gated mode, and scored its texts; None without these."""
     here = _settings(summary, None)
     gated = [mode for mode in _gated(summary) if _value(here.get(mode, {}), "target_agreement") is not None]
@@ -37,7 +37,7 @@ def answer(summary: Figures) -> Answer | None:
     else:
         chosen = max(gated, key=lambda mode: _value(here[mode], "target_agreement"))
     linked = {link: _settings(summary, link) for link in summary["run"]["links"] if link is not None}
-    return Answer(
+    return Conclusion(
         chosen,
         _kept(here[chosen], bool(enough)),
         _here(here[chosen]),
