@@ -36,9 +36,9 @@ def message_bytes(line: GenerationLine) -> tuple[int, int]:
             record.target.prefill_ms,
             queue_ms=0.1,
         )
-        finish = line.finish if is_last else None
+        token_id, finish = own[0] if own else None, line.finish if is_last else None
         up += len(encode_verify_call(call))
-        down += len(encode_verdict(Verdict(record.base, record.num_accepted, *own or (None,), finish, cost=cost)))
+        down += len(encode_verdict(Verdict(record.base, record.num_accepted, token_id, finish, cost=cost)))
     return up, down
 
 

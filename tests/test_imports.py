@@ -30,9 +30,12 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"errors"},
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"decoding", "protocol"},
-    "cloud": _CONTRACT | {"decoding", "protocol"},
+    "cloud": _CONTRACT | {"decoding", "protocol", "__version__"},
     "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.probe", "engines.registry"},
-    "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "engines.transformers_peer"},
+    "evaluation": _CONTRACT
+    | _QUESTIONS
+    | _MACHINERY
+    | {"api", "engines.probe", "engines.transformers_peer", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api"},
     "cli": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "evaluation", "cloud", "gateway", "__version__"},
     "__init__": {"api", "config", "decoding", "engines.base", "engines.options", "errors", "types"},

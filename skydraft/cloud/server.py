@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import signal
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from skydraft import __version__
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.service import VerifierService
@@ -76,7 +76,6 @@ class CloudServer:
         self._engine = engine
         self._options = options
         self._keyring = Keyring(options.token_file)
-        self._version = importlib.metadata.version("skydraft")
         self._metrics = _metrics(engine.name, options) if options.metrics_port else None
         self._worker = Worker(engine, options.limits, execution=options.execution, observer=self._metrics)
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
@@ -90,7 +89,7 @@ class CloudServer:
         """What GetInfo answers."""
         engine, limits = self._engine, self._options.limits
         return ServerInfo(
-            version=self._version,
+            version=__version__,
             model=engine.name,
             fingerprint=short_fingerprint(engine.vocab.fingerprint),
             vocab_size=engine.vocab.size,

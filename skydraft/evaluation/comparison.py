@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skydraft import api
+from skydraft import __version__, api
 from skydraft.config import DEFAULT_K, Execution, check_execution
 from skydraft.decoding.generation import Generation, TextStream
 from skydraft.decoding.request import GenerateRequest
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LINK_PROMPTS = 8
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype", "quantization")
-_PACKAGES = ("skydraft", "llama-cpp-python", "torch", "transformers", "numpy", "grpcio")
+_PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio")
 # Counts (total, what, done before) on a screen; yields what is called after each.
 Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
 
@@ -265,6 +265,7 @@ def _model_entry(engine: Engine) -> ModelEntry:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
+    yield "skydraft", __version__
     for package in _PACKAGES:
         try:
             yield package, version(package)

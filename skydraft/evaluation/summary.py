@@ -149,10 +149,27 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> dict
         "punctuation_density_max": round(max(densities), 4),
         "finish": _counts([case.generation.finish for case in setting.all_cases]),
         "acceptance": _acceptance(setting),
+        "categories": _by_category(findings, setting),
         "references": references.corpus(
             [(case.generation.text, _references(findings, case)) for case in setting.all_cases]
         ),
     }
+
+
+def _by_category(findings: Findings, setting: Setting) -> dict[str, dict[str, float | None]]:
+    """Agreement and calls by category of the prompts, those without one apart. No intervals: they are few."""
+    by_prompt = {prompt.id: prompt.category for prompt in findings.run.prompts}
+    sorted_cases: dict[str, list[tuple[Case, ...]]] = defaultdict(list)
+    for cases in setting.cases:
+        if category := by_prompt[cases[0].generation.prompt]:
+            sorted_cases[category].append(cases)
+    found: dict[str, dict[str, float | None]] = {}
+    for category, members in sorted(sorted_cases.items()):
+        part = Setting(setting.mode, setting.link_ms, tuple(members))
+        values = {name: part.value(name) for name in ("target_agreement", "cloud_calls_per_token")}
+        rounded = {name: None if value is None else _rounded(value) for name, value in values.items()}
+        found[category] = {"num_prompts": len(members), **rounded}
+    return found
 
 
 def _references(findings: Findings, case: Case) -> tuple[str, ...]:

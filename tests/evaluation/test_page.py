@@ -137,3 +137,42 @@ def test_the_whole_page_can_be_drawn(page: Path, tmp_path: Path) -> None:
     _, console = browse(page, tmp_path / "profile", f"--screenshot={picture}", "--window-size=1200,3000")
     assert console == []
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 50_000
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("which", ["toys", "published"])
+def test_a_phone_needs_no_sideways_scrolling_and_words_stand_out(page: Path, scheme: str, which: str) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    shown = page if which == "toys" else Path(__file__).parents[2] / "docs" / "report-zh-dev" / "report.html"
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 360, "height": 800}, color_scheme=scheme)
+        tab.goto(shown.as_uri())
+        widths = tab.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        colours = tab.evaluate(_COLOURS)
+        browser.close()
+    assert widths == [360, 360]
+    paper = luminance(colours[0][1])
+    assert (paper < 0.05) == (scheme == "dark")
+    for ink, ground in colours:
+        assert contrast(ink, ground) >= 4.5, (ink, ground)
+
+
+# Ink and paper of the page, the answer, quiet words, heads and first columns of tables, and each origin of a token.
+_COLOURS = """
+[...document.querySelectorAll("body, .answer p, .quiet, thead th, td:first-child, .legend i")].map(element => {
+  const ground = from => { const colour = getComputedStyle(from).backgroundColor;
+    return colour === "rgba(0, 0, 0, 0)" && from.parentElement ? ground(from.parentElement) : colour; };
+  return [getComputedStyle(element).color, ground(element)]; })"""
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG defines it, of rgb(r, g, b)."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)

