@@ -20,7 +20,8 @@ _LABELS = {"entropy": "entropy", "margin": "margin", "prob": "top probability", 
 _MAX_RTT_MS = 200.0
 
 
-def _pyplot() -> Any:
+def load_pyplot() -> Any:
+    """The module that plots, set up to write the same bytes each time. Raises MissingDependency."""
     try:
         import matplotlib
     except ImportError as error:
@@ -41,7 +42,7 @@ def _pyplot() -> Any:
 
 def _drawn(draw: Callable[[Any], None], width: float = 6.2, height: float = 4.2) -> str:
     """What `draw` puts on a pair of axes, as an <svg> element."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
     try:
         draw(axes)
