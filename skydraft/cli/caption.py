@@ -15,6 +15,7 @@ from skydraft.cli.options import DecodingChoice, GateChoice, ModelChoice, decodi
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
@@ -75,7 +76,7 @@ def _todo(files: tuple[Path, ...], rows: CaptionTable, table: TableChoice) -> li
     todo = [path for path in files if not rows.holds(path)]
     if num_done := len(files) - len(todo):
         left_out = f"{num_done} of {len(files)} recordings, which {table.out} has already"
-        click.echo(f"skydraft: leaving out {left_out}.", err=True)
+        TERMINAL.say(f"leaving out {left_out}.")
     return todo
 
 
@@ -93,7 +94,7 @@ def _describe_all(
                 raise  # the next recording would fare no better
             except SkydraftError as error:
                 num_failed += 1
-                click.echo(f"skydraft: {error}", err=True)
+                TERMINAL.say(str(error))
                 rows.write({"file": str(path), "error": str(error)})
             done()
     return 1 if num_failed else 0

@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO, get_args
 
 import click
 
+from skydraft.characters import json_line, visible
 from skydraft.cli.sections import Section, option
 from skydraft.errors import OptionError
 
@@ -92,9 +93,14 @@ class CaptionTable:
 
 def _write(file: TextIO, row: Row, is_csv: bool) -> None:
     if is_csv:
-        csv.writer(file).writerow([_cell(row.get(name)) for name in _COLUMNS])
+        cells = [_cell(row.get(name)) for name in _COLUMNS]
+        csv.writer(file).writerow(map(_visible, cells) if file.isatty() else cells)
     else:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.write(json_line(row) + "\n")
+
+
+def _visible(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
 
 
 def _cell(value: Any) -> Any:

@@ -28,8 +28,9 @@ from skydraft.cli.options import (
     open_for_writing,
     read_messages,
 )
-from skydraft.cli.render import console_for, harmless, legend, show_tokens, summary_line
+from skydraft.cli.render import console_for, harmless, is_colored, legend, show_tokens, summary_line
 from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import MODES, DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
@@ -139,7 +140,7 @@ def chat(
             except SkydraftError as error:
                 talk.turns = before  # nothing that was said is lost, and the question can be asked again
                 hint = " Begin anew with /clear." if isinstance(error, ContextExceeded) else ""
-                click.echo(f"skydraft: {error.message if hint else error}{hint}", err=True)
+                TERMINAL.say(f"{error.message if hint else error}{hint}")
 
 
 class _Quit(Exception):
@@ -237,11 +238,11 @@ def _answer(talk: Talk, gate: GateChoice, edge: Any, target: Any, output: Output
             if not interrupted:
                 raise
         if interrupted:
-            sys.stdout.write(harmless(generation.interrupt(), console))
-    print(flush=True)
+            TERMINAL.write(harmless(generation.interrupt(), console))
+    TERMINAL.end_line()
     talk.turns.append(Message("assistant", generation.text))
     if not output.quiet:
-        if figures.is_terminal:
+        if is_colored(figures):
             figures.print(legend(generation.origins))
         figures.print(summary_line(generation), style="dim")
 

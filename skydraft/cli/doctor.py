@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 
 from skydraft import api
+from skydraft.characters import one_line
 from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.doctor_cloud import examine
 from skydraft.cli.options import ModelChoice, models_section
@@ -78,7 +79,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
         problems = [*_system(console), *_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models)
     for problem in problems:
-        console.print(f"To do: {problem}", style="yellow")
+        console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
         console.print("All is well.", style="green")
     return 1 if problems else 0

@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 
+from skydraft.characters import one_line
 from skydraft.errors import CloudLost, CloudTimeout, OptionError
 from skydraft.protocol import codec
 from skydraft.protocol.address import is_loopback, parse_address
@@ -170,8 +171,9 @@ class Link:
         return (time.perf_counter() - began) * 1e3
 
     def info(self, timeout_s: float) -> ServerInfo:
-        """What the server runs."""
-        return codec.decode_info(self.call("GetInfo", b"", timeout_s))
+        """What the server runs. Names are one line without control characters, since they are shown."""
+        info = codec.decode_info(self.call("GetInfo", b"", timeout_s))
+        return replace(info, model=one_line(info.model), version=one_line(info.version))
 
     def _count(self, *, up: int = 0, down: int = 0) -> None:
         with self._lock:

@@ -1,0 +1,72 @@
+"""What stands on the terminal's last line, so that a notice never begins in the middle of an answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.cells import set_cell_size
+from rich.console import Console
+
+from skydraft.characters import one_line
+
+
+class Terminal:
+    """Text on stdout, notices and states on stderr: on a terminal both are the same screen."""
+
+    def __init__(self) -> None:
+        self._is_open = False  # whether the last line has text and no end
+
+    def write(self, text: str) -> None:
+        """Write a part of an answer to stdout, as it is."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self._is_open = not text.endswith("\n") if text else self._is_open
+
+    def end_line(self) -> None:
+        """Write the end of an answer's last line."""
+        self.write("\n")
+
+    def say(self, message: str) -> None:
+        """Write a notice to stderr, as one line of its own."""
+        is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
+        begin = "\n" if self._is_open and is_one_screen else ""
+        if is_one_screen:
+            self._is_open = False
+        click.echo(f"{begin}skydraft: {one_line(message)}", err=True)
+
+    @contextmanager
+    def state(self, what: str, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
+        """Show what takes long, for as long as it does, if stderr is a terminal; yields what takes it away sooner."""
+        console = Console(stderr=True)
+        if quiet or not sys.stderr.isatty():
+            yield lambda: None
+            return
+        is_shown = True
+
+        def clear() -> None:
+            nonlocal is_shown
+            if is_shown and not console.is_dumb_terminal:
+                _show("\r\x1b[K")
+            is_shown = False
+
+        _show(f"{what}\n" if console.is_dumb_terminal else _fitted(what, console.width))
+        try:
+            yield clear
+        finally:
+            clear()
+
+
+def _show(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _fitted(text: str, width: int) -> str:
+    """`text` cut to one line of a terminal, so that it can be taken away again."""
+    return set_cell_size(text, width - 1).rstrip()
+
+
+TERMINAL = Terminal()
