@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,7 @@ def chat(
     """
     cloud.check(models)
     talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), shown.system)
-    if sys.stdin.isatty():
-        click.echo("skydraft: loading the models…", err=True)
+    models = replace(models, is_quiet=shown.output.quiet)
     with ExitStack() as stack:
         edge, target = stack.enter_context(cloud.whole_pair(models))
         names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} verifies"

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import click
 from rich.console import Console
 
-from skydraft import api
 from skydraft.characters import one_line
 from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.doctor_cloud import examine
-from skydraft.cli.options import ModelChoice, models_section
+from skydraft.cli.options import ModelChoice, load_engine, models_section
 from skydraft.cli.render import console_for
 from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.terminal import TERMINAL
 from skydraft.engines.base import Engine
 from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import check_same
@@ -114,7 +114,8 @@ def _models(console: Console) -> Iterator[str]:
             yield f"get the model: skydraft models fetch {row.name}"
             continue
         try:
-            verify(row.path)
+            with TERMINAL.state(f"Checking {row.name}…"):
+                verify(row.path)
         except SkydraftError as error:
             yield str(error)
 
@@ -124,7 +125,7 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
     engines: dict[str, Engine] = {}
     for side, name in {"draft": models.edge_model, "target": models.target_name}.items():
         try:
-            engines[side] = api.load(name, models.options, offline=True)
+            engines[side] = load_engine(name, models.options, offline=True)
         except SkydraftError as error:
             return [f"the {side} model does not load: {error}"]
     draft, target = engines["draft"], engines["target"]
@@ -136,7 +137,9 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
         console.print("\nvocabulary   the same on both sides")
     except SkydraftError as error:
         return [str(error)]
-    console.print(f"signals      {signals_ms(draft.vocab.size):.2f} ms a token for a gate on uncertainty")
+    with TERMINAL.state("Measuring a gate…"):
+        gate_ms = signals_ms(draft.vocab.size)
+    console.print(f"signals      {gate_ms:.2f} ms a token for a gate on uncertainty")
     console.print("\nfastest k in one process, lossless, by acceptance per token (0: the target alone is faster)")
     for alpha in (0.5, 0.7, 0.9):
         best, gain = suggested_k(draft.profile, target.profile, alpha)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ def generate(
     described. Ctrl-C ends the answer after the current round.
     """
     cloud.check(models, gate)
+    models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     messages = writing.messages(prompt, has_audio=recording is not None)
     messages = spoken(messages, recording.audio if recording else None)

@@ -66,7 +66,7 @@ def _show(text: str) -> None:
 
 def _fitted(text: str, width: int) -> str:
     """`text` cut to one line of a terminal, so that it can be taken away again."""
-    return set_cell_size(text, width - 1).rstrip()
+    return set_cell_size(one_line(text), width - 1).rstrip()
 
 
 TERMINAL = Terminal()

@@ -131,3 +131,43 @@ def test_a_log_line_holds_no_control_character_and_loses_none() -> None:
     assert not _CONTROL.search(line) and "\n" not in line
     assert json.loads(line)["event"] == json.loads(line)["label"] == HOSTILE
     assert json.loads(json_line({"text": HOSTILE + "语速"}))["text"] == HOSTILE + "语速"
+
+
+GENERATE = ["generate", "你好", *TOYS, "-n", "8", "--color", "never"]
+
+
+@pytest.mark.parametrize(
+    ("args", "states"),
+    [
+        (GENERATE, ["Loading toy:drift=0.4…", "Loading toy…"]),
+        (["doctor", *TOYS], ["Loading toy:drift=0.4…", "Loading toy…", "Measuring a gate…"]),
+        (["doctor", *TOYS, "--probe-again"], ["Loading and measuring toy…"]),
+        (["doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *TOYS[:2]], ["Asking 127.0.0.1:9…"]),
+    ],
+)
+def test_what_takes_long_is_shown_for_as_long_as_it_does(tmp_path: Path, args: list[str], states: list[str]) -> None:
+    _, screen = on_screen(tmp_path, *args)
+    for state in states:
+        assert f"{state}\r\x1b[K" in screen
+    _, plain = on_screen(tmp_path, *args, TERM="dumb")
+    assert all(f"{state}\n" in plain for state in states) and "\x1b" not in plain
+
+
+@pytest.mark.parametrize("option", ["-q", "--json"])
+def test_nothing_is_shown_to_whoever_wants_quiet(tmp_path: Path, option: str) -> None:
+    args = ["generate", "你好", *TOYS, "-n", "8", option]
+    assert "Loading" not in on_screen(tmp_path, *args)[1]
+    assert on_screen(tmp_path, *args, piped="out") == (0, "")
+
+
+def test_nor_where_there_is_no_terminal(tmp_path: Path, invoke: Invoke) -> None:
+    assert "Loading" not in invoke(*GENERATE)[2]
+    assert "Loading" not in on_screen(tmp_path, *GENERATE, piped="err")[1]
+
+
+def test_a_state_fits_on_its_line_and_is_gone_after_an_error(tmp_path: Path) -> None:
+    name = "没有的模型" * 10
+    status, screen = on_screen(tmp_path, "generate", "你好", "--edge-model", name, COLUMNS="60")
+    state, _, rest = screen.partition("\r\x1b[K")
+    assert status == 2 and state.startswith("Loading 没有的模型") and len(state.encode("gbk")) < 60
+    assert rest.startswith("skydraft: ")
