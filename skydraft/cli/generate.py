@@ -38,6 +38,7 @@ from skydraft.cli.render import (
 )
 from skydraft.cli.sections import Command
 from skydraft.cli.speech_options import STYLE, Speech, SpeechChoice, audio_section
+from skydraft.cli.stdin import with_piped
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
@@ -60,7 +61,7 @@ def generate(
     prompt: str | None, writing: PromptChoice, speech: SpeechChoice, decoding: DecodingChoice, gate: GateChoice,
     cloud: CloudChoice, models: ModelChoice, output: OutputChoice,
 ) -> int:  # fmt: skip
-    """Answer PROMPT; if it is -, it is read from stdin.
+    """Answer PROMPT; if it is -, it is read from stdin. What is piped in beside another PROMPT is put before it.
 
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the speaker is
     described. Ctrl-C ends the answer after the current round.
@@ -68,6 +69,8 @@ def generate(
     cloud.check(models, gate)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
+    if writing.may_be_piped(prompt, has_audio=recording is not None):
+        prompt = with_piped(prompt, quiet=models.is_quiet)
     messages = writing.messages(prompt, has_audio=recording is not None)
     messages = spoken(messages, recording.audio if recording else None)
     has_audio = speech.is_heard(messages)

@@ -61,6 +61,10 @@ class PromptChoice:
     raw: bool
     earlier: str | None
 
+    def may_be_piped(self, prompt: str | None, *, has_audio: bool) -> bool:
+        """Whether stdin is free, and something to be asked is wanted from it."""
+        return self.earlier != "-" and (prompt is not None or (self.earlier is None and not has_audio))
+
     def messages(self, prompt: str | None, *, has_audio: bool = False) -> tuple[Message, ...]:
         """The conversation that is answered. A recording without a prompt gets the question about its speaker."""
         if self.earlier is not None:
