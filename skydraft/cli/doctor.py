@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -17,6 +15,7 @@ from rich.console import Console
 from skydraft.characters import one_line
 from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.doctor_cloud import examine
+from skydraft.cli.doctor_packages import examine_packages
 from skydraft.cli.options import ModelChoice, load_engine, models_section
 from skydraft.cli.render import console_for
 from skydraft.cli.sections import Command, Section, option
@@ -27,12 +26,6 @@ from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import signals_ms, suggested_k
 from skydraft.models import cache_dir, installed, verify
-
-_OPTIONAL = {
-    "llama-cpp-python": ("llama_cpp", "GGUF models", "install a C++ compiler, then: pip install 'skydraft[llamacpp]'"),
-    "transformers": ("transformers", "hub checkpoints", "pip install 'skydraft[transformers]'"),
-    "torch": ("torch", "hub checkpoints", "pip install 'skydraft[transformers]'"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +69,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
         with closing(remote):
             problems = list(examine(console, remote, models))
     else:
-        problems = [*_system(console), *_packages(console), *_models(console)]
+        problems = [*_system(console), *examine_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models)
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
@@ -95,16 +88,6 @@ def _system(console: Console) -> Iterator[str]:
     console.print(f"cache        {cache} ({free:.1f} GB free)")
     if free < 4 and not all(row.present for row in installed(cache)):
         yield "less than 4 GB of disk are free; set SKYDRAFT_HOME to a folder with more room"
-
-
-def _packages(console: Console) -> Iterator[str]:
-    for package, (module, purpose, remedy) in _OPTIONAL.items():
-        if importlib.util.find_spec(module) is None:
-            console.print(f"{package:<17} not installed; for {purpose}: {remedy}")
-            if package == "llama-cpp-python":
-                yield f"{package} is missing, which runs {purpose}: {remedy}"
-        else:
-            console.print(f"{package:<17} {importlib.metadata.version(package)}")
 
 
 def _models(console: Console) -> Iterator[str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from skydraft.cli.doctor_packages import EXTRAS
 from skydraft.models import cache_dir, known_models
 from skydraft.models.cache import model_path
 
@@ -88,6 +92,35 @@ def test_doctor_says_what_is_missing_and_what_to_do(invoke: Invoke) -> None:
     status, out, _ = invoke("doctor", "--no-measure")
     assert status == 1
     assert f"To do: get the model: skydraft models fetch {SMALL}" in " ".join(out.split())
+
+
+def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    names = {
+        extra: {re.split(r"[<>=,]", package)[0] for package in packages}
+        for extra, packages in page["project"]["optional-dependencies"].items()
+    }
+    assert {extra.name: set(extra.packages) for extra in EXTRAS} == names
+    here = {"torch": "2.9.0", "transformers": "5.20.0", "gguf": "0.17.1", "accelerate": "1.2.0", "soundfile": "0.13"}
+
+    def version(package: str) -> str:
+        if package not in here:
+            raise PackageNotFoundError(package)
+        return here[package]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    _, out, _ = invoke("doctor", "--no-measure")
+    for line in (
+        "  transformers installed: torch 2.9.0, transformers 5.20.0, accelerate 1.2.0, gguf 0.17.1",
+        "  audio        missing soxr; for reading recordings: pip install 'skydraft[audio]'",
+        "  report       missing matplotlib, sacrebleu, scikit-learn; for reports of compare, and calibrate: "
+        "pip install 'skydraft[report]'",
+        "  dev          missing 19 packages; for working on skydraft: pip install 'skydraft[dev]'",
+        "To do: llama-cpp-python is missing, which runs GGUF models: install a C++ compiler, then: "
+        "pip install 'skydraft[llamacpp]'",
+    ):
+        assert line in out.splitlines()
+    assert sum("pip install" in line for line in out.splitlines()) == len(names)  # one is there, one twice
 
 
 def test_doctor_measures_what_is_there(invoke: Invoke) -> None:
