@@ -170,6 +170,7 @@ class _Stage:
         with ExitStack() as stack:
             request, pair = self._request, self._pair
             if request.rtts_ms:
+                self._tell("Loading the target once more, for the server at the other end of the emulated links.")
                 server = ServedTarget(pair.target_name, pair.options, request.execution, offline=pair.offline)
                 served = stack.enter_context(server)
                 for rtt_ms in request.rtts_ms:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -15,8 +17,9 @@ from skydraft.models.cache import model_path
 
 from .conftest import Invoke
 
+ROOT = Path(__file__).parents[2]
 SMALL = "qwen2.5-coder-0.5b"
-CLIP = str(Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
+CLIP = str(ROOT / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
 
 
 def test_models_are_listed_with_the_command_that_gets_them(invoke: Invoke) -> None:
@@ -88,6 +91,32 @@ def test_an_interrupt_is_one_line_and_exit_status_130(invoke: Invoke, monkeypatc
     assert (status, out, err.strip()) == (130, "", "skydraft: Interrupted.")
 
 
+@pytest.mark.parametrize("module", ["skydraft", "numpy", "click", "skydraft.cli.generate", "skydraft.cli.main"])
+def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -> None:
+    code = (
+        "import signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, path, target=None):\n"
+        f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        "sys.argv = ['skydraft', 'models']\n"
+        "import skydraft_command\n"
+        "skydraft_command.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "skydraft: Interrupted.\n")
+
+
+def test_the_command_is_the_one_that_can_be_interrupted() -> None:
+    page = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert page["project"]["scripts"] == {"skydraft": "skydraft_command:main"}
+    assert page["tool"]["setuptools"]["py-modules"] == ["skydraft_command"]
+    done = subprocess.run(
+        [sys.executable, "-m", "skydraft_command", "models", "fetch"], capture_output=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 2 and b"NAME" in done.stderr
+
+
 def test_doctor_says_what_is_missing_and_what_to_do(invoke: Invoke) -> None:
     status, out, _ = invoke("doctor", "--no-measure")
     assert status == 1
@@ -95,7 +124,7 @@ def test_doctor_says_what_is_missing_and_what_to_do(invoke: Invoke) -> None:
 
 
 def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    page = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     names = {
         extra: {re.split(r"[<>=,]", package)[0] for package in packages}
         for extra, packages in page["project"]["optional-dependencies"].items()
