@@ -18,6 +18,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._is_open = False  # whether the last line has text and no end
+        self._clear: Callable[[], None] = _nothing  # takes away the state that is shown, if any is
 
     def write(self, text: str) -> None:
         """Write a part of an answer to stdout, as it is."""
@@ -30,7 +31,8 @@ class Terminal:
         self.write("\n")
 
     def say(self, message: str) -> None:
-        """Write a notice to stderr, as one line of its own."""
+        """Write a notice to stderr, as one line of its own; a state that is shown gives way to it."""
+        self._clear()
         is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
         begin = "\n" if self._is_open and is_one_screen else ""
         if is_one_screen:
@@ -42,21 +44,24 @@ class Terminal:
         """Show what takes long, for as long as it does, if stderr is a terminal; yields what takes it away sooner."""
         console = Console(stderr=True)
         if quiet or not sys.stderr.isatty():
-            yield lambda: None
+            yield _nothing
             return
-        is_shown = True
 
         def clear() -> None:
-            nonlocal is_shown
-            if is_shown and not console.is_dumb_terminal:
-                _show("\r\x1b[K")
-            is_shown = False
+            if self._clear is clear:
+                self._clear = _nothing
+                _show("" if console.is_dumb_terminal else "\r\x1b[K")
 
+        self._clear = clear
         _show(f"{what}\n" if console.is_dumb_terminal else _fitted(what, console.width))
         try:
             yield clear
         finally:
             clear()
+
+
+def _nothing() -> None:
+    return None
 
 
 def _show(text: str) -> None:

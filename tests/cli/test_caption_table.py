@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,20 @@ def test_what_is_piped_has_no_mark_before_it(capsys: pytest.CaptureFixture[str])
     with TableChoice(None, "csv").open() as table:
         table.write(said("a.wav"))
     assert capsys.readouterr().out.startswith("file,text,")
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "\\x1b[2J快"), (False, "\x1b[2J快")])
+def test_a_terminal_is_not_moved_by_what_a_model_writes(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, shown: str
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    monkeypatch.setattr("sys.stdout", out := Stream())
+    with TableChoice(None, "csv").open() as table:
+        table.write(said("a.wav", "\x1b[2J快"))
+    assert next(csv.DictReader(out.getvalue().splitlines()))["text"] == shown
 
 
 def test_a_folder_is_no_file_to_write_to(tmp_path: Path) -> None:

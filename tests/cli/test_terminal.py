@@ -77,6 +77,19 @@ def test_a_notice_begins_on_a_new_line(
     assert out.getvalue().strip() == "海边"
 
 
+def test_a_notice_takes_the_place_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", err := Stream())
+    terminal = Terminal()
+    with terminal.state("Loading…"):
+        terminal.say("The cloud is gone.")
+    assert err.getvalue() == "Loading…\r\x1b[Kskydraft: The cloud is gone.\n"
+
+
 def test_an_error_after_half_an_answer_has_a_line_of_its_own(tmp_path: Path) -> None:
     code = (
         "import skydraft.cli.main as main, skydraft.decoding.loop as loop\n"
