@@ -9,6 +9,7 @@ from skydraft.decoding.stats import Stats
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
+from skydraft.prompts.audio import load_audio
 from skydraft.types import StepRecord, Token
 
 __version__ = "0.2.0"
@@ -28,6 +29,7 @@ __all__ = [
     "decoding_params",
     "generate",
     "load",
+    "load_audio",
     "make_plan",
     "start",
 ]

@@ -101,6 +101,9 @@ def generate(
 ) -> Generation:
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
+    Nothing is written yet: iterate over what is returned for tokens as they come, or call its `run()`, and then read
+    its `text`.
+
     A conversation is given as `messages` instead of a prompt: each has a role and a content, as in OpenAI's interface.
     With a `cache_scope`, any name, its next turn takes up what both sides have read before; the text is the same. How
     many conversations an engine remembers is `EngineOptions.max_sequences`.

@@ -1,4 +1,4 @@
-"""Classes of characters, Chinese first: the one place that says what counts as punctuation or content.
+"""Classes of characters, Chinese first: the one place that says what counts as punctuation, content or control.
 
 Width variants are told apart from nothing: `，` and `,` are both comma-like. Everything here looks at single
 characters of decoded text, never at token ids (field report F11).
@@ -6,6 +6,7 @@ characters of decoded text, never at token ids (field report F11).
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 COMMA_LIKE = frozenset("，,、；;：:﹐﹑﹔﹕､")
@@ -18,6 +19,10 @@ _CJK_RANGES = (
     (0xF900, 0xFAFF),  # compatibility ideographs
     (0x20000, 0x323AF),  # extensions B to H
 )
+
+# A terminal obeys these: text that others wrote could move the cursor, or change what was shown before.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_UNESCAPED_IN_JSON = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
 
 def is_cjk(char: str) -> bool:
@@ -34,3 +39,18 @@ def is_punctuation(char: str) -> bool:
 def punctuation_density(text: str) -> float:
     """Punctuation characters / characters of `text`; 0 for an empty text."""
     return sum(map(is_punctuation, text)) / len(text) if text else 0.0
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters written out, such as \\x1b for an escape; newlines and tabs stay."""
+    return text.translate(_CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """`text` as a message or a name may be shown: all white space is single spaces, control characters are visible."""
+    return visible(" ".join(text.split()))
+
+
+def json_line(value: object) -> str:
+    """One line of JSON that holds no control character, and leaves Chinese as it is."""
+    return json.dumps(value, ensure_ascii=False, default=str).translate(_UNESCAPED_IN_JSON)

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"api", "engines.probe", "engines.transformers_peer", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api"},
     "cli": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "evaluation", "cloud", "gateway", "__version__"},
-    "__init__": {"api", "config", "decoding", "engines.base", "engines.options", "errors", "types"},
+    "__init__": {"api", "config", "decoding", "engines.base", "engines.options", "errors", "prompts", "types"},
 }
 # library: rooms that may import it, and whether only inside of functions
 HEAVY: dict[str, tuple[str, ...]] = {
@@ -140,6 +140,14 @@ def test_the_command_line_needs_neither_torch_nor_llama_cpp_to_start() -> None:
         "import sys, skydraft.cli.main as m;"
         "status = m.run(['generate', '你好', '--edge-model', 'toy', '--mode', 'edge', '--quiet']);"
         "sys.exit(status or bool({'torch', 'transformers', 'llama_cpp', 'soundfile', 'soxr'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_the_package_has_all_that_its_documentation_names_and_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, skydraft; from skydraft import *; skydraft.load_audio;"
+        "sys.exit(bool({'torch', 'transformers', 'llama_cpp', 'soundfile', 'soxr'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 

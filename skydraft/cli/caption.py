@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skydraft import api
+from skydraft.cli.caption_table import CaptionTable, TableChoice, table_section
 from skydraft.cli.cloud_options import CloudChoice, cloud_section
-from skydraft.cli.options import (
-    DecodingChoice,
-    GateChoice,
-    ModelChoice,
-    decoding_section,
-    gate_section,
-    models_section,
-    open_for_writing,
-)
+from skydraft.cli.options import DecodingChoice, GateChoice, ModelChoice, decoding_section, gate_section, models_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
@@ -38,56 +26,12 @@ from skydraft.prompts.messages import Message, asked, spoken
 if TYPE_CHECKING:
     from skydraft.edge.connection import Cloud
 
-Format = Literal["jsonl", "csv"]
-Write = Callable[[dict[str, Any]], None]
-_COLUMNS = ("file", "text", "error", "duration_s", "finish_reason", "num_tokens", "num_escalated", "share",
-            "bytes_shared", "preprocess_ms", "tokens_per_s", "ttft_ms")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class TableChoice:
-    """Where rows are written, and how; by default to stdout, as the name ends, else as JSON lines."""
-
-    out: Path | None
-    format: Format | None
-
-    @contextmanager
-    def open(self) -> Iterator[Write]:
-        """Yields a function that writes a row at once, so that an interrupted run keeps what it has."""
-        is_csv = self.format == "csv" or (self.format is None and self.out is not None and self.out.suffix == ".csv")
-        with open_for_writing(self.out) if self.out else nullcontext(sys.stdout) as file:
-            table = csv.DictWriter(file, _COLUMNS, extrasaction="ignore") if is_csv else None
-            if table:
-                table.writeheader()
-
-            def write(row: dict[str, Any]) -> None:
-                if table:
-                    table.writerow(row)
-                else:
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                file.flush()
-
-            yield write
-
-
 _question_section = Section(
     "messages",
     "What to write",
     asked,
     [option("--prompt", "TEXT", "What is asked about each recording.", default=CAPTION_PROMPT)],
 )
-_table_section = Section(
-    "table",
-    "Output",
-    TableChoice,
-    [
-        option("--out", "FILE", "Write to FILE (default: stdout).", type=Path),
-        option(
-            "--format", None, "How to write it (default: csv if FILE ends in .csv, else jsonl).",
-            type=click.Choice(get_args(Format)),
-        ),
-    ],
-)  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -98,7 +42,7 @@ _table_section = Section(
 @gate_section("quality")
 @cloud_section
 @models_section
-@_table_section
+@table_section
 def caption(
     files: tuple[Path, ...], messages: tuple[Message, ...], speech: SpeechChoice, decoding: DecodingChoice,
     gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice,
@@ -106,7 +50,7 @@ def caption(
     """Describe the speaker of each recording in FILES in one sentence.
 
     A recording that cannot be used is named on stderr and in the output; the others are still described, and the exit
-    status is 1.
+    status is 1. Started again with the same --out, it goes on where it stopped.
     """
     load_library()  # fail now, not after the models are loaded
     cloud.check(models, gate)
@@ -118,20 +62,41 @@ def caption(
         execution=gate.execution,
         calibration=gate.calibration,
     )
+    with table.open() as rows:
+        todo = _todo(files, rows, table)
+        if not todo:
+            return 0
+        with cloud.sides(models, gate) as (edge, target):
+            _check_ears(edge or target)
+            return _describe_all(todo, speech, request, (edge, target), rows)
+
+
+def _todo(files: tuple[Path, ...], rows: CaptionTable, table: TableChoice) -> list[Path]:
+    """The recordings that the table does not have; says so where there are others."""
+    todo = [path for path in files if not rows.holds(path)]
+    if num_done := len(files) - len(todo):
+        left_out = f"{num_done} of {len(files)} recordings, which {table.out} has already"
+        TERMINAL.say(f"leaving out {left_out}.")
+    return todo
+
+
+def _describe_all(
+    files: list[Path], speech: SpeechChoice, request: GenerateRequest,
+    sides: tuple[Engine | None, Engine | Cloud | None], rows: CaptionTable,
+) -> int:  # fmt: skip
+    """Write a row for each recording; returns the exit status."""
     num_failed = 0
-    with table.open() as write, cloud.sides(models, gate) as (edge, target):
-        _check_ears(edge or target)
-        with counted(len(files), "recordings") as done:
-            for path in files:
-                try:
-                    write(_describe(path, speech, request, edge, target))
-                except (CloudError, OptionError):
-                    raise  # the next recording would fare no better
-                except SkydraftError as error:
-                    num_failed += 1
-                    click.echo(f"skydraft: {error}", err=True)
-                    write({"file": str(path), "error": str(error)})
-                done()
+    with counted(len(files), "recordings") as done:
+        for path in files:
+            try:
+                rows.write(_describe(path, speech, request, *sides))
+            except (CloudError, OptionError):
+                raise  # the next recording would fare no better
+            except SkydraftError as error:
+                num_failed += 1
+                TERMINAL.say(str(error))
+                rows.write({"file": str(path), "error": str(error)})
+            done()
     return 1 if num_failed else 0
 
 

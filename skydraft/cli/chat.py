@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from skydraft.cli.options import (
     open_for_writing,
     read_messages,
 )
-from skydraft.cli.render import console_for, harmless, legend, show_tokens, summary_line
+from skydraft.cli.render import console_for, harmless, is_colored, legend, show_tokens, summary_line
 from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import MODES, DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
@@ -116,8 +117,7 @@ def chat(
     """
     cloud.check(models)
     talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), shown.system)
-    if sys.stdin.isatty():
-        click.echo("skydraft: loading the models…", err=True)
+    models = replace(models, is_quiet=shown.output.quiet)
     with ExitStack() as stack:
         edge, target = stack.enter_context(cloud.whole_pair(models))
         names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} verifies"
@@ -139,7 +139,7 @@ def chat(
             except SkydraftError as error:
                 talk.turns = before  # nothing that was said is lost, and the question can be asked again
                 hint = " Begin anew with /clear." if isinstance(error, ContextExceeded) else ""
-                click.echo(f"skydraft: {error.message if hint else error}{hint}", err=True)
+                TERMINAL.say(f"{error.message if hint else error}{hint}")
 
 
 class _Quit(Exception):
@@ -237,11 +237,11 @@ def _answer(talk: Talk, gate: GateChoice, edge: Any, target: Any, output: Output
             if not interrupted:
                 raise
         if interrupted:
-            sys.stdout.write(harmless(generation.interrupt(), console))
-    print(flush=True)
+            TERMINAL.write(harmless(generation.interrupt(), console))
+    TERMINAL.end_line()
     talk.turns.append(Message("assistant", generation.text))
     if not output.quiet:
-        if figures.is_terminal:
+        if is_colored(figures):
             figures.print(legend(generation.origins))
         figures.print(summary_line(generation), style="dim")
 

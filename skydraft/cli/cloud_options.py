@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import click
 from skydraft import api
 from skydraft.cli.options import GateChoice, ModelChoice
 from skydraft.cli.sections import Section, option
+from skydraft.cli.terminal import TERMINAL
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError
 
@@ -84,7 +84,7 @@ class CloudChoice:
             timeout_s=30.0 if self.timeout_s is None else self.timeout_s,
             require=self.require,
             open_ahead=self.open_when == "ahead",
-            notify=notify or _notify,
+            notify=notify or TERMINAL.say,
         )
 
     @contextmanager
@@ -130,11 +130,6 @@ _USE = [
 
 cloud_section = Section("cloud", "Cloud", CloudChoice, [*_SERVER, *_USE])
 server_section = Section("cloud", "Cloud", CloudChoice, _SERVER)
-
-
-def _notify(line: str) -> None:
-    """A line about the cloud, which on a terminal may come in the middle of the text."""
-    click.echo(("\n" if sys.stdout.isatty() else "") + f"skydraft: {line}", err=True)
 
 
 def _read(path: Path) -> bytes:

@@ -14,12 +14,13 @@ from skydraft.cli.options import DecodingChoice, ModelChoice, decoding_section, 
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.config import Execution
-from skydraft.errors import OptionError
+from skydraft.errors import MissingDependency, OptionError
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
+from skydraft.evaluation.folder import alone_in
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.report.page import write_report
+from skydraft.evaluation.report.page import check_installed, write_report
 from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.gating.calibration import read_calibration
 from skydraft.prompts.pair import ShareAudio
@@ -84,6 +85,7 @@ class ComparisonChoice:
     calibration: Path | None
     share_audio: ShareAudio
     no_scores: bool
+    no_report: bool
     out: Path
 
 
@@ -104,6 +106,7 @@ comparison_section = Section(
             type=click.Choice(get_args(ShareAudio)), default="features",
         ),
         option("--no-scores", None, "Do not have both models judge the texts (agreement, NLL).", is_flag=True),
+        option("--no-report", None, "Write records alone; skydraft report makes the page later.", is_flag=True),
         option("--out", "DIR", "Folder for the results.", default="comparison", type=Path),
     ],
 )  # fmt: skip
@@ -135,9 +138,22 @@ def compare(
         scores=not chosen.no_scores,
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
-    pair = LoadedPair(*models.load_pair(), models.target_name, models.options, models.offline)
-    records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
-    _write_report(chosen.out, records)
+    if not chosen.no_report:
+        _check_report(workload)
+    with alone_in(chosen.out):
+        pair = LoadedPair(*models.load_pair(), models.target_name, models.options, models.offline)
+        records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
+        if not chosen.no_report:
+            _write_report(chosen.out, records)
+
+
+def _check_report(workload: Workload) -> None:
+    """Raise MissingDependency now for what the report would lack after hours of work."""
+    try:
+        check_installed(has_references=any(prompt.references for prompt in workload.prompts))
+    except MissingDependency as error:
+        hint = f"{error.hint.removesuffix('.')}, or add --no-report."
+        raise MissingDependency(error.message, hint=hint) from error
 
 
 @click.command(cls=Command)

@@ -6,7 +6,7 @@ import sys
 
 from skydraft import api
 from skydraft.cli.options import load_engine
-from skydraft.cli.render import console_for, legend, show_tokens, stats_table
+from skydraft.cli.render import console_for, is_colored, legend, show_tokens, stats_table
 from skydraft.config import decoding_params
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.stats import Stats
@@ -31,7 +31,7 @@ def demo(prompt: str = PROMPT) -> None:
             for _, tokens in generation.rounds():
                 show_tokens(console, tokens)
             console.print()
-            if console.is_terminal:
+            if is_colored(console):
                 console.print(f"{'':<9} ", legend(generation.origins))
             runs[mode] = generation.stats
     console.print()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -14,24 +12,20 @@ from dataclasses import dataclass, replace
 import click
 from rich.console import Console
 
-from skydraft import api
+from skydraft.characters import one_line
 from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.doctor_cloud import examine
-from skydraft.cli.options import ModelChoice, models_section
+from skydraft.cli.doctor_packages import examine_packages
+from skydraft.cli.options import ModelChoice, load_engine, models_section
 from skydraft.cli.render import console_for
 from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.terminal import TERMINAL
 from skydraft.engines.base import Engine
 from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import signals_ms, suggested_k
 from skydraft.models import cache_dir, installed, verify
-
-_OPTIONAL = {
-    "llama-cpp-python": ("llama_cpp", "GGUF models", "install a C++ compiler, then: pip install 'skydraft[llamacpp]'"),
-    "transformers": ("transformers", "hub checkpoints", "pip install 'skydraft[transformers]'"),
-    "torch": ("torch", "hub checkpoints", "pip install 'skydraft[transformers]'"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +69,10 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
         with closing(remote):
             problems = list(examine(console, remote, models))
     else:
-        problems = [*_system(console), *_packages(console), *_models(console)]
+        problems = [*_system(console), *examine_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models)
     for problem in problems:
-        console.print(f"To do: {problem}", style="yellow")
+        console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
         console.print("All is well.", style="green")
     return 1 if problems else 0
@@ -96,16 +90,6 @@ def _system(console: Console) -> Iterator[str]:
         yield "less than 4 GB of disk are free; set SKYDRAFT_HOME to a folder with more room"
 
 
-def _packages(console: Console) -> Iterator[str]:
-    for package, (module, purpose, remedy) in _OPTIONAL.items():
-        if importlib.util.find_spec(module) is None:
-            console.print(f"{package:<17} not installed; for {purpose}: {remedy}")
-            if package == "llama-cpp-python":
-                yield f"{package} is missing, which runs {purpose}: {remedy}"
-        else:
-            console.print(f"{package:<17} {importlib.metadata.version(package)}")
-
-
 def _models(console: Console) -> Iterator[str]:
     for row in installed(cache_dir()):
         console.print(f"{row.name:<20} {row.bytes / 1e6:>6.0f} MB  {row.path if row.present else 'not here'}")
@@ -113,7 +97,8 @@ def _models(console: Console) -> Iterator[str]:
             yield f"get the model: skydraft models fetch {row.name}"
             continue
         try:
-            verify(row.path)
+            with TERMINAL.state(f"Checking {row.name}…"):
+                verify(row.path)
         except SkydraftError as error:
             yield str(error)
 
@@ -123,7 +108,7 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
     engines: dict[str, Engine] = {}
     for side, name in {"draft": models.edge_model, "target": models.target_name}.items():
         try:
-            engines[side] = api.load(name, models.options, offline=True)
+            engines[side] = load_engine(name, models.options, offline=True)
         except SkydraftError as error:
             return [f"the {side} model does not load: {error}"]
     draft, target = engines["draft"], engines["target"]
@@ -135,7 +120,9 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
         console.print("\nvocabulary   the same on both sides")
     except SkydraftError as error:
         return [str(error)]
-    console.print(f"signals      {signals_ms(draft.vocab.size):.2f} ms a token for a gate on uncertainty")
+    with TERMINAL.state("Measuring a gate…"):
+        gate_ms = signals_ms(draft.vocab.size)
+    console.print(f"signals      {gate_ms:.2f} ms a token for a gate on uncertainty")
     console.print("\nfastest k in one process, lossless, by acceptance per token (0: the target alone is faster)")
     for alpha in (0.5, 0.7, 0.9):
         best, gain = suggested_k(draft.profile, target.profile, alpha)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from skydraft.cli.options import ModelChoice
+from skydraft.cli.terminal import TERMINAL
 from skydraft.edge.connection import Cloud
 from skydraft.errors import CloudError, SkydraftError
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, LinkReport, examine_link, ping_times
@@ -16,8 +17,9 @@ def examine(console: Console, cloud: Cloud, models: ModelChoice) -> Iterator[str
     """Print what is found; yields what has to be done."""
     address = cloud.link.target
     try:
-        info = cloud.info()
-        rtt_ms, late_ms = ping_times(cloud)
+        with TERMINAL.state(f"Asking {address}…"):
+            info = cloud.info()
+            rtt_ms, late_ms = ping_times(cloud)
     except CloudError as error:
         yield f"{address} cannot be used: {error}"
         return
@@ -32,7 +34,8 @@ def examine(console: Console, cloud: Cloud, models: ModelChoice) -> Iterator[str
     console.print(f"t_v(n), ms   {rows}   (as the server measured when it first loaded the model)")
     edge = models.load_edge()
     try:
-        found = examine_link(edge, cloud, info, rtt_ms)
+        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):
+            found = examine_link(edge, cloud, info, rtt_ms)
     except SkydraftError as error:
         yield f"{edge.name} cannot draft for {info.model}: {error}"
         return

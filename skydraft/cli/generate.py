@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -12,6 +11,7 @@ from typing import TextIO
 import click
 
 from skydraft import api
+from skydraft.characters import json_line
 from skydraft.cli.cloud_options import CloudChoice, cloud_section
 from skydraft.cli.options import (
     DecodingChoice,
@@ -26,9 +26,20 @@ from skydraft.cli.options import (
     output_section,
     prompt_section,
 )
-from skydraft.cli.render import as_json, console_for, legend, show_tokens, summary_line, trace_line
+from skydraft.cli.render import (
+    as_json,
+    console_for,
+    harmless,
+    is_colored,
+    legend,
+    show_tokens,
+    summary_line,
+    trace_line,
+)
 from skydraft.cli.sections import Command
 from skydraft.cli.speech_options import STYLE, Speech, SpeechChoice, audio_section
+from skydraft.cli.stdin import with_piped
+from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
@@ -50,13 +61,16 @@ def generate(
     prompt: str | None, writing: PromptChoice, speech: SpeechChoice, decoding: DecodingChoice, gate: GateChoice,
     cloud: CloudChoice, models: ModelChoice, output: OutputChoice,
 ) -> int:  # fmt: skip
-    """Answer PROMPT; if it is -, it is read from stdin.
+    """Answer PROMPT; if it is -, it is read from stdin. What is piped in beside another PROMPT is put before it.
 
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the speaker is
     described. Ctrl-C ends the answer after the current round.
     """
     cloud.check(models, gate)
+    models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
+    if writing.may_be_piped(prompt, has_audio=recording is not None):
+        prompt = with_piped(prompt, quiet=models.is_quiet)
     messages = writing.messages(prompt, has_audio=recording is not None)
     messages = spoken(messages, recording.audio if recording else None)
     has_audio = speech.is_heard(messages)
@@ -83,7 +97,7 @@ def _note_unused_ears(*sides: object) -> None:
     """Say so where a model that takes speech gets none."""
     for side in sides:
         if isinstance(side, Engine) and side.takes_audio:
-            click.echo(f"skydraft: {side.name} takes speech; without --audio it answers the text alone.", err=True)
+            TERMINAL.say(f"{side.name} takes speech; without --audio it answers the text alone.")
             return
 
 
@@ -97,7 +111,7 @@ def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) ->
             if trace:
                 print(trace_line(done, tokens), file=trace, flush=True)
             if interrupted and (held := generation.interrupt()) and console:
-                sys.stdout.write(held)
+                TERMINAL.write(harmless(held, console))
 
 
 @contextmanager
@@ -119,14 +133,14 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
 
 def _finish(generation: Generation, speech: Speech | None, output: OutputChoice) -> None:
     if output.json:
-        print(json.dumps(as_json(generation, speech), ensure_ascii=False))
+        print(json_line(as_json(generation, speech)))
         return
-    print()
+    TERMINAL.end_line()
     if output.quiet:
         return
     if speech:
         click.echo(speech, err=True)
     errors = console_for(output.color, stderr=True)
-    if errors.is_terminal:
+    if is_colored(errors):
         errors.print(legend(generation.origins))
     errors.print(summary_line(generation))

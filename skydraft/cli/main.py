@@ -19,6 +19,7 @@ from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
 from skydraft.cli.models import models
 from skydraft.cli.serve import serve
+from skydraft.cli.terminal import TERMINAL
 from skydraft.errors import SkydraftError
 
 INTERRUPTED = 130  # what shells use for a process ended by Ctrl-C
@@ -75,7 +76,7 @@ def run(args: Seq[str] | None = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    click.echo(f"skydraft: {' '.join(message.split())}", err=True)
+    TERMINAL.say(message)
     return status
 
 

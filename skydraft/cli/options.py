@@ -18,6 +18,7 @@ import click
 
 from skydraft import api
 from skydraft.cli.sections import Section, option, with_default
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT, STYLES, DecodingParams, Execution, decoding_params
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
@@ -59,6 +60,10 @@ class PromptChoice:
     system: str | None
     raw: bool
     earlier: str | None
+
+    def may_be_piped(self, prompt: str | None, *, has_audio: bool) -> bool:
+        """Whether stdin is free, and something to be asked is wanted from it."""
+        return self.earlier != "-" and (prompt is not None or (self.earlier is None and not has_audio))
 
     def messages(self, prompt: str | None, *, has_audio: bool = False) -> tuple[Message, ...]:
         """The conversation that is answered. A recording without a prompt gets the question about its speaker."""
@@ -200,13 +205,17 @@ def gate_section(mode: str | None = None) -> Section[GateChoice]:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The pair of models, and how to run them in this process. `cloud_model` None is the default one."""
+    """The pair of models, and how to run them in this process. `cloud_model` None is the default one.
+
+    Where it `is_quiet`, nobody is told that a model loads.
+    """
 
     edge_model: str
     cloud_model: str | None
     options: EngineOptions
     offline: bool
     source: SourceName = "auto"
+    is_quiet: bool = False
 
     @property
     def target_name(self) -> str:
@@ -215,11 +224,14 @@ class ModelChoice:
 
     def load_edge(self) -> Engine:
         """Open the draft model."""
-        return load_engine(self.edge_model, self.options, offline=self.offline, source=self.source)
+        return self._load(self.edge_model)
 
     def load_target(self) -> Engine:
         """Open the target model."""
-        return load_engine(self.target_name, self.options, offline=self.offline, source=self.source)
+        return self._load(self.target_name)
+
+    def _load(self, name: str) -> Engine:
+        return load_engine(name, self.options, offline=self.offline, source=self.source, quiet=self.is_quiet)
 
     def load_pair(self) -> tuple[Engine, Engine]:
         """Open both. Raises VocabularyMismatch, or what loading raises."""
@@ -228,10 +240,18 @@ class ModelChoice:
         return edge, target
 
 
-def load_engine(model: str, options: EngineOptions, *, offline: bool = False, source: SourceName = "auto") -> Engine:
-    """Open a model; if it has to be downloaded, progress is shown on stderr."""
-    with progress_on() as progress:
-        return api.load(model, options, offline=offline, source=source, progress=progress)
+def load_engine(
+    model: str, options: EngineOptions, *, offline: bool = False, source: SourceName = "auto", quiet: bool = False
+) -> Engine:
+    """Open a model; that it loads is shown on a terminal unless `quiet`, how far its download is on any stderr."""
+    measures = " and measuring" if options.probe_again else ""
+    with TERMINAL.state(f"Loading{measures} {model}…", quiet=quiet) as clear, progress_on() as progress:
+
+        def told(done_bytes: int, total_bytes: int, label: str) -> None:
+            clear()
+            progress(done_bytes, total_bytes, label)
+
+        return api.load(model, options, offline=offline, source=source, progress=told)
 
 
 def _models(edge_model: str, cloud_model: str | None, offline: bool, source: SourceName, **run: Any) -> ModelChoice:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -14,7 +12,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from skydraft.characters import json_line, visible
 from skydraft.cli.speech_options import Speech
+from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.stats import CachedTokens, Stats
 from skydraft.types import Origin, Round, Token
@@ -31,36 +31,36 @@ ORIGIN_STYLES: dict[Origin, str] = {
 }
 
 
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
-
 def console_for(color: str, *, stderr: bool = False) -> Console:
-    """A console for stdout or stderr; `color` is auto, always or never."""
-    forced = {"always": True, "never": False, "auto": None}[color]
+    """A console for stdout or stderr; `color` is auto, always or never. NO_COLOR and TERM=dumb rule auto alone."""
+    systems: dict[str, Literal["auto", "standard"] | None] = {"always": "standard", "never": None, "auto": "auto"}
     return Console(
         stderr=stderr,
-        force_terminal=forced,
-        no_color=forced is False or None,
+        force_terminal=True if color == "always" else None,
+        no_color=False if color == "always" else None,
         highlight=False,
         markup=False,
         emoji=False,
         soft_wrap=True,
-        color_system="standard" if forced else "auto",
+        color_system=systems[color],
     )
 
 
 def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
     """Write the text of tokens at once and as it is, tabs and all; coloured on a terminal."""
-    colored = console.is_terminal and not console.no_color
     for token in tokens:
         style, text = Style.parse(ORIGIN_STYLES[token.origin]), harmless(token.text, console)
-        sys.stdout.write(style.render(text, color_system=ColorSystem.STANDARD) if colored else text)
-    sys.stdout.flush()
+        TERMINAL.write(style.render(text, color_system=ColorSystem.STANDARD) if is_colored(console) else text)
+
+
+def is_colored(console: Console) -> bool:
+    """Whether colours are shown there."""
+    return console.color_system is not None and not console.no_color
 
 
 def harmless(text: str, console: Console) -> str:
     """A text as a terminal may show it: what a model writes must not move the cursor. Elsewhere it is as it is."""
-    return text.translate(_CONTROLS) if console.is_terminal else text
+    return visible(text) if console.is_terminal else text
 
 
 def legend(origins: Sequence[Origin]) -> Text:
@@ -103,7 +103,7 @@ def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
     line |= {"text": "".join(token.text for token in tokens), "audit": done.audit, "audit_ranks": done.audit_ranks}
     line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
-    return json.dumps(_rounded(line), ensure_ascii=False)
+    return json_line(_rounded(line))
 
 
 def stats_table(runs: Mapping[str, Stats]) -> Table:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from datetime import UTC, datetime
+
+from skydraft.characters import json_line
 
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
@@ -22,7 +23,7 @@ class JsonLines(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json_line(line)
 
 
 def log_to_stderr(level: str) -> None:

@@ -15,9 +15,12 @@ from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
 
 
 class Generation:
-    """One generation under way. Iterate over it for tokens; the rest can be read at any time.
+    """One generation under way. Nothing is computed before it is iterated over, or `run`.
 
-    Its end, `close` or leaving its `with` block frees the sequences; the engines stay open for the next one.
+    Iterating gives tokens as they come; doing so again gives the same tokens from the first one on, and then goes on
+    where the generation is not at its end. `text`, `token_ids`, `stats` and the like tell how far it is: before the
+    first round they are empty, after `run`, or when an iteration has ended, they are final. Its end, `close` or leaving
+    its `with` block frees the sequences; the engines stay open for the next one.
     """
 
     def __init__(self, loop: SpeculativeLoop, context: Context, stream: TextStream, prompts: PromptPair) -> None:
@@ -26,25 +29,31 @@ class Generation:
         self._context = context
         self._stream = stream
         self._rounds: list[Round] = []
+        self._tokens: list[Token] = []
         self._texts: list[str] = []
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
-        """Rounds as they are committed, each with its tokens."""
+        """Rounds as they are committed, each with its tokens. Only those still to come: no round is given twice."""
         for done in self._loop.rounds():
             self._rounds.append(done)
             yield done, [self._show(done, index) for index in range(len(done.token_ids))]
         self.close()
 
     def __iter__(self) -> Iterator[Token]:
-        for _, tokens in self.rounds():
-            yield from tokens
+        rounds, num_given = self.rounds(), 0
+        while num_given < len(self._tokens) or next(rounds, None):
+            # Whoever else iterates may have gone on meanwhile, so that there are more than this round's.
+            while num_given < len(self._tokens):
+                num_given += 1
+                yield self._tokens[num_given - 1]
 
     def _show(self, done: Round, index: int) -> Token:
         text = self._stream.push(done.token_ids[index])
         is_last = self._context.finish is not None and index + 1 == len(done.token_ids)
         text += self._stream.finish() if is_last else ""
         self._texts.append(text)
-        return Token(done.token_ids[index], done.origins[index], text, done.record.round)
+        self._tokens.append(Token(done.token_ids[index], done.origins[index], text, done.record.round))
+        return self._tokens[-1]
 
     def interrupt(self) -> str:
         """End after what is committed so far; `finish_reason` becomes "interrupted". Returns the text held back."""
@@ -62,7 +71,7 @@ class Generation:
         self._loop.cancel()
 
     def run(self) -> Generation:
-        """Generate to the end."""
+        """Generate to the end; returns this generation. Raises a SkydraftError."""
         for _ in self:
             pass
         return self
@@ -83,17 +92,17 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text shown so far, without special tokens and without a stop string."""
+        """The text so far, without special tokens and without a stop string; "" before the first round."""
         return "".join(self._texts)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The generated tokens, an end token included."""
+        """The tokens generated so far, an end token included."""
         return tuple(token_id for done in self._rounds for token_id in done.token_ids)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Where each generated token came from."""
+        """Where each token generated so far came from."""
         return tuple(origin for done in self._rounds for origin in done.origins)
 
     @property

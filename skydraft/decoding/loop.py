@@ -47,8 +47,12 @@ class SpeculativeLoop:
         self._started = time.perf_counter()
 
     def rounds(self) -> Iterator[Round]:
-        """Decode until the context is finished; yields each round as soon as it is committed."""
-        self._started = time.perf_counter()
+        """Decode until the context is finished; yields each round as soon as it is committed.
+
+        Called again, it goes on with the next round; times count from the first call.
+        """
+        if not self._num_rounds:
+            self._started = time.perf_counter()
         while self._context.finish is None and not self._is_cancelled:
             began = time.perf_counter()
             block = self._draft()

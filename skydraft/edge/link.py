@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 
+from skydraft.characters import one_line
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, ProtocolError, SkydraftError, TlsFailure
 from skydraft.protocol import codec
 from skydraft.protocol.address import is_loopback, parse_address
@@ -194,11 +195,12 @@ class Link:
         return (time.perf_counter() - began) * 1e3
 
     def info(self, timeout_s: float) -> ServerInfo:
-        """What the server runs."""
+        """What the server runs. Names are one line without control characters, since they are shown."""
         try:
-            return codec.decode_info(self.call("GetInfo", b"", timeout_s))
+            info = codec.decode_info(self.call("GetInfo", b"", timeout_s))
         except ProtocolError as error:
             raise CloudFailure(f"The cloud at {self.target} says of itself what cannot be: {error.message}") from error
+        return replace(info, model=one_line(info.model), version=one_line(info.version))
 
     def _count(self, *, up: int = 0, down: int = 0) -> None:
         with self._lock:

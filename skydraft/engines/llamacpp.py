@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import threading
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,28 @@ def load_library() -> Any:
 
 
 _callbacks: list[Any] = []  # ctypes callbacks must outlive the library that holds them
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[list[int]]:
+    """Have Ctrl-C raise KeyboardInterrupt at the end of the block; yields a list that it is noted in at once.
+
+    llama.cpp calls Python meanwhile, for its log and its progress, and what Python raises in such a call is lost. Does
+    nothing where Ctrl-C would not raise KeyboardInterrupt: in another thread than the main one, or with a handler of
+    somebody else's.
+    """
+    seen: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield seen
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if seen:
+            raise KeyboardInterrupt
 
 
 def _silence(library: Any) -> Any:
@@ -78,7 +104,12 @@ class LlamaCppEngine(Engine):
     def _load_model(self, path: Path, options: EngineOptions) -> Any:
         params = self._lib.llama_model_default_params()
         params.n_gpu_layers = options.gpu_layers
-        model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+        with interrupts_kept() as interrupted:
+            go_on = self._lib.llama_progress_callback(lambda progress, data: not interrupted)
+            params.progress_callback = go_on
+            model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+            if interrupted and model:
+                self._lib.llama_model_free(model)
         if not model:
             raise BrokenModel(
                 f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
@@ -96,7 +127,8 @@ class LlamaCppEngine(Engine):
         params.n_threads = params.n_threads_batch = self._num_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = _TYPE_F16, _TYPE_BF16
-        context = self._lib.llama_init_from_model(self._model, params)
+        with interrupts_kept():
+            context = self._lib.llama_init_from_model(self._model, params)
         if not context:
             raise EngineError(
                 f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint="Lower --context."

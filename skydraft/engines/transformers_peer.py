@@ -6,18 +6,37 @@ llama.cpp's on the packed weights, and more memory: texts may differ at near tie
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from skydraft.engines.checkpoint import first_line, load_library, quiet
-from skydraft.errors import BrokenModel
+from skydraft.errors import BrokenModel, MissingDependency
 from skydraft.types import FinishReason
 
 
+def check_installed(paths: Iterable[Path]) -> None:
+    """Raise MissingDependency where a package is not there that a peer of these files needs. Imports nothing."""
+    needed = ["torch", "transformers"]
+    if any(path.suffix == ".gguf" for path in paths):
+        needed += ["accelerate", "gguf"]
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise MissingDependency(
+            f"hf-target and hf-assisted need {', '.join(needed)} here, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not installed.",
+            hint="Run: pip install 'skydraft[transformers]'.",
+        )
+
+
 class HuggingFacePair:
-    """`generate()` of transformers, plain or assisted; greedy, batch 1, on the CPU unless `device` says otherwise."""
+    """`generate()` of transformers, plain or assisted; greedy, batch 1, on the CPU unless `device` says otherwise.
+
+    Raises MissingDependency, and BrokenModel for what transformers cannot load.
+    """
 
     def __init__(self, draft: Path, target: Path, *, device: str = "cpu", dtype: str = "float32") -> None:
+        check_installed((draft, target))
         self._torch, self._transformers = load_library()
         self._device = device
         self._target = self._load(target, dtype)

@@ -106,10 +106,16 @@ class LoadedPair:
 
     @cached_property
     def peer_paths(self) -> tuple[Path, Path]:
-        """Where the files of both models are, for transformers. Raises OptionError where there are none."""
+        """Where the files of both models are, for transformers.
+
+        Raises OptionError where there are none, MissingDependency where a package is missing that reads them.
+        """
+        from skydraft.engines.transformers_peer import check_installed
+
         paths = [path for engine in (self.edge, self.cloud) if (path := getattr(engine, "path", None))]
         if len(paths) < 2:
             raise OptionError("hf-target and hf-assisted need models with files, which a toy does not have.")
+        check_installed(paths)
         return paths[0], paths[1]
 
 
@@ -164,6 +170,7 @@ class _Stage:
         with ExitStack() as stack:
             request, pair = self._request, self._pair
             if request.rtts_ms:
+                self._tell("Loading the target once more, for the server at the other end of the emulated links.")
                 server = ServedTarget(pair.target_name, pair.options, request.execution, offline=pair.offline)
                 served = stack.enter_context(server)
                 for rtt_ms in request.rtts_ms:

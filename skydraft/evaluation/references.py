@@ -32,6 +32,17 @@ def _rouge_l(mine: list[str], theirs: list[str]) -> float:
     return 2 * longest[-1] / (len(mine) + len(theirs)) if mine and theirs else 0.0
 
 
+def load_library() -> Any:
+    """sacrebleu's metrics. Raises MissingDependency."""
+    try:
+        from sacrebleu import metrics
+    except ImportError as error:
+        raise MissingDependency(
+            "Texts with references need sacrebleu, which is not installed.", hint="Run: pip install 'skydraft[report]'."
+        ) from error
+    return metrics
+
+
 def corpus(texts: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, Any] | None:
     """Corpus BLEU and chrF of (text, references) pairs, with sacrebleu's signatures; None where nothing has references.
 
@@ -40,19 +51,14 @@ def corpus(texts: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, Any] | Non
     pairs = [(text, references) for text, references in texts if references]
     if not pairs:
         return None
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ImportError as error:
-        raise MissingDependency(
-            "Texts with references need sacrebleu, which is not installed.", hint="Run: pip install 'skydraft[report]'."
-        ) from error
+    metrics = load_library()
     most = max(len(references) for _, references in pairs)
     # sacrebleu wants as many references for each text; saying one twice changes nothing
     streams = [[references[min(index, len(references) - 1)] for _, references in pairs] for index in range(most)]
     hypotheses = [text for text, _ in pairs]
     is_chinese = any(is_cjk(char) for _, references in pairs for reference in references for char in reference)
     found: dict[str, Any] = {"num_texts": len(pairs)}
-    for name, metric in (("bleu", BLEU(tokenize="zh" if is_chinese else "13a")), ("chrf", CHRF())):
+    for name, metric in (("bleu", metrics.BLEU(tokenize="zh" if is_chinese else "13a")), ("chrf", metrics.CHRF())):
         found[name] = round(metric.corpus_score(hypotheses, streams).score, 2)
         found[f"{name}_signature"] = str(metric.get_signature())
     return found

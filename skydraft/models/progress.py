@@ -74,4 +74,5 @@ def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
     try:
         yield BarProgress(bars)
     finally:
-        bars.stop()
+        if bars.live.is_started:  # otherwise it would write an empty line
+            bars.stop()

@@ -13,6 +13,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 import skydraft.errors as errors
+from skydraft.characters import one_line
 from skydraft.errors import SkydraftError
 
 _DOMAIN = "skydraft"
@@ -81,8 +82,11 @@ def _packed(message: Any) -> any_pb2.Any:
 
 
 def from_rpc(rpc: Any) -> SkydraftError:
-    """The error that a failed call stands for. `rpc` is a grpc.RpcError that is also a grpc.Call."""
-    text = " ".join((rpc.details() or "").split()) or "no reason given"
+    """The error that a failed call stands for. `rpc` is a grpc.RpcError that is also a grpc.Call.
+
+    What the other side wrote becomes one line without control characters: it is shown and logged.
+    """
+    text = one_line(rpc.details() or "") or "no reason given"
     info, delay_s = _details(rpc)
     kind = _BY_REASON.get(info.reason) if info.domain == _DOMAIN else None
     if kind is errors.BaseMismatch:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from skydraft.cli.doctor_packages import EXTRAS
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import cache_dir, known_models
 from skydraft.models.cache import model_path
 
 from .conftest import Invoke
 
+ROOT = Path(__file__).parents[2]
 SMALL = "qwen2.5-coder-0.5b"
-CLIP = str(Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
+CLIP = str(ROOT / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
 
 
 def test_models_are_listed_with_the_command_that_gets_them(invoke: Invoke) -> None:
@@ -136,10 +141,66 @@ def test_an_interrupt_is_one_line_and_exit_status_130(invoke: Invoke, monkeypatc
     assert (status, out, err.strip()) == (130, "", "skydraft: Interrupted.")
 
 
+@pytest.mark.parametrize("module", ["skydraft", "numpy", "click", "skydraft.cli.generate", "skydraft.cli.main"])
+def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -> None:
+    code = (
+        "import signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, path, target=None):\n"
+        f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        "sys.argv = ['skydraft', 'models']\n"
+        "import skydraft_command\n"
+        "skydraft_command.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "skydraft: Interrupted.\n")
+
+
+def test_the_command_is_the_one_that_can_be_interrupted() -> None:
+    page = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert page["project"]["scripts"] == {"skydraft": "skydraft_command:main"}
+    assert page["tool"]["setuptools"]["py-modules"] == ["skydraft_command"]
+    done = subprocess.run(
+        [sys.executable, "-m", "skydraft_command", "models", "fetch"], capture_output=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 2 and b"NAME" in done.stderr
+
+
 def test_doctor_says_what_is_missing_and_what_to_do(invoke: Invoke) -> None:
     status, out, _ = invoke("doctor", "--no-measure")
     assert status == 1
     assert f"To do: get the model: skydraft models fetch {SMALL}" in " ".join(out.split())
+
+
+def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    names = {
+        extra: {re.split(r"[<>=,]", package)[0] for package in packages}
+        for extra, packages in page["project"]["optional-dependencies"].items()
+        if extra != "all"  # names the others
+    }
+    assert {extra.name: set(extra.packages) for extra in EXTRAS} == names
+    here = {"torch": "2.9.0", "transformers": "5.20.0", "gguf": "0.17.1", "accelerate": "1.2.0", "soundfile": "0.13"}
+
+    def version(package: str) -> str:
+        if package not in here:
+            raise PackageNotFoundError(package)
+        return here[package]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    _, out, _ = invoke("doctor", "--no-measure")
+    for line in (
+        "  transformers installed: torch 2.9.0, transformers 5.20.0, accelerate 1.2.0, gguf 0.17.1",
+        "  audio        missing soxr; for reading recordings: pip install 'skydraft[audio]'",
+        "  report       missing matplotlib, sacrebleu, scikit-learn; for reports of compare, and calibrate: "
+        "pip install 'skydraft[report]'",
+        "  dev          missing 19 packages; for working on skydraft: pip install 'skydraft[dev]'",
+        "To do: llama-cpp-python is missing, which runs GGUF models: install a C++ compiler, then: "
+        "pip install 'skydraft[llamacpp]'",
+    ):
+        assert line in out.splitlines()
+    assert sum("pip install" in line for line in out.splitlines()) == len(names)  # one is there, one twice
 
 
 def test_doctor_measures_what_is_there(invoke: Invoke) -> None:

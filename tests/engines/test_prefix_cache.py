@@ -28,7 +28,7 @@ def engine_of(**changes: Any) -> Any:
 
 def answer(engine: Any, prompt: Seq[int], reuse: Reuse | None, num_tokens: int = 6) -> tuple[list[int], Any, int]:
     """(Greedy tokens, their rows, how many tokens of the prompt were cached) of a sequence that is closed again."""
-    sequence = engine.open(prompt, None, reuse)
+    sequence = engine.open(prompt, (), reuse)
     num_cached, token_ids, rows = sequence.take_prefill_cost().num_cached, [], []
     last = prompt[-1]
     for _ in range(num_tokens):
@@ -127,6 +127,6 @@ def test_a_slot_that_cannot_be_cut_is_given_back_and_not_used() -> None:
     answer(engine, prompt, MINE)
     sound, engine.roll_back = engine.roll_back, lambda sequence, length: (_ for _ in ()).throw(EngineError("no"))
     with pytest.raises(EngineError):
-        engine.begin(prompt, None, MINE)
+        engine.begin(prompt, (), MINE)
     engine.roll_back = sound
     assert answer(engine, prompt, MINE)[2] == 0

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from skydraft.cli.main import run
-from skydraft.errors import BrokenModel
+from skydraft.engines.options import EngineOptions
+from skydraft.errors import BrokenModel, MissingDependency
+from skydraft.evaluation.comparison import LoadedPair
 
 pytest.importorskip("torch")
 
-from skydraft.engines.transformers_peer import HuggingFacePair
+from skydraft.engines.transformers_peer import HuggingFacePair, check_installed
 
 MODES = "edge,cloud,lossless,hf-target,hf-assisted"
 
@@ -49,3 +52,26 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BrokenModel, match="as a peer") as failed:
         HuggingFacePair(tmp_path, tmp_path)
     assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "missing", "says"),
+    [
+        (("a.gguf", "b.gguf"), {"gguf"}, "gguf is not installed"),
+        (("a", "b.gguf"), {"accelerate", "gguf"}, "accelerate and gguf are not installed"),
+        (("a", "b"), {"accelerate", "gguf"}, ""),
+        (("a", "b"), {"transformers"}, "transformers is not installed"),
+    ],
+)
+def test_a_package_that_reads_the_files_is_named(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, str], missing: set[str], says: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
+    paths = [Path(name) for name in names]
+    if not says:
+        return check_installed(paths)
+    pair = LoadedPair(*(SimpleNamespace(path=path) for path in paths), "", EngineOptions())  # type: ignore[arg-type]
+    for ask in (lambda: check_installed(paths), lambda: HuggingFacePair(*paths), lambda: pair.peer_paths):
+        with pytest.raises(MissingDependency, match=says) as failed:
+            ask()
+        assert "pip install 'skydraft[transformers]'" in str(failed.value)

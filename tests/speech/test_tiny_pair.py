@@ -120,8 +120,12 @@ def test_the_command_says_what_left_the_device(
     out = tmp_path / "captions.csv"
     assert run(["caption", str(CLIPS[0]), "missing.wav", *models, "--out", str(out)]) == 1
     assert "no readable file missing.wav" in capsys.readouterr().err
-    rows = out.read_text(encoding="utf-8").splitlines()
+    rows = out.read_text(encoding="utf-8-sig").splitlines()
     assert len(rows) == 3 and rows[0].startswith("file,text,error") and said["text"][:8] in rows[1]
+    assert run(["caption", *map(str, CLIPS[:2]), *models, "--out", str(out)]) == 0
+    assert f"leaving out 1 of 2 recordings, which {out} has already" in capsys.readouterr().err
+    again = out.read_text(encoding="utf-8-sig").splitlines()
+    assert again[:2] == rows[:2] and len(again) == 3 and again[2].startswith(str(CLIPS[1]))
 
 
 WRONG: dict[str, tuple[list[str], str]] = {

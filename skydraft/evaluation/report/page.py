@@ -13,13 +13,14 @@ import jinja2
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan
 from skydraft.errors import OptionError
+from skydraft.evaluation import references
 from skydraft.evaluation.bootstrap import LEVEL, NUM_RESAMPLES
 from skydraft.evaluation.gate_study import oracle_ratio, study
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.report.answer import answer
-from skydraft.evaluation.report.plots import CURVE, all_plots
+from skydraft.evaluation.report.plots import CURVE, all_plots, load_pyplot
 from skydraft.evaluation.summary import Findings, Setting, summarize
 
 HEADLINE = (
@@ -89,6 +90,13 @@ class Piece:
     mark: str
     disagrees: bool
     tells: str
+
+
+def check_installed(*, has_references: bool) -> None:
+    """Raise MissingDependency where a package is not there that a report needs, of texts with references too."""
+    load_pyplot()
+    if has_references:
+        references.load_library()
 
 
 def write_report(records: Records, folder: Path) -> Path:

@@ -21,7 +21,8 @@ _MAX_RTT_MS = 200.0
 CURVE = "Calls against agreement"
 
 
-def _pyplot() -> Any:
+def load_pyplot() -> Any:
+    """The module that plots, set up to write the same bytes each time. Raises MissingDependency."""
     try:
         import matplotlib
     except ImportError as error:
@@ -42,7 +43,7 @@ def _pyplot() -> Any:
 
 def _drawn(draw: Callable[[Any], None], width: float = 6.2, height: float = 4.2) -> str:
     """What `draw` puts on a pair of axes, as an <svg> element."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
     try:
         draw(axes)

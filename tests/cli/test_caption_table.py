@@ -1,0 +1,149 @@
+"""The table of captions: what it is called, how it goes on, and what a spreadsheet makes of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.cli.caption_table import TableChoice
+from skydraft.errors import OptionError
+
+from .conftest import Invoke
+
+CLIP = str(Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
+FORMULAS = ["=1+1", "+1", "-1", "@A1", "\t=1", "\r=1"]
+
+
+def write(out: Path, *rows: dict[str, Any]) -> None:
+    with TableChoice(out, None).open() as table:
+        for row in rows:
+            table.write(row)
+
+
+def said(name: str, text: str = "语速快。") -> dict[str, Any]:
+    return {"file": name, "text": text, "duration_s": -1.5}
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    if out.suffix == ".csv":
+        with out.open(encoding="utf-8-sig", newline="") as file:
+            return list(csv.DictReader(file))
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def held(out: Path, *names: str) -> list[str]:
+    with TableChoice(out, None).open() as table:
+        return [name for name in names if table.holds(Path(name))]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.CSV", "a.jsonl", "a.json", "a"])
+def test_a_second_run_adds_to_what_is_there(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    write(out, said("a.wav"), said("-b.wav", "他说：\r\n“快”。"))
+    before = out.read_bytes()
+    assert held(out, "a.wav", "-b.wav", "c.wav") == ["a.wav", "-b.wav"]
+    assert out.read_bytes() == before
+    write(out, said("c.wav"))
+    assert out.read_bytes().startswith(before) and len(out.read_bytes()) > len(before)
+    assert held(out, "c.wav", "d.wav") == ["c.wav"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_failures_are_tried_again_and_leave_one_row_each(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    write(out, said("a.wav"), {"file": "b.wav", "error": "b.wav is empty."}, said("c.wav"))
+    out.chmod(0o640)
+    assert held(out, "a.wav", "b.wav", "c.wav") == ["a.wav", "c.wav"]
+    write(out, said("b.wav"))
+    assert [row["file"] for row in read(out)] == ["a.wav", "c.wav", "b.wav"]
+    assert out.stat().st_mode & 0o777 == 0o640 and list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_row_that_was_cut_off_is_made_again(tmp_path: Path, name: str) -> None:
+    whole = tmp_path / name
+    write(whole, said("a.wav"), said("b.wav", "他说：“快”，\n又说。"))
+    content = whole.read_bytes()
+    head = content.index(b"\n") + 1 if name == "a.csv" else 1
+    for length in range(head, len(content)):
+        whole.write_bytes(content[:length])
+        write(whole, *(said(each) for each in ("a.wav", "b.wav") if each not in held(whole, "a.wav", "b.wav")))
+        assert [row["file"] for row in read(whole)] == ["a.wav", "b.wav"], length
+
+
+FOREIGN: dict[str, tuple[str, bytes]] = {
+    "another table": ("a.csv", b"name,age\r\nx,3\r\n"),
+    "JSON lines where CSV is asked for": ("a.csv", b'{"file": "a.wav", "text": "x"}\n'),
+    "CSV where JSON lines are asked for": ("a.jsonl", b"file,text\r\na.wav,x\r\n"),
+    "other JSON lines": ("a.jsonl", b'{"prompt": "x"}\n'),
+    "a whole JSON document": ("a.json", b'{\n"file": 3}\n'),
+    "notes": ("a", b"buy milk"),
+    "a spreadsheet": ("a.csv", b"PK\x03\x04\xff\xfe\n\x00"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, invoke: Invoke, case: str) -> None:
+    name, content = FOREIGN[case]
+    (tmp_path / name).write_bytes(content)
+    status, out, err = invoke("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(tmp_path / name))
+    assert (status, out) == (2, "") and err.count("\n") == 1 and "something else than captions" in err
+    assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("ending", [".xlsx", ".tsv", ".txt", ".csv.gz"])
+def test_another_ending_is_refused_before_models_load(tmp_path: Path, invoke: Invoke, ending: str) -> None:
+    out = tmp_path / f"a{ending}"
+    status, stdout, err = invoke("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(out))
+    assert (status, stdout) == (2, "") and err.count("\n") == 1 and ".csv or .jsonl" in err
+    assert not out.exists()
+    assert TableChoice(out, "csv").is_csv  # who says it, gets it
+
+
+def test_nothing_is_loaded_where_nothing_is_left_to_do(tmp_path: Path, invoke: Invoke) -> None:
+    write(tmp_path / "a.csv", said(CLIP))
+    status, out, err = invoke("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(tmp_path / "a.csv"))
+    assert (status, out) == (0, "") and err.count("\n") == 1 and "leaving out 1 of 1" in err
+
+
+def test_excel_reads_chinese_and_runs_no_formula(tmp_path: Path) -> None:
+    out = tmp_path / "a.csv"
+    write(out, *(said(text, text) for text in FORMULAS), said("=1", "语速=快"))
+    assert out.read_bytes().startswith("\ufefffile,".encode()) and out.read_bytes().count("\ufeff".encode()) == 1
+    rows = read(out)
+    assert [row["text"] for row in rows] == [*(f"'{text}" for text in FORMULAS), "语速=快"]
+    assert [row["file"] for row in rows][-1] == "'=1" and {row["duration_s"] for row in rows} == {"-1.5"}
+    assert held(out, *FORMULAS) == FORMULAS
+    plain = tmp_path / "a.jsonl"
+    write(plain, *(said(text, text) for text in FORMULAS))
+    assert [row["text"] for row in read(plain)] == FORMULAS
+
+
+def test_what_is_piped_has_no_mark_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with TableChoice(None, "csv").open() as table:
+        table.write(said("a.wav"))
+    assert capsys.readouterr().out.startswith("file,text,")
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "\\x1b[2J快"), (False, "\x1b[2J快")])
+def test_a_terminal_is_not_moved_by_what_a_model_writes(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, shown: str
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    monkeypatch.setattr("sys.stdout", out := Stream())
+    with TableChoice(None, "csv").open() as table:
+        table.write(said("a.wav", "\x1b[2J快"))
+    assert next(csv.DictReader(out.getvalue().splitlines()))["text"] == shown
+
+
+def test_a_folder_is_no_file_to_write_to(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot be written"):
+        write(tmp_path)

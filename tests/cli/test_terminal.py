@@ -1,0 +1,186 @@
+"""What a terminal shows: colours where they are wanted, whole lines, nothing that moves the cursor."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from skydraft.characters import json_line, one_line, visible
+from skydraft.cli.terminal import Terminal
+from skydraft.cloud.logs import JsonLines
+from skydraft.engines.toy import open_toy
+from skydraft.protocol.status import from_rpc
+
+from ..serving import serving
+from .conftest import Invoke
+from .screen import on_screen
+
+TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
+COLOR = "\x1b["
+HOSTILE = "evil\x1b]0;owned\x07\nskydraft: all is well\x9b2J"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@pytest.mark.parametrize(
+    ("env", "color", "expected"),
+    [
+        ({}, "auto", True),
+        ({}, "never", False),
+        ({"NO_COLOR": "1"}, "auto", False),
+        ({"NO_COLOR": "1"}, "always", True),
+        ({"NO_COLOR": ""}, "auto", True),
+        ({"TERM": "dumb"}, "auto", False),
+        ({"TERM": "dumb"}, "always", True),
+        ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
+    ],
+)
+def test_what_is_said_of_colours_goes_before_what_is_guessed(
+    tmp_path: Path, env: dict[str, str], color: str, expected: bool
+) -> None:
+    status, screen = on_screen(tmp_path, "generate", "你好", *TOYS, "-n", "8", "--color", color, piped="err", **env)
+    assert status == 0 and (COLOR in screen) is expected
+    status, screen = on_screen(tmp_path, "generate", "你好", *TOYS, "-n", "8", "--color", color, piped="out", **env)
+    assert status == 0 and (f"{COLOR}32m" in screen) is expected and ("recovered" in screen) is expected
+    assert not screen.startswith("\n")
+
+
+def test_a_model_cannot_move_the_cursor(tmp_path: Path, invoke: Invoke) -> None:
+    args = ["generate", "你好", *TOYS, "-m", "edge", "-n", "400", "--temperature", "1.5", "-q"]
+    piped = invoke(*args)[1]
+    assert "\x1b" in piped  # this toy writes all sorts of characters
+    status, screen = on_screen(tmp_path, *args, "--color", "never")
+    assert status == 0 and not _CONTROL.search(screen) and screen == visible(piped)
+
+
+@pytest.mark.parametrize(("is_terminal", "is_open", "says"), [(True, True, "\n"), (True, False, ""), (False, True, "")])
+def test_a_notice_begins_on_a_new_line(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, is_open: bool, says: str
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    out, err, terminal = Stream(), Stream(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    terminal.write("海边" if is_open else "海边\n")
+    terminal.say("The cloud is gone.\nSo it is.")
+    terminal.say("It is back.")
+    assert err.getvalue() == f"{says}skydraft: The cloud is gone. So it is.\nskydraft: It is back.\n"
+    assert out.getvalue().strip() == "海边"
+
+
+def test_a_notice_takes_the_place_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", err := Stream())
+    terminal = Terminal()
+    with terminal.state("Loading…"):
+        terminal.say("The cloud is gone.")
+    assert err.getvalue() == "Loading…\r\x1b[Kskydraft: The cloud is gone.\n"
+
+
+def test_an_error_after_half_an_answer_has_a_line_of_its_own(tmp_path: Path) -> None:
+    code = (
+        "import skydraft.cli.main as main, skydraft.decoding.loop as loop\n"
+        "from skydraft.errors import EngineError\n"
+        "draft = loop.SpeculativeLoop._draft\n"
+        "def fail(self):\n"
+        "    if self._num_rounds > 2: raise EngineError('The engine broke\\x1b[2J.')\n"
+        "    return draft(self)\n"
+        "loop.SpeculativeLoop._draft = fail\n"
+        "main.main()"
+    )
+    args = ["generate", "你好", *TOYS, "--color", "never"]
+    status, screen = on_screen(tmp_path, *args, command=[sys.executable, "-c", code])
+    assert (
+        status == 1 and screen.endswith("\nskydraft: The engine broke\\x1b[2J.\n") and len(screen.splitlines()[0]) > 4
+    )
+
+
+def test_names_and_reasons_of_a_server_are_one_line(invoke: Invoke) -> None:
+    engine = open_toy("toy")
+    engine.name = HOSTILE
+    with serving(engine) as server:
+        status, out, err = invoke("doctor", "--cloud", server.address, "--edge-model", "toy:drift=0.2")
+    assert (status, err) == (0, "") and not _CONTROL.search(out)
+    assert "evil\\x1b]0;owned\\x07 skydraft: all is well\\x9b2J" in out
+
+
+def test_so_is_what_a_server_refuses_with() -> None:
+    class Refused(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.INTERNAL
+
+        def details(self) -> str:
+            return HOSTILE
+
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
+    assert str(from_rpc(Refused())) == f"The cloud answered INTERNAL: {one_line(HOSTILE)}."
+    assert not _CONTROL.search(one_line(HOSTILE)) and "\n" not in one_line(HOSTILE)
+
+
+def test_wrong_use_shows_what_was_given_harmlessly(invoke: Invoke) -> None:
+    status, _, err = invoke("generate", "你好", "--edge-model", HOSTILE)
+    assert status == 2 and err.count("\n") == 1 and not _CONTROL.search(err)
+
+
+def test_a_log_line_holds_no_control_character_and_loses_none() -> None:
+    record = logging.LogRecord("skydraft.cloud", logging.INFO, "", 0, HOSTILE, (), None)
+    record.label = HOSTILE
+    line = JsonLines().format(record)
+    assert not _CONTROL.search(line) and "\n" not in line
+    assert json.loads(line)["event"] == json.loads(line)["label"] == HOSTILE
+    assert json.loads(json_line({"text": HOSTILE + "语速"}))["text"] == HOSTILE + "语速"
+
+
+GENERATE = ["generate", "你好", *TOYS, "-n", "8", "--color", "never"]
+
+
+@pytest.mark.parametrize(
+    ("args", "states"),
+    [
+        (GENERATE, ["Loading toy:drift=0.4…", "Loading toy…"]),
+        (["doctor", *TOYS], ["Loading toy:drift=0.4…", "Loading toy…", "Measuring a gate…"]),
+        (["doctor", *TOYS, "--probe-again"], ["Loading and measuring toy…"]),
+        (["doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *TOYS[:2]], ["Asking 127.0.0.1:9…"]),
+    ],
+)
+def test_what_takes_long_is_shown_for_as_long_as_it_does(tmp_path: Path, args: list[str], states: list[str]) -> None:
+    _, screen = on_screen(tmp_path, *args)
+    for state in states:
+        assert f"{state}\r\x1b[K" in screen
+    _, plain = on_screen(tmp_path, *args, TERM="dumb")
+    assert all(f"{state}\n" in plain for state in states) and "\x1b" not in plain
+
+
+@pytest.mark.parametrize("option", ["-q", "--json"])
+def test_nothing_is_shown_to_whoever_wants_quiet(tmp_path: Path, option: str) -> None:
+    args = ["generate", "你好", *TOYS, "-n", "8", option]
+    assert "Loading" not in on_screen(tmp_path, *args)[1]
+    assert on_screen(tmp_path, *args, piped="out") == (0, "")
+
+
+def test_nor_where_there_is_no_terminal(tmp_path: Path, invoke: Invoke) -> None:
+    assert "Loading" not in invoke(*GENERATE)[2]
+    assert "Loading" not in on_screen(tmp_path, *GENERATE, piped="err")[1]
+
+
+def test_a_state_fits_on_its_line_and_is_gone_after_an_error(tmp_path: Path) -> None:
+    name = "没有的模型" * 10
+    status, screen = on_screen(tmp_path, "generate", "你好", "--edge-model", name, COLUMNS="60")
+    state, _, rest = screen.partition("\r\x1b[K")
+    assert status == 2 and state.startswith("Loading 没有的模型") and len(state.encode("gbk")) < 60
+    assert rest.startswith("skydraft: ")

@@ -1,0 +1,113 @@
+"""Ctrl-C while a GGUF file loads: llama.cpp calls Python meanwhile, where an exception would be lost."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skydraft.engines.llamacpp import LlamaCppEngine, interrupts_kept
+from skydraft.engines.options import EngineOptions
+from skydraft.errors import BrokenModel
+
+LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+PROGRESS = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
+NUM_TENSORS = 20
+
+
+class FakeLibrary:
+    """Loads in `NUM_TENSORS` steps, logs each, and asks after each whether to go on. Ctrl-C comes during one step."""
+
+    llama_progress_callback = PROGRESS
+
+    def __init__(self, interrupted_at: int | None) -> None:
+        self.interrupted_at = interrupted_at
+        self.log = LOG(lambda level, text, data: None)
+        self.num_loaded, self.freed = 0, []
+
+    def llama_model_default_params(self) -> SimpleNamespace:
+        return SimpleNamespace(n_gpu_layers=0, progress_callback=None)
+
+    def llama_model_load_from_file(self, path: bytes, params: Any) -> int | None:
+        for step in range(NUM_TENSORS):
+            if step == self.interrupted_at:
+                ctypes.CDLL(None)["raise"](signal.SIGINT)  # seen by Python in whatever of its code runs next
+            self.log(1, b"tensor", None)
+            self.num_loaded += 1
+            if not params.progress_callback(step / NUM_TENSORS, None):
+                return None
+        return 4711
+
+    def llama_model_free(self, model: int) -> None:
+        self.freed.append(model)
+
+
+def load(library: FakeLibrary) -> Any:
+    engine = object.__new__(LlamaCppEngine)
+    engine._lib = library
+    return engine._load_model(Path("some.gguf"), EngineOptions())
+
+
+@pytest.fixture(autouse=True)
+def usual_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("step", [0, 7, NUM_TENSORS - 1])
+def test_it_ends_the_loading_at_the_next_step(step: int) -> None:
+    library = FakeLibrary(step)
+    with pytest.raises(KeyboardInterrupt):
+        load(library)
+    assert step + 1 <= library.num_loaded <= step + 2
+
+
+def test_a_model_that_is_there_by_then_is_freed() -> None:
+    library = FakeLibrary(3)
+    library.llama_progress_callback = lambda go_on: lambda progress, data: True  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        load(library)
+    assert library.freed == [4711] and library.num_loaded == NUM_TENSORS
+
+
+def test_without_it_nothing_is_changed() -> None:
+    library = FakeLibrary(None)
+    assert load(library) == 4711 and library.freed == []
+    library.llama_model_load_from_file = lambda path, params: None  # type: ignore[method-assign]
+    with pytest.raises(BrokenModel):
+        load(library)
+
+
+def test_a_handler_of_somebody_else_is_left_alone() -> None:
+    seen: list[int] = []
+
+    def mine(number: int, frame: object) -> None:
+        seen.append(number)
+
+    signal.signal(signal.SIGINT, mine)
+    assert load(FakeLibrary(3)) == 4711 and seen == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is mine
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_another_thread_loads_as_before() -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(load(FakeLibrary(None))))
+    thread.start()
+    thread.join()
+    assert found == [4711]
+
+
+def test_an_error_in_the_block_does_not_hide_it() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts_kept() as interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted == [signal.SIGINT]
+        raise BrokenModel("cut off")
