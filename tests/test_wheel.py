@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("setuptools", reason="the build backend is not installed, and there is no network to get it")
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     shutil.copytree(ROOT / "skydraft", source / "skydraft", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "skydraft_command.py"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*build, "-w", out, source], check=True, capture_output=True, timeout=LIMIT_S)
@@ -100,7 +100,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {path for path in (ROOT / "skydraft").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    assert packed == {str(path.relative_to(ROOT)) for path in files}
+    assert packed == {str(path.relative_to(ROOT)) for path in files} | {"skydraft_command.py"}
     assert {Path(name).suffix for name in packed} >= {".html", ".css", ".js", ".j2", ".json", ".safetensors", ".proto"}
 
 
