@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 _INTERRUPTED = 130  # what shells use for a process ended by Ctrl-C
@@ -9,6 +10,7 @@ _INTERRUPTED = 130  # what shells use for a process ended by Ctrl-C
 
 def main() -> None:
     """Run a command and exit, as `skydraft.cli.main.main` does."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is said by us, in one line
     try:
         from skydraft.cli.main import main as run
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
 from skydraft.decoding.builder import start_generation
@@ -65,6 +65,7 @@ def connect(
     timeout_s: float = 30.0,
     require: bool = False,
     open_ahead: bool = False,
+    on_target_change: Literal["stop", "continue"] = "continue",
     notify: Callable[[str], None] | None = None,
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to be passed to `generate` as `cloud`. Nothing is sent before it is needed.
@@ -72,14 +73,23 @@ def connect(
     Beyond this machine TLS is spoken: by the system's roots, or by `tls_ca` (PEM), to a server called `tls_name` or as
     its address says; `insecure` speaks plaintext. `timeout_s` is how long an answer is waited for; a gated plan goes on
     alone within a second of silence, unless `require`. `open_ahead` opens each session in the
-    background at once. `notify` gets a line when the cloud goes and when it is back. Raises OptionError.
+    background at once. When the server comes back with another model, execution or a smaller context, a lossless text
+    stops, and a gated one goes on and says so, unless `on_target_change` is "stop". `notify` gets a line when the cloud
+    goes and when it is back. Raises OptionError.
     """
     from skydraft.edge.connection import Cloud
     from skydraft.edge.link import LinkOptions
 
     link = LinkOptions(address, token=token, tls_ca=tls_ca, tls_name=tls_name, insecure=insecure)
     behaviour: dict[str, Any] = {"notify": notify} if notify else {}
-    return Cloud(link, timeout_s=timeout_s, require=require, open_ahead=open_ahead, **behaviour)
+    return Cloud(
+        link,
+        timeout_s=timeout_s,
+        require=require,
+        open_ahead=open_ahead,
+        on_target_change=on_target_change,
+        **behaviour,
+    )
 
 
 def generate(

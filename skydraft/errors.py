@@ -24,6 +24,7 @@
         ├── CloudBusy           the server has no room for another request
         ├── RateLimited         the token has used up its share for now
         ├── NotAuthorized       no token, or one that the server does not know
+        ├── TargetChanged       another model, execution or a smaller context than the text was begun with
         ├── TlsFailure          no encrypted connection to this server, now or later
         ├── SessionNotFound     the session ended, was evicted, or the server was restarted
         ├── SessionTaken        another generation uses this session number
@@ -197,6 +198,13 @@ class NotAuthorized(CloudError):
     """No token was given, or one that the server does not know."""
 
     grpc_status = "UNAUTHENTICATED"
+    is_outage = False
+
+
+class TargetChanged(CloudError):
+    """The server runs something else than what a text was begun with. Nothing was changed."""
+
+    grpc_status = "FAILED_PRECONDITION"
     is_outage = False
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from skydraft.edge.connection import Cloud
 
 OpenWhen = Literal["lazy", "ahead"]
+OnTargetChange = Literal["stop", "continue"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,13 @@ class CloudChoice:
     timeout_s: float | None = None
     require: bool = False
     open_when: OpenWhen | None = None
+    on_target_change: OnTargetChange | None = None
 
     def __post_init__(self) -> None:
         given = {
             "--cloud-token-file": self.token_file, "--tls-ca": self.tls_ca, "--tls-name": self.tls_name,
             "--insecure": self.insecure, "--cloud-timeout": self.timeout_s,
-            "--require-cloud": self.require, "--open": self.open_when,
+            "--require-cloud": self.require, "--open": self.open_when, "--on-target-change": self.on_target_change,
         }  # fmt: skip
         useless = [option for option, value in given.items() if value is not None and value is not False]
         if self.address is None and useless:
@@ -64,6 +66,9 @@ class CloudChoice:
             raise OptionError(
                 "--require-cloud changes nothing: everything is checked here, so the cloud is needed anyway."
             )
+        takes_any = gate.plan.is_gated and gate.plan.gate.kind != "calibrated"
+        if self.on_target_change == "continue" and not takes_any:
+            raise OptionError("This text stops when the target changes: it is the target's own, or made for it.")
         if not gate.plan.is_gated and self.open_when:
             raise OptionError("--open does not apply here: everything is checked, so the session opens at once.")
 
@@ -84,6 +89,7 @@ class CloudChoice:
             timeout_s=30.0 if self.timeout_s is None else self.timeout_s,
             require=self.require,
             open_ahead=self.open_when == "ahead",
+            on_target_change=self.on_target_change or "continue",
             notify=notify or TERMINAL.say,
         )
 
@@ -125,6 +131,10 @@ _USE = [
     option(
         "--open open_when", None, "Open the session when it is first needed, or ahead of that (default: lazy).",
         type=click.Choice(get_args(OpenWhen)),
+    ),
+    option(
+        "--on-target-change", None, "When the server comes back with another model: go on, with a notice, or stop. A "
+        "lossless text always stops (default: continue).", type=click.Choice(get_args(OnTargetChange)),
     ),
 ]  # fmt: skip
 

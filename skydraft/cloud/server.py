@@ -17,6 +17,7 @@ import grpc
 
 from skydraft import __version__
 from skydraft.cloud.access import Keyring
+from skydraft.cloud.certificate import check_certificate
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.service import VerifierService
 from skydraft.cloud.worker import Worker
@@ -153,10 +154,8 @@ class CloudServer:
         cert, key = self._options.tls_cert, self._options.tls_key
         if cert is None or key is None:
             return None
-        try:
-            return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
-        except OSError as error:
-            raise OptionError(f"The certificate or its key cannot be read: {error}.") from error
+        check_certificate(cert, key)
+        return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
 
     async def _set_health(self, *, serving: bool) -> None:
         from grpc_health.v1 import health_pb2

@@ -17,7 +17,7 @@ from skydraft.cloud.worker import Worker
 from skydraft.errors import CloudBusy, CloudFailure, LimitExceeded, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.status import to_status
-from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
 from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
@@ -78,7 +78,7 @@ class VerifierService:
         self._check_opening(call.opening)
         self._budget.spend(owner, call.opening.num_ids)
         self._log("open", call, owner)
-        return codec.encode_opened(await self._ask(OpenJob, call, owner, Opened))
+        return codec.encode_opened(await self._ask(OpenJob, call, owner, Opened), self._asked_for(call.opening))
 
     async def _verify(self, data: bytes, owner: str) -> bytes:
         call = codec.decode_verify_call(data)
@@ -92,7 +92,11 @@ class VerifierService:
         self._budget.spend(owner, call.num_rows)
         verdict = await self._ask(VerifyJob, call, owner, Verdict)
         self._log_verdict(call, owner, verdict)
-        return codec.encode_verdict(verdict)
+        return codec.encode_verdict(verdict, self._asked_for(call.opening))
+
+    def _asked_for(self, opening: Opening | None) -> TargetId | None:
+        """Who answers, where an opening leaves it open."""
+        return self._worker.target_id if opening and opening.target is None else None
 
     def _check_opening(self, opening: Opening) -> None:
         """Refuse what no session could hold before it waits for a seat."""
@@ -164,9 +168,11 @@ class VerifierService:
             self._check_opening(call.opening)
             self._budget.spend(owner, call.opening.num_ids)
             self._log("generate", call, owner)
+            target = self._asked_for(call.opening)
             async for emission in self._stream(call, owner):
                 self._label(context)  # the token may have been revoked meanwhile
-                yield codec.encode_emission(emission)
+                yield codec.encode_emission(emission, target)
+                target = None
         except Exception as error:
             await _abort(context, error)
 

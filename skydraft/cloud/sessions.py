@@ -14,8 +14,16 @@ import numpy as np
 from skydraft.cloud.limits import Limits
 from skydraft.decoding.verification import TargetSession
 from skydraft.engines.base import Engine, Sequence
-from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, UnknownModel, VocabularyMismatch
-from skydraft.protocol.codec import digest, short_fingerprint
+from skydraft.errors import (
+    Diverged,
+    ProtocolError,
+    SessionNotFound,
+    SessionTaken,
+    TargetChanged,
+    UnknownModel,
+    VocabularyMismatch,
+)
+from skydraft.protocol.codec import digest, short_fingerprint, target_id
 from skydraft.protocol.values import Opening, SessionCall, VerifyCall
 from skydraft.types import Reuse, Verdict
 
@@ -74,6 +82,7 @@ class Sessions:
         self._limits = limits
         self._clock = clock
         self._fingerprint = short_fingerprint(engine.vocab.fingerprint)
+        self.target_id = target_id(engine.fingerprint, "exact" if exact else "throughput", engine.context_len)
         self._table: dict[int, CloudSession] = {}
         self.num_evicted = self.num_expired = 0
 
@@ -127,6 +136,12 @@ class Sessions:
                 f"The draft model's vocabulary ({opening.fingerprint[:8]}) is not the target's "
                 f"({self._fingerprint[:8]}): token ids would mean different things.",
                 hint="Choose a draft model of the target's family.",
+            )
+        if opening.target and not self.target_id.will_do_for(opening.target):
+            raise TargetChanged(
+                f"This server runs {self._engine.name} now ({'exact' if self._exact else 'throughput'}, a context of "
+                f"{self._engine.context_len} tokens): not what this text was begun with.",
+                hint="Begin the text again, or start the server as it was.",
             )
         if opening.model not in ("", self._engine.name):
             raise UnknownModel(f"This server runs {self._engine.name}, not {opening.model}.")

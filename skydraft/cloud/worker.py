@@ -19,6 +19,7 @@ from skydraft.config import Execution
 from skydraft.engines.base import Engine, Rows
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudFailure, CloudLost, EngineError, SessionNotFound, SkydraftError
+from skydraft.protocol.values import TargetId
 
 log = logging.getLogger("skydraft.cloud")
 _TICK_S = 0.5  # how often idle sessions are looked at
@@ -70,6 +71,11 @@ class Worker:
         self._close_later: set[tuple[int, str]] = set()
         self._next_tick = 0.0
         self.num_sessions = 0  # holding KV memory, as of the last step; for other threads to read
+
+    @property
+    def target_id(self) -> TargetId:
+        """What decides the choices made here."""
+        return self._sessions.target_id
 
     def submit(self, job: Job) -> None:
         """Take a job; it will be answered."""

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
@@ -22,6 +22,7 @@ from skydraft.protocol.values import Opening, ServerInfo
 from skydraft.types import Prompt
 
 T = TypeVar("T")
+OnTargetChange = Literal["stop", "continue"]
 _NUM_PINGS = 3
 _PAUSE_S = 0.2
 _QUICK_S = 0.5
@@ -37,6 +38,8 @@ class Cloud:
     `timeout_s` is how long an answer is waited for, be the cloud busy or gone. A gated plan goes on alone within a
     second of silence, unless `require`; a cloud that is more than half a second away counts as silent there.
     It has no `engine` here: the draft model's tokenizer is needed to ask it anything.
+    `on_target_change` says whether a gated text goes on, with a notice, when the server comes back with another model,
+    execution or a smaller context; a lossless text, and one of a calibrated gate, always stop there.
     `open_ahead` opens each session at once instead of at the first escalation. `notify` gets a line when the cloud
     goes and when it is back.
     """
@@ -50,6 +53,7 @@ class Cloud:
         timeout_s: float = 30.0,
         require: bool = False,
         open_ahead: bool = False,
+        on_target_change: OnTargetChange = "continue",
         notify: Notify = _silent,
     ) -> None:
         if not 0 < timeout_s < 86400:
@@ -58,6 +62,7 @@ class Cloud:
         self._timeout_s = timeout_s
         self._require = require
         self._open_ahead = open_ahead
+        self._goes_on = on_target_change == "continue"
         self._notify = notify
 
     def info(self) -> ServerInfo:
@@ -83,6 +88,10 @@ class Cloud:
     def falls_back(self, plan: Plan) -> bool:
         """Whether a generation by this plan goes on alone when the cloud is gone."""
         return plan.is_gated and not self._require
+
+    @staticmethod
+    def _takes_any_target(plan: Plan) -> bool:
+        return plan.is_gated and plan.gate.kind != "calibrated"
 
     def costs(self, *, quick: bool) -> TargetCosts:
         """What an adaptive k starts from: the server's forward times, and the round trip of a few pings."""
@@ -111,7 +120,7 @@ class Cloud:
             self.link,
             context,
             Opening(fingerprint, prompt, params=params, top=plan.top, cache_scope=cache_scope),
-            Patience(self._timeout_s, self.falls_back(plan)),
+            Patience(self._timeout_s, self.falls_back(plan), self._goes_on and self._takes_any_target(plan)),
             streams=not plan.drafts or plan.k is None,
             vocab_size=vocab.size,
             notify=self._notify,

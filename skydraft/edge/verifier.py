@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from skydraft.errors import (
     SessionNotFound,
     SessionTaken,
     SkydraftError,
+    TargetChanged,
 )
 from skydraft.protocol import codec
 from skydraft.protocol.values import MAX_SESSION, Emission, Opened, Opening, SessionCall, VerifyCall
@@ -48,10 +49,14 @@ _STREAM_S = 24 * 3600.0  # deadline of a stream, which is watched message by mes
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait: `timeout_s` for an answer, be the cloud busy or gone; `silent_s` for any sign of life."""
+    """How long to wait: `timeout_s` for an answer, be the cloud busy or gone; `silent_s` for any sign of life.
+
+    `accepts_change` goes on with another target than the text was begun with, and says so.
+    """
 
     timeout_s: float = 30.0
     falls_back: bool = False
+    accepts_change: bool = False
 
     @property
     def silent_s(self) -> float:
@@ -155,7 +160,9 @@ class RemoteVerifier:
         """Wait for an Open that was sent ahead, if one was. Raises what came of it."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            opened = self._read(codec.decode_opened, self._link.wait(ahead, self._patience.ping_s))
+            reply = self._link.wait(ahead, self._patience.ping_s)
+            opened = self._read(codec.decode_opened, reply)
+            self._learn(reply, "OpenReply")
             self._is_open = True
             return opened
         return None
@@ -182,8 +189,16 @@ class RemoteVerifier:
             reply = self._link.call_watched("Verify", request, patience.timeout_s, patience.ping_s)
         verdict = self._read(lambda data: codec.decode_verdict(data, len(catch_up)), reply)
         self._check(verdict, block)
+        if opening is not None:
+            self._learn(reply, "VerifyReply")
         self._is_open = True
         return replace(verdict, cost=opened.cost + verdict.cost) if opened else verdict
+
+    def _learn(self, reply: bytes, kind: Literal["OpenReply", "VerifyReply", "GenerateReply"]) -> None:
+        """Note what the text is begun with, so that nothing else goes on with it."""
+        if self._opening.target is None:
+            target = self._read(lambda data: codec.decode_target(data, kind), reply)
+            self._opening = replace(self._opening, target=target)
 
     def _check(self, verdict: Verdict, block: DraftBlock) -> None:
         """Raise CloudFailure for what no verdict on this block can say: committed, it could not be undone."""
@@ -226,6 +241,7 @@ class RemoteVerifier:
         """The tokens of a stream, each as an emission of its own; what a message cost counts for its first token."""
         for message in stream.messages(self._patience.timeout_s, self._patience.ping_s):
             emission = self._read(codec.decode_emission, message)
+            self._learn(message, "GenerateReply")
             last = len(emission.token_ids) - 1
             for index, token_id in enumerate(emission.token_ids):
                 cost = emission.cost if index == 0 else Cost()
@@ -244,6 +260,13 @@ class RemoteVerifier:
                 is_silent = False
                 wait_s = pause_s if num_mended else 0.0  # each try feeds the prompt again
                 num_mended += 1
+                self._mend(error)
+            except TargetChanged as error:
+                if not self._patience.accepts_change:
+                    raise
+                last, is_silent = error, False
+                self._notify(f"{error.message} Going on with it.")
+                self._opening = replace(self._opening, target=None)
                 self._mend(error)
             except (CloudBusy, RateLimited) as error:
                 last, is_silent = error, False

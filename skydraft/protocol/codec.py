@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from skydraft.config import DecodingParams
 from skydraft.errors import OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
 from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
 
 M = TypeVar("M", bound=Message)
@@ -122,8 +123,26 @@ def _opening_message(opening: Opening) -> pb.Opening:
         params=_params_message(opening.params) if opening.params != _DEFAULT_PARAMS else None,
         top=opening.top,
         cache_scope=opening.cache_scope,
+        target=_target_message(opening.target),
         media=map(_media_message, opening.prompt.media),
     )
+
+
+def target_id(weights: str, execution: str, context_len: int) -> TargetId:
+    """How a target is named in openings, from what GetInfo says of it."""
+    return TargetId(hashlib.sha256(f"{weights} {execution}".encode()).hexdigest()[:8], context_len)
+
+
+def _target_message(target: TargetId | None) -> pb.TargetId | None:
+    return pb.TargetId(weights=bytes.fromhex(target.weights), context_len=target.context_len) if target else None
+
+
+def _read_target(message: Any) -> TargetId | None:
+    if not message.HasField("target"):
+        return None
+    if len(message.target.weights) != 4:
+        raise ValueError("it names no target")
+    return TargetId(message.target.weights.hex(), message.target.context_len)
 
 
 def _media_message(media: Media) -> pb.Media:
@@ -153,6 +172,7 @@ def _read_opening(message: pb.Opening) -> Opening:
         params=_read_params(message.params),
         top=message.top,
         cache_scope=message.cache_scope,
+        target=_read_target(message),
     )
 
 
@@ -191,9 +211,9 @@ def decode_session_call(message: pb.OpenRequest) -> SessionCall:
 
 
 @_encoder
-def encode_opened(opened: Opened) -> pb.OpenReply:
-    """Bytes of an OpenReply."""
-    return pb.OpenReply(base=opened.base, cost=_cost_list(opened.cost))
+def encode_opened(opened: Opened, target: TargetId | None = None) -> pb.OpenReply:
+    """Bytes of an OpenReply, which says who opened where the call did not."""
+    return pb.OpenReply(base=opened.base, cost=_cost_list(opened.cost), target=_target_message(target))
 
 
 @_decoder(pb.OpenReply)
@@ -236,8 +256,8 @@ def decode_verify_call(message: pb.VerifyRequest) -> VerifyCall:
 
 
 @_encoder
-def encode_verdict(verdict: Verdict) -> pb.VerifyReply:
-    """Bytes of a VerifyReply."""
+def encode_verdict(verdict: Verdict, target: TargetId | None = None) -> pb.VerifyReply:
+    """Bytes of a VerifyReply, which says who judges where the call opened a session and did not."""
     return pb.VerifyReply(
         base=verdict.base,
         num_accepted=verdict.num_accepted,
@@ -246,6 +266,7 @@ def encode_verdict(verdict: Verdict) -> pb.VerifyReply:
         audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
         audit_ranks=verdict.audit_ranks,
         cost=_cost_list(verdict.cost),
+        target=_target_message(target),
     )
 
 
@@ -275,13 +296,14 @@ def _read_verdict(message: pb.VerifyReply) -> Callable[[int], Verdict]:
 
 
 @_encoder
-def encode_emission(emission: Emission) -> pb.GenerateReply:
-    """Bytes of a GenerateReply."""
+def encode_emission(emission: Emission, target: TargetId | None = None) -> pb.GenerateReply:
+    """Bytes of a GenerateReply, the first of which says who writes where the call did not."""
     return pb.GenerateReply(
         base=emission.base,
         token_ids=emission.token_ids,
         finish=_FINISH[emission.finish],
         cost=_cost_list(emission.cost),
+        target=_target_message(target),
     )
 
 
@@ -291,6 +313,18 @@ def decode_emission(message: pb.GenerateReply) -> Emission:
     if not message.token_ids:
         raise ValueError("it holds no tokens")
     return Emission(message.base, _checked(message.token_ids), _FINISH_OF[message.finish], _read_cost(message.cost))
+
+
+def decode_target(data: bytes, reply: Literal["OpenReply", "VerifyReply", "GenerateReply"]) -> TargetId | None:
+    """Who sent a reply, where that was not known. Raises ProtocolError."""
+    return _TARGET_OF[reply](data)
+
+
+_TARGET_OF: dict[str, Callable[[bytes], TargetId | None]] = {
+    "OpenReply": _decoder(pb.OpenReply)(_read_target),
+    "VerifyReply": _decoder(pb.VerifyReply)(_read_target),
+    "GenerateReply": _decoder(pb.GenerateReply)(_read_target),
+}
 
 
 @_encoder

@@ -14,13 +14,25 @@ TokenTuple = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class TargetId:
+    """What decides a target's choices: 8 hex digits of its weights and execution, and the tokens of its context."""
+
+    weights: str
+    context_len: int
+
+    def will_do_for(self, begun: TargetId) -> bool:
+        """Whether a text that `begun` began can go on here."""
+        return self.weights == begun.weights and self.context_len >= begun.context_len
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """All that a session needs to begin, or to begin again.
 
     `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are generated tokens that the server
     had seen before. `model` "" means the one that the server has; `top` 0 exact acceptance. Speech in the prompt
     crosses in half precision, so it has to be rounded before: `Media.rounded`. KV may be shared with earlier prompts of
-    the same owner and `cache_scope`; with "" it is not.
+    the same owner and `cache_scope`; with "" it is not. `target` is what the text was begun with, None before.
     """
 
     fingerprint: str
@@ -30,6 +42,7 @@ class Opening:
     top: int = 0
     model: str = ""
     cache_scope: str = ""
+    target: TargetId | None = None
 
     @property
     def num_ids(self) -> int:

@@ -82,7 +82,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope")
+    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope", "target")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class Opening(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -99,7 +100,16 @@ class Opening(_message.Message):
     top: int
     media: _containers.RepeatedCompositeFieldContainer[Media]
     cache_scope: str
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ...) -> None: ...
+    target: TargetId
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
+
+class TargetId(_message.Message):
+    __slots__ = ("weights", "context_len")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
+    weights: bytes
+    context_len: int
+    def __init__(self, weights: _Optional[bytes] = ..., context_len: _Optional[int] = ...) -> None: ...
 
 class Media(_message.Message):
     __slots__ = ("num_mels", "features")
@@ -120,12 +130,14 @@ class OpenRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("base", "cost")
+    __slots__ = ("base", "cost", "target")
     BASE_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     base: int
     cost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, base: _Optional[int] = ..., cost: _Optional[_Iterable[int]] = ...) -> None: ...
+    target: TargetId
+    def __init__(self, base: _Optional[int] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening")
@@ -146,7 +158,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "cost")
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "cost", "target")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +166,7 @@ class VerifyReply(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     AUDIT_RANKS_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     base: int
     num_accepted: int
     token_id: int
@@ -161,7 +174,8 @@ class VerifyReply(_message.Message):
     audit: bytes
     audit_ranks: _containers.RepeatedScalarFieldContainer[int]
     cost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., cost: _Optional[_Iterable[int]] = ...) -> None: ...
+    target: TargetId
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("session",)
@@ -184,16 +198,18 @@ class GenerateRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("base", "token_ids", "finish", "cost")
+    __slots__ = ("base", "token_ids", "finish", "cost", "target")
     BASE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     base: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish: Finish
     cost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, base: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., cost: _Optional[_Iterable[int]] = ...) -> None: ...
+    target: TargetId
+    def __init__(self, base: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,29 @@ def test_a_port_in_use_and_a_broken_certificate_are_one_line_each(server: Servin
         Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=broken, tls_key=broken))
     with pytest.raises(OptionError, match="cannot be read"):
         Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=tmp_path / "no", tls_key=tmp_path / "no"))
+
+
+def test_a_certificate_that_no_client_would_take_is_noticed_at_the_start(tmp_path: Path) -> None:
+    authority, now = trustme.CA(), datetime.now(UTC)
+
+    def files(name: str, **dates: Any) -> tuple[Path, Path]:
+        issued = authority.issue_cert("localhost", **dates)
+        cert, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
+        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        key.write_bytes(issued.private_key_pem.bytes())
+        return cert, key
+
+    old = files("old", not_before=now - timedelta(days=9), not_after=now - timedelta(days=2))
+    young = files("young", not_before=now + timedelta(days=2), not_after=now + timedelta(days=9))
+    good, other = files("good"), files("other")
+    for (cert, key), says in (
+        (old, "certificate has expired"), (young, "not yet valid"), ((good[0], other[1]), "key values mismatch"),
+        ((good[1], good[1]), "cannot be used"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=says):
+            Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=cert, tls_key=key))
+    with serving(open_toy("toy"), tls_cert=good[0], tls_key=good[1]):
+        pass
 
 
 def test_health_and_reflection_answer_and_health_ends_before_the_server(server: Serving) -> None:

@@ -1,0 +1,43 @@
+"""A certificate and its key, tried before anybody connects: what no client would take is refused at the start."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from skydraft.errors import OptionError
+
+
+def check_certificate(cert: Path, key: Path) -> None:
+    """Greet ourselves, in memory. Raises OptionError for files that are unreadable or no pair, or expired."""
+    try:
+        greeted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        greeted.load_cert_chain(cert, key)
+        greeting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        greeting.check_hostname = False
+        greeting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever signed it, its dates are looked at
+        greeting.load_verify_locations(cert)
+        _shake_hands(greeted, greeting)
+    except ssl.SSLCertVerificationError as error:
+        raise OptionError(
+            f"The certificate {cert} cannot be used: {error.verify_message}.", hint="Make or ask for a new one."
+        ) from error
+    except ssl.SSLError as error:
+        reason = (error.reason or "it is no PEM file").replace("_", " ").lower()
+        raise OptionError(
+            f"The certificate {cert} and the key {key} cannot be used: {reason}.",
+            hint="Give the two that belong together.",
+        ) from error
+    except OSError as error:
+        raise OptionError(f"The certificate or its key cannot be read: {error}.") from error
+
+
+def _shake_hands(greeted: ssl.SSLContext, greeting: ssl.SSLContext) -> None:
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [greeting.wrap_bio(back, there, server_side=False), greeted.wrap_bio(there, back, server_side=True)]
+    for _ in range(4):  # each waits for the other a few times
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
