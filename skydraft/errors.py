@@ -31,12 +31,26 @@
         ├── Diverged            the two sides have different texts of the same length
         └── CloudFailure        the server failed; its log says why
 
-Every message is one line; `hint` is the next thing to do.
+Every message is one line; `hint` is the next thing to do. Where they are raised they name options as the command line
+does; what is read from an error names them as Python does, `temperature` for --temperature, but for `line`.
 """
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+_FLAGS = re.compile(r"(skydraft [a-z]+[^.]*)|--([a-z][a-z-]*)")  # a command that is to be run keeps its flags
+_NAMES = {
+    "cloud-timeout": "timeout_s", "context": "context_len", "threads": "num_threads", "grace": "grace_s",
+    "session-ttl": "session_ttl_s",
+    "require-cloud": "require",
+    "accept": "top", "edge-model": "edge", "cloud-model": "cloud", "cloud-token-file": "token",
+}  # fmt: skip
+
+
+def _in_python(text: str) -> str:
+    return _FLAGS.sub(lambda found: found[1] or _NAMES.get(found[2]) or found[2].replace("-", "_"), text)
 
 
 class SkydraftError(Exception):
@@ -52,8 +66,22 @@ class SkydraftError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self._hint = hint
+
+    @property
+    def message(self) -> str:
+        """What is wrong."""
+        return _in_python(str(self.args[0]))
+
+    @property
+    def hint(self) -> str:
+        """What to do next; empty where there is nothing to say."""
+        return _in_python(self._hint)
+
+    @property
+    def line(self) -> str:
+        """Both, for the command line: options are flags."""
+        return f"{self.args[0]} {self._hint}".strip()
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()

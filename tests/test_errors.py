@@ -10,7 +10,7 @@ import pytest
 
 import skydraft
 from skydraft import errors
-from skydraft.errors import SkydraftError
+from skydraft.errors import OptionError, SkydraftError
 
 GRPC_STATUSES = {
     "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
@@ -51,3 +51,17 @@ def test_the_public_names_are_what_can_be_imported() -> None:
     public = {name for name in vars(skydraft) if not name.startswith("_")}
     modules = {module.name for module in pkgutil.iter_modules(skydraft.__path__)}
     assert set(skydraft.__all__) == public - modules
+
+
+def test_options_are_named_as_they_are_given() -> None:
+    """By a flag on the command line, by its name in Python; a command that is to be run keeps its flags."""
+    error = OptionError(
+        "--max-new-tokens must be positive.", hint="Run: skydraft doctor --cloud 10.0.0.1:7. To wait: --cloud-timeout."
+    )
+    assert error.line == f"{error.args[0]} Run: skydraft doctor --cloud 10.0.0.1:7. To wait: --cloud-timeout."
+    assert str(error) == "max_new_tokens must be positive. Run: skydraft doctor --cloud 10.0.0.1:7. To wait: timeout_s."
+    assert f"{error.message} {error.hint}" == str(error)
+    with pytest.raises(OptionError, match=r"^min_p must be between"):
+        skydraft.DecodingParams(min_p=3)
+    with pytest.raises(OptionError, match=r"^k must be"):
+        skydraft.make_plan(k=0)

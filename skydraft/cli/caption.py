@@ -94,7 +94,7 @@ def _describe_all(
                 raise  # the next recording would fare no better
             except SkydraftError as error:
                 num_failed += 1
-                TERMINAL.say(str(error))
+                TERMINAL.say(error.line)
                 rows.write({"file": str(path), "error": str(error)})
             done()
     return 1 if num_failed else 0

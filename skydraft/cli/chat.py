@@ -139,7 +139,7 @@ def chat(
             except SkydraftError as error:
                 talk.turns = before  # nothing that was said is lost, and the question can be asked again
                 hint = " Begin anew with /clear." if isinstance(error, ContextExceeded) else ""
-                TERMINAL.say(f"{error.message if hint else error}{hint}")
+                TERMINAL.say(f"{error.message if hint else error.line}{hint}")
 
 
 class _Quit(Exception):

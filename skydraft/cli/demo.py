@@ -43,4 +43,4 @@ if __name__ == "__main__":
     try:
         demo()
     except SkydraftError as error:
-        sys.exit(f"skydraft: {error}")
+        sys.exit(f"skydraft: {error.line}")

@@ -100,7 +100,7 @@ def _models(console: Console) -> Iterator[str]:
             with TERMINAL.state(f"Checking {row.name}…"):
                 verify(row.path)
         except SkydraftError as error:
-            yield str(error)
+            yield error.line
 
 
 def _measure(console: Console, models: ModelChoice) -> list[str]:
@@ -110,7 +110,7 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
         try:
             engines[side] = load_engine(name, models.options, offline=True)
         except SkydraftError as error:
-            return [f"the {side} model does not load: {error}"]
+            return [f"the {side} model does not load: {error.line}"]
     draft, target = engines["draft"], engines["target"]
     for side, engine in engines.items():
         console.print(f"\n{side}: {engine.name}, context {engine.context_len}")
@@ -119,7 +119,7 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
         check_same(draft.vocab, target.vocab)
         console.print("\nvocabulary   the same on both sides")
     except SkydraftError as error:
-        return [str(error)]
+        return [error.line]
     with TERMINAL.state("Measuring a gate…"):
         gate_ms = signals_ms(draft.vocab.size)
     console.print(f"signals      {gate_ms:.2f} ms a token for a gate on uncertainty")

@@ -21,7 +21,7 @@ def examine(console: Console, cloud: Cloud, models: ModelChoice) -> Iterator[str
             info = cloud.info()
             rtt_ms, late_ms = ping_times(cloud)
     except CloudError as error:
-        yield f"{address} cannot be used: {error}"
+        yield f"{address} cannot be used: {error.line}"
         return
     encryption = "TLS" if cloud.link.uses_tls else "plaintext"
     console.print(f"cloud        {address}, skydraft {info.version}, {encryption}, token accepted or not needed")
@@ -37,7 +37,7 @@ def examine(console: Console, cloud: Cloud, models: ModelChoice) -> Iterator[str
         with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):
             found = examine_link(edge, cloud, info, rtt_ms)
     except SkydraftError as error:
-        yield f"{edge.name} cannot draft for {info.model}: {error}"
+        yield f"{edge.name} cannot draft for {info.model}: {error.line}"
         return
     _show(console, found)
 

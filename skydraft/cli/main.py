@@ -58,7 +58,7 @@ def run(args: Seq[str] | None = None) -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except SkydraftError as error:
-        return _fail(str(error), error.exit_status)
+        return _fail(error.line, error.exit_status)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2

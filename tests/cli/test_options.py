@@ -74,8 +74,9 @@ def test_the_default_target_is_that_of_the_default_pair() -> None:
 
 @pytest.mark.parametrize("given", [{"insecure": True}, {"timeout_s": 0.0}, {"require": True}, {"open_when": "lazy"}])
 def test_an_option_of_a_cloud_wants_a_cloud(given: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="--cloud HOST:PORT"):
+    with pytest.raises(OptionError, match="about a cloud server") as raised:
         CloudChoice(**given)
+    assert "--cloud HOST:PORT" in raised.value.line
     assert CloudChoice("localhost:1", **given).address
 
 

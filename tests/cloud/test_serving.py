@@ -325,9 +325,9 @@ def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) ->
         assert len(got.token_ids) == 20
         cloud.close()
         strangers: list[tuple[dict[str, Any], str]] = [
-            ({}, "wants TLS, and this connection is plaintext.*--tls-ca"),
-            ({"tls_ca": trustme.CA().cert_pem.bytes()}, "not signed by anybody trusted here.*--tls-ca"),
-            ({"tls_ca": ca, "tls_name": "elsewhere"}, "names another host.*--tls-name"),
+            ({}, "wants TLS, and this connection is plaintext.*tls_ca"),
+            ({"tls_ca": trustme.CA().cert_pem.bytes()}, "not signed by anybody trusted here.*tls_ca"),
+            ({"tls_ca": ca, "tls_name": "elsewhere"}, "names another host.*tls_name"),
         ]
         for options, says in strangers:
             for plan in (make_plan("quality"), make_plan("lossless")):
@@ -337,7 +337,7 @@ def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) ->
                     skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=stranger, plan=plan).run()
                 assert time.monotonic() - began < 5  # not the 30 seconds of somebody who is away
                 stranger.close()
-    with serving(open_toy("toy")) as server, pytest.raises(TlsFailure, match=r"speaks no TLS.*--insecure"):
+    with serving(open_toy("toy")) as server, pytest.raises(TlsFailure, match=r"speaks no TLS.*insecure"):
         skydraft.connect(server.address, tls_ca=ca).info()
     with pytest.raises(OptionError, match="no certificate in PEM form"):
         skydraft.connect("localhost:1", tls_ca=b"nonsense")

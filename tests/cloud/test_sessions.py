@@ -362,5 +362,6 @@ def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(stage: str,
 @pytest.mark.parametrize("name", ["max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_limits_that_nobody_could_keep_are_refused_by_the_name_of_their_option(name: str, value: float) -> None:
-    with pytest.raises(OptionError, match="--" + name.removesuffix("_s").replace("_", "-")):
+    with pytest.raises(OptionError, match=name) as raised:
         Limits(**{name: value})  # type: ignore[arg-type]
+    assert "--" + name.removesuffix("_s").replace("_", "-") in raised.value.line

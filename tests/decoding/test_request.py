@@ -31,8 +31,8 @@ SIMPLE = GenerateRequest(asked("我"))
     ("parts", "error", "says"),
     [
         ({"messages": ()}, PromptError, "nothing to answer"),
-        ({"messages": asked("我", "你"), "raw": True}, OptionError, "--raw continues a single text"),
-        ({"messages": (*asked("我"), *asked("你")), "raw": True}, OptionError, "--raw continues a single text"),
+        ({"messages": asked("我", "你"), "raw": True}, OptionError, "raw continues a single text"),
+        ({"messages": (*asked("我"), *asked("你")), "raw": True}, OptionError, "raw continues a single text"),
         ({"execution": "Exact"}, OptionError, "exact, throughput, not 'Exact'"),
         ({"execution": ""}, OptionError, "exact, throughput, not ''"),
         ({"execution": "fast", "plan": make_plan("quality")}, OptionError, "not 'fast'"),

@@ -187,7 +187,7 @@ def test_a_first_block_is_on_base_0_and_each_one_on_what_was_committed_before() 
 def test_the_execution_is_the_servers_to_choose(clouds: dict[int, Any], plan: Any) -> None:
     for execution in ("exact", "throughput"):
         given_plan = make_plan(gate="always", k=3) if plan.mode == "lossless" else plan
-        with pytest.raises(OptionError, match="--execution is the server's"):
+        with pytest.raises(OptionError, match="execution is the server's"):
             skydraft.generate(PROMPT, edge=toys.toy(4), cloud=clouds[4], plan=given_plan, raw=True, execution=execution)
 
 

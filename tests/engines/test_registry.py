@@ -110,11 +110,11 @@ def test_a_file_is_for_llama_cpp(tmp_path: Path, opened: list[tuple[str, Path]])
 @pytest.mark.parametrize(
     ("kind", "option", "value", "message"),
     [
-        ("toy", "num_threads", 2, "--threads does not apply to toy:x, which is a toy. Remove --threads."),
-        ("toy", "gpu_layers", -1, "--gpu-layers does not apply to toy:x, which is a toy"),
-        ("gguf", "quantization", "8bit", "--quantization does not apply to m.gguf, which is a GGUF model"),
-        ("gguf", "device", "cuda", "--device does not apply to m.gguf"),
-        ("folder", "gpu_layers", 1, "--gpu-layers does not apply to f, which is a transformers checkpoint"),
+        ("toy", "num_threads", 2, "num_threads does not apply to toy:x, which is a toy. Remove num_threads."),
+        ("toy", "gpu_layers", -1, "gpu_layers does not apply to toy:x, which is a toy"),
+        ("gguf", "quantization", "8bit", "quantization does not apply to m.gguf, which is a GGUF model"),
+        ("gguf", "device", "cuda", "device does not apply to m.gguf"),
+        ("folder", "gpu_layers", 1, "gpu_layers does not apply to f, which is a transformers checkpoint"),
     ],
 )
 def test_an_option_that_does_not_apply(kind: str, option: str, value: Any, message: str, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_plugin_is_asked_for_by_name(spec: str, path: str, install: Any) -> No
     assert engine_names() == {"mlx", "toy"}
     engine = open_engine("mlx", spec, None, EngineOptions(num_threads=3))
     assert engine.name == f"{spec} at {path}, 3 threads"
-    with pytest.raises(OptionError, match=f"--device does not apply to {spec}, which is a model of ours"):
+    with pytest.raises(OptionError, match=f"device does not apply to {spec}, which is a model of ours"):
         open_engine("mlx", spec, None, EngineOptions(device="cuda"))
 
 
@@ -236,7 +236,7 @@ def test_an_installed_package_brings_an_engine(tmp_path: Path, monkeypatch: pyte
         with open_engine("thrown", "thrown:x", None, EngineOptions(context_len=32)) as engine:
             assert (engine.name, engine.context_len) == ("thrown:x", 32)
             assert engine.open([0, 1]).extend([1]).shape == (1, engine.vocab.size)
-        with pytest.raises(OptionError, match="--dtype does not apply to thrown, which is a model of the plug-in"):
+        with pytest.raises(OptionError, match="dtype does not apply to thrown, which is a model of the plug-in"):
             open_engine("thrown", "thrown", None, EngineOptions(dtype="float16"))
     finally:
         sys.modules.pop("thrown_away_engine", None)

@@ -175,7 +175,7 @@ def test_what_is_refused_and_changes_nothing():
             sequence.truncate(wrong)
     assert sequence.token_ids.tolist() == [1, 2] and engine.kv_length(sequence) == 2
     assert sequence.extend([1] * 18).shape == (18, SIZE)
-    for prompt, error in (([], PromptError), ([1] * 20, PromptError), ([SIZE], EngineError), ([1, -1], EngineError)):
+    for prompt, error in (([], PromptError), ([1] * 20, PromptError), ([SIZE], PromptError), ([1, -1], PromptError)):
         with pytest.raises(error):
             engine.open(prompt)
 

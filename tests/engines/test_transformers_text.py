@@ -306,9 +306,9 @@ def test_lossless_equals_cloud_on_a_gpu(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (EngineOptions(dtype="int8"), "--dtype must be one of float32, bfloat16, float16, not 'int8'"),
-        (EngineOptions(device="tpu"), "--device must be cpu or cuda, not 'tpu'"),
-        (EngineOptions(device="cuda:"), "--device must be cpu or cuda, not 'cuda:'"),
+        (EngineOptions(dtype="int8"), "dtype must be one of float32, bfloat16, float16, not 'int8'"),
+        (EngineOptions(device="tpu"), "device must be cpu or cuda, not 'tpu'"),
+        (EngineOptions(device="cuda:"), "device must be cpu or cuda, not 'cuda:'"),
         (EngineOptions(device="cuda:99"), "torch sees no device cuda:99 here"),
     ],
 )

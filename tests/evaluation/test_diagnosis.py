@@ -268,7 +268,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_is_sent(
         cloud = skydraft.connect(server.address, require=True)
         info = cloud.info()
         cloud.link.take_bytes()
-        with pytest.raises(VocabularyMismatch, match="--edge-model"):
+        with pytest.raises(VocabularyMismatch, match="Choose another edge"):
             examine_link(toys.toy(1), cloud, info, 1.0)
         assert cloud.link.take_bytes() == (0, 0)
         cloud.close()

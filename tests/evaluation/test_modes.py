@@ -80,7 +80,7 @@ def test_where_the_target_works_alone(text: str, alone: bool) -> None:
     ("text", "says"),
     [
         ("turbo", "no mode 'turbo'"),
-        ("quality;k=0", "--k must be"),
+        ("quality;k=0", "k must be"),
         ("quality;k=2;k=3", "k=3 does not fit"),
         ("quality;edge", "edge does not fit"),
         ("mode=quality;edge", "edge does not fit"),
@@ -91,7 +91,7 @@ def test_where_the_target_works_alone(text: str, alone: bool) -> None:
         ("gate=perplexity:3", "no gate"),
         ("lossless;gate=entropy:1", "lossy"),
         ("edge;k=3", "one model works alone"),
-        ("lossless;eager", "--eager"),
+        ("lossless;eager", "eager"),
         ("lossless;accept=top:3", "lossy"),
         ("cloud;eager", "one model works alone"),
         ("auto;k=auto", "does not go with a calibrated gate"),

@@ -207,7 +207,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "a peer that is none": (nested(RUN, "modes.0.peer", "hf"), "modes.0.peer"),
     "a plan that cannot be": (nested(RUN, "modes.0.plan.k", 0), "Line 1"),
     "a gate that is none": (nested(RUN, "modes.0.plan.gate.kind", "mood"), "no gate 'mood'"),
-    "parameters out of range": (nested(RUN, "modes.0.params.temperature", -1), "--temperature"),
+    "parameters out of range": (nested(RUN, "modes.0.params.temperature", -1), ": temperature must"),
 }  # fmt: skip
 
 

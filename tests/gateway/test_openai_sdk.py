@@ -163,7 +163,7 @@ def test_what_cannot_be_kept_is_refused_with_the_name_of_the_field(client: opena
     ("options", "says"),
     [
         ({"skydraft": {"gate": "entropy"}}, "gate"),
-        ({"skydraft": {"mode": "cloud", "k": 3}}, "--k"),
+        ({"skydraft": {"mode": "cloud", "k": 3}}, "k does not"),
         ({"skydraft": {"mode": "lossless", "gate": "entropy:1"}}, "lossy"),
         ({"skydraft": {"k": 33}}, "k"),
         ({"skydraft": {"k": True}}, "k"),

@@ -106,7 +106,7 @@ def test_an_agreement_that_the_draft_model_reaches_alone_needs_no_call(agreement
 
 @pytest.mark.parametrize("agreement", [1.01, float("nan")])
 def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) -> None:
-    with pytest.raises(OptionError, match=r"up to 1\.00.*--mode lossless"):
+    with pytest.raises(OptionError, match=r"up to 1\.00.*mode lossless"):
         made().limit(agreement, 5)
 
 

@@ -192,7 +192,7 @@ def test_broken_template(fault: str) -> None:
     with pytest.raises(BrokenModel) as caught:
         rendered(BROKEN[fault])
     assert caught.value.message.startswith("The chat template of this model fails: ")
-    assert "--raw" in caught.value.hint and "\n" not in str(caught.value)
+    assert "raw" in caught.value.hint and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("fault", BROKEN)
