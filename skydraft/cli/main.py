@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -72,7 +73,8 @@ def run(args: Seq[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _fail(f"{error.strerror or error}: {error.filename or 'the system refused'}.", 1)
+        unnamed = "standard output" if error.errno == errno.ENOSPC else "the system refused"
+        return _fail(f"{error.strerror or error}: {error.filename or unnamed}.", 1)
 
 
 def _fail(message: str, status: int) -> int:

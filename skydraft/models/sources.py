@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -16,9 +17,10 @@ from typing import Literal
 import huggingface_hub
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-from skydraft.errors import MissingDependency, NetworkUnavailable, UnknownModel
+from skydraft.errors import MissingDependency, NetworkUnavailable, NotEnoughDisk, UnknownModel
 from skydraft.models.manifest import Part
 
+_DISK = (errno.ENOSPC, errno.EDQUOT)
 HUB_ANSWER_TIMEOUT_S = 4.0
 PIP_POLL_S = 0.25
 # What a transformers checkpoint is read from; leaves out second copies of the weights in other formats.
@@ -89,6 +91,13 @@ def _hub_failures(what: str) -> Iterator[None]:
             f"The Hugging Face hub has no {what}, or you have no access to it.",
             hint="Check the spelling; for a private or gated one run `hf auth login`.",
         ) from error
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise _no_hub(what, error) from error
+        raise NotEnoughDisk(
+            f"Writing {error.filename or what} failed ({error.strerror}).",
+            hint="Make room there, or set HF_HOME to a folder that has room.",
+        ) from error
     except Exception as error:
         # The hub's client lets errors of its HTTP library through, and that library changed between versions.
         raise _no_hub(what, error) from error
@@ -136,6 +145,8 @@ def _run_pip(part: Part, folder: Path, scratch: Path, on_bytes: OnBytes) -> None
         except BaseException:
             process.kill()
             raise
+    if process.returncode != 0 and os.strerror(errno.ENOSPC) in stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode != 0 or not (folder / part.wheel).is_file():
         raise NetworkUnavailable(
             f"pip could not download {part.package} {part.version} ({_pip_reason(stderr)}).",

@@ -383,3 +383,17 @@ def test_a_source_that_cannot_apply_is_refused(
     with pytest.raises(OptionError, match=source):
         fetch_model(published.model, cache, source=source, offline=offline, sources=world.sources())
     assert world.asked == []
+
+
+def test_a_full_disk_is_no_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    from skydraft.models import sources
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "/cache/blobs/1")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    with pytest.raises(NotEnoughDisk, match=r"/cache/blobs/1 failed \(No space left.*HF_HOME"):
+        sources.hub_file("org/name", "model.gguf")
