@@ -34,6 +34,12 @@ class ServerProcess:
         """SIGKILL."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+        if self._process.stderr:
+            self._process.stderr.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """SIGSTOP, for example."""
+        self._process.send_signal(number)
 
     def stop(self) -> None:
         """SIGTERM, and wait for the end."""
