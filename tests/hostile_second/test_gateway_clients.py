@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import httpx2 as httpx
@@ -36,15 +37,29 @@ def test_who_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> No
     with gateway() as running:
         body = {"model": "skydraft-edge", "messages": [{"role": "user", "content": "语速"}], **options}
         with httpx.stream("POST", f"{running.v1}/chat/completions", json=body, timeout=30) as reply:
-            text = "".join(reply.iter_text())
+            parts = []
+            for part in reply.iter_text():
+                parts.append(part)
+                time.sleep(0.005)
+    text = "".join(parts)
     assert text.endswith("data: [DONE]\n\n")
 
 
 def test_a_text_that_fits_no_context_is_refused_before_each_choice_reads_it() -> None:
     """Sixteen million characters and four choices took 700 MB and seven seconds of everybody's."""
-    with gateway() as running:
+    pair = toy_pair()
+    lengths: list[int] = []
+    plain = pair.edge.vocab._encode
+
+    def encode(text: str) -> list[int]:
+        lengths.append(len(text))
+        return plain(text)
+
+    pair.edge.vocab._encode = encode
+    with gateway(pair) as running:
         reply = running.chat("a" * (4 << 20), model="skydraft-edge", n=4)
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "context_length_exceeded"
+    assert not lengths
 
 
 def test_one_key_leaves_places_and_turns_to_the_others() -> None:

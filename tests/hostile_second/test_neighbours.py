@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.constraints import no_repeat_ngram
 from skydraft.cloud.jobs import GenerateJob, VerifyJob
-from skydraft.config import DecodingParams
 from skydraft.edge.link import Link, LinkOptions
 from skydraft.errors import LimitExceeded, SessionTaken
 from skydraft.protocol import codec
@@ -63,18 +62,18 @@ def test_a_number_that_somebody_else_works_on_is_taken_and_not_waited_for() -> N
     assert asked.is_answered and isinstance(asked.last, SessionTaken)
 
 
-@pytest.mark.parametrize("option", ["no_repeat_ngram_size", "content_ngram_size"])
-def test_a_long_ngram_costs_no_more_than_its_length(option: str) -> None:
-    """A prefix that is one token over and over, and a ban of 1,024 tokens: rows of 25 ms, 64 in a step."""
-    params = DecodingParams(max_new_tokens=4000, **{option: 1024})
-    content = int(np.flatnonzero(VOCAB.classes.content)[0])
-    chooser, row = Chooser(params, VOCAB, 1), np.zeros(VOCAB.size, np.float32)
-    prefix = np.full(3400, content, np.int32)
-    chooser.constrain(row, prefix[:3000])  # of the past, once
-    began = time.process_time()
-    for length in range(3000, 3400):
-        chooser.constrain(row, prefix[:length])
-    assert time.process_time() - began < 1.0
+def test_a_long_ngram_costs_no_more_than_its_length() -> None:
+    """A prefix that is one token over and over, and a ban of 1,024 tokens: it was compared 1,023 times for each row."""
+
+    def row_s(size: int) -> float:
+        ban, prefix = no_repeat_ngram(size), np.full(3200, 7, np.int32)
+        ban(prefix[:3000])  # of the past, once
+        began = time.process_time()
+        for length in range(3000, 3200):
+            ban(prefix[:length])
+        return time.process_time() - began
+
+    assert min(row_s(1024) for _ in range(3)) < 30 * min(row_s(2) for _ in range(3))
 
 
 def test_lists_longer_than_the_context_are_refused_before_they_are_read() -> None:
@@ -104,4 +103,4 @@ def test_lists_longer_than_the_context_are_refused_before_they_are_read() -> Non
             next(num_asked)
         each_ms = (time.process_time() - began) / next(num_asked) * 1e3
         link.close()
-    assert each_ms < 9  # 16 as objects
+    assert each_ms < 12  # 5; 22 as objects
