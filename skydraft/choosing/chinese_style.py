@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from skydraft.characters import is_cjk
-from skydraft.choosing.constraints import Constraint, Edit, repeating
-from skydraft.choosing.incremental import Along, Tally
+from skydraft.choosing.constraints import Constraint, Edit
+from skydraft.choosing.incremental import Along, Repeats, Tally
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
 
@@ -48,11 +48,11 @@ def _content_penalty(penalty: float, vocab: Vocab, prompt_len: int) -> Constrain
 
 
 def _content_ngram(size: int, vocab: Vocab, prompt_len: int) -> Constraint:
-    content = vocab.classes.content
+    content, repeats = vocab.classes.content, Repeats(size)
 
     def ban(prefix: TokenIds) -> list[Edit]:
         generated = prefix[prompt_len:]
-        return [Edit("ban", repeating(generated[content[generated]], size))]
+        return [Edit("ban", repeats.after(generated[content[generated]]))]
 
     return ban
 

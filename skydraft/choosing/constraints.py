@@ -5,8 +5,8 @@ letter: on raw logits, prompt included, in that order. `frequency_penalty`, `pre
 OpenAI defines them: mu[j] - c[j] * frequency - (c[j] > 0) * presence + bias[j], where c[j] counts how often token j was
 generated.
 
-What a row costs besides the prefix's new tokens (`incremental`): penalties, their distinct tokens; an n-gram ban of size
-n, n - 1 comparisons of the prefix, 4 bytes a token; the others nothing that grows.
+What a row costs besides the prefix's new tokens (`incremental`): penalties, their distinct tokens; an n-gram ban, the
+length of its n-gram; the others nothing that grows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.choosing.incremental import Tally
+from skydraft.choosing.incremental import Repeats, Tally
 from skydraft.engines.vocab import TokenIds
 
 
@@ -95,23 +95,8 @@ def logit_bias(biases: Iterable[tuple[int, float]]) -> Constraint:
 
 def no_repeat_ngram(size: int) -> Constraint:
     """Ban every token that would complete an n-gram which the prefix already holds."""
-
-    def ban(prefix: TokenIds) -> list[Edit]:
-        return [Edit("ban", repeating(prefix, size))]
-
-    return ban
-
-
-def repeating(history: TokenIds, size: int) -> TokenIds:
-    """Tokens Y for which (last size-1 tokens of history, Y) occurs in history; none for a history shorter than size."""
-    num_starts = len(history) - size + 1
-    if num_starts < 1:
-        return history[:0]
-    matches = np.ones(num_starts, bool)
-    tail = history[len(history) - size + 1 :]
-    for offset, token_id in enumerate(tail):
-        matches &= history[offset : offset + num_starts] == token_id
-    return history[size - 1 :][matches]
+    repeats = Repeats(size)
+    return lambda prefix: [Edit("ban", repeats.after(prefix))]
 
 
 def no_end_before(num_tokens: int, prompt_len: int, end_ids: Iterable[int]) -> Constraint:

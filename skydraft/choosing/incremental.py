@@ -6,6 +6,7 @@ two prefixes reads 4 bytes a token, 4 microseconds for 16,000.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds
 
 S = TypeVar("S")
+_SHORT_RUN = 32  # bytes; of longer runs a digest is kept
 
 
 class Follower(ABC):
@@ -104,3 +106,42 @@ class Tally(Follower):
             else:
                 self._counts[token_id] = 1
                 self._ids.extend([token_id])
+
+
+class Repeats(Follower):
+    """What followed each run of `size` - 1 tokens of a prefix. A row costs its new tokens and the length of a run."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._run_len = size - 1
+        self._followers: dict[bytes, dict[int, int]] = {}  # by run: how often each token came after it
+
+    def after(self, prefix: TokenIds) -> TokenIds:
+        """Tokens that came before after the run that ends `prefix`, each once; none for a shorter prefix."""
+        self.follow(prefix)
+        found = self._followers.get(self._key(prefix, len(prefix)), {}) if len(prefix) >= self._run_len else {}
+        return np.fromiter(found, np.int32, len(found))
+
+    def _key(self, token_ids: TokenIds, end: int) -> bytes:
+        run = token_ids[end - self._run_len : end].tobytes()
+        return run if len(run) <= _SHORT_RUN else hashlib.blake2b(run, digest_size=_SHORT_RUN).digest()
+
+    def _back(self, length: int) -> None:
+        known = self._read.view if length else self._read.view[:0]
+        if not length:
+            self._followers.clear()
+        for end in range(len(known) - 1, max(length, self._run_len) - 1, -1):
+            key, token_id = self._key(known, end), int(known[end])
+            found = self._followers[key]
+            found[token_id] -= 1
+            if not found[token_id]:
+                del found[token_id]
+            if not found:
+                del self._followers[key]
+
+    def _on(self, token_ids: TokenIds) -> None:
+        run_len, before = self._run_len, self._read.view
+        tokens = np.concatenate((before[max(len(before) - run_len, 0) :], token_ids))
+        for end in range(max(len(tokens) - len(token_ids), run_len), len(tokens)):
+            found = self._followers.setdefault(self._key(tokens, end), {})
+            found[int(tokens[end])] = found.get(int(tokens[end]), 0) + 1

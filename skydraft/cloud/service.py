@@ -74,14 +74,14 @@ class VerifierService:
         return codec.encode_info(self._info())
 
     async def _open(self, data: bytes, owner: str) -> bytes:
-        call = codec.decode_session_call(data)
+        call = codec.decode_session_call(data, self._info().context_len)
         self._check_opening(call.opening)
         self._budget.spend(owner, call.opening.num_ids)
         self._log("open", call, owner)
         return codec.encode_opened(await self._ask(OpenJob, call, owner, Opened), self._asked_for(call.opening))
 
     async def _verify(self, data: bytes, owner: str) -> bytes:
-        call = codec.decode_verify_call(data)
+        call = codec.decode_verify_call(data, self._info().context_len)
         if len(call.draft_ids) > self._limits.max_block:
             raise LimitExceeded(
                 f"The block has {len(call.draft_ids)} tokens; this server accepts up to {self._limits.max_block}.",
@@ -89,6 +89,8 @@ class VerifierService:
             )
         if call.opening:
             self._check_opening(call.opening)
+        # What no session can hold is refused before anybody looks through its ids again.
+        self._check_fits(call.base + (len(call.opening.prompt.token_ids) if call.opening else 0))
         self._budget.spend(owner, call.num_rows)
         verdict = await self._ask(VerifyJob, call, owner, Verdict)
         self._log_verdict(call, owner, verdict)
@@ -109,13 +111,16 @@ class VerifierService:
         ):
             if size > most:
                 raise LimitExceeded(f"There are {size} {what}; this server accepts up to {most}.")
-        num_ids, context_len = len(opening.prompt.token_ids), self._info().context_len
+        num_ids = len(opening.prompt.token_ids)
         if num_ids > self._limits.max_prompt:
             raise LimitExceeded(
                 f"The prompt has {num_ids} tokens; this server accepts up to {self._limits.max_prompt}."
             )
-        if opening.num_ids >= context_len:
-            raise LimitExceeded(f"{opening.num_ids} tokens do not fit in the context of {context_len}.")
+        self._check_fits(opening.num_ids)
+
+    def _check_fits(self, num_ids: int) -> None:
+        if num_ids >= (context_len := self._info().context_len):
+            raise LimitExceeded(f"{num_ids} tokens do not fit in the context of {context_len}.")
 
     async def _close(self, data: bytes, owner: str) -> bytes:
         self._worker.close_session(codec.decode_close(data), owner)
@@ -164,7 +169,7 @@ class VerifierService:
     async def _generate(self, data: bytes, context: RpcContext) -> AsyncIterator[bytes]:
         try:
             owner = self._label(context)
-            call = codec.decode_session_call(data)
+            call = codec.decode_session_call(data, self._info().context_len)
             self._check_opening(call.opening)
             self._budget.spend(owner, call.opening.num_ids)
             self._log("generate", call, owner)

@@ -93,6 +93,11 @@ class Sessions:
     def _seated(self) -> list[CloudSession]:
         return [session for session in self._table.values() if session.target.is_seated]
 
+    def is_theirs(self, number: int, owner: str) -> bool | None:
+        """Whether the session of that number is this owner's; None where there is none."""
+        session = self._table.get(number)
+        return None if session is None else session.owner == owner
+
     def admit(self, call: SessionCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
         """The session of a call, opened first where the call says so; None while no seat is free.
 

@@ -127,6 +127,11 @@ class Worker:
         if self._stopping:
             job.answer(CloudLost("The server is shutting down."))
             return
+        try:
+            self._sessions.check_ids(*_ids(job))  # once: it may wait for long
+        except SkydraftError as error:
+            self._end(job, error)
+            return
         self._scheduler.add(job)
         if job.is_answered and self._observer:
             self._observer.refused(job)
@@ -149,12 +154,15 @@ class Worker:
 
     def _admit(self) -> None:
         """Give waiting jobs their sessions, where nobody is using them and there is room."""
+        seatless: set[str] = set()  # owners for whom there is no seat now: what more they want waits unasked
         # Who has a session goes first: it must not be evicted for somebody else while its call is waiting.
         for job in sorted(self._scheduler.waiting, key=lambda job: job.call.opening is not None):
-            if job.call.session in self._scheduler.busy:
+            is_theirs = self._sessions.is_theirs(job.call.session, job.owner)
+            if is_theirs is not False and job.call.session in self._scheduler.busy:
+                continue
+            if is_theirs is None and job.owner in seatless:
                 continue
             try:
-                self._sessions.check_ids(*_ids(job))
                 session = self._sessions.admit(job.call, job.owner, self._scheduler.busy)
                 answer = job.begin(session) if session else None
             except EngineError as error:
@@ -172,6 +180,7 @@ class Worker:
                 self._scheduler.activate(job)
                 self._make_ready(job)
             else:
+                seatless.add(job.owner)
                 self._make_way(job)
 
     def _make_way(self, job: Job) -> None:

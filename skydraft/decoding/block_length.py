@@ -12,6 +12,7 @@ MAX_AUTO_K = 8
 PRIOR_ALPHA, _PRIOR_WEIGHT = 0.75, 8.0  # acceptance before anything was seen, in drafted tokens
 _MIN_GAIN = 1.05  # drafting must promise this much over plain decoding, since only k = 0 cannot be slower
 _SMOOTHING = 0.2
+_LEAST_SLOWDOWN = 1e-3  # what the other side says of its times may be anything, nothing and less included
 
 
 class KPolicy(Protocol):
@@ -67,7 +68,7 @@ class AutoK:
             slowdown = (target.forward_ms - target.prefill_ms) / (
                 target.num_passes * costs.pass_ms(rows_each) / costs.slowdown
             )
-            costs = replace(costs, slowdown=_moved(costs.slowdown, slowdown))
+            costs = replace(costs, slowdown=max(_moved(costs.slowdown, slowdown), _LEAST_SLOWDOWN))
         if record.link.rtt_ms and not (record.num_draft == 0 and costs.streams):
             wire_ms = max(record.link.rtt_ms - target.forward_ms, 0.0)
             costs = replace(costs, wire_ms=_moved(costs.wire_ms, wire_ms))

@@ -9,6 +9,7 @@ import ssl
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,7 @@ _TLS_S = 1.0  # how long a server may take to answer a greeting
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 _CLOSE_S = 0.3
+_READ_AHEAD = 1024 * 1024  # bytes of a stream that nobody has asked for yet; beyond them the server has to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,9 @@ class TokenStream:
     def __init__(self, link: Link, call: Any) -> None:
         self._link = link
         self._call = call
-        self._arrived: list[bytes | Exception] = []
+        self._arrived: deque[bytes | Exception] = deque()
+        self._num_bytes = 0  # of what has arrived
+        self._is_cancelled = False
         self._changed = threading.Condition()
         threading.Thread(target=self._read, name="stream", daemon=True).start()
 
@@ -269,8 +273,10 @@ class TokenStream:
 
     def _put(self, item: bytes | Exception) -> None:
         with self._changed:
+            self._changed.wait_for(lambda: self._num_bytes < _READ_AHEAD or self._is_cancelled)
             self._arrived.append(item)
-            self._changed.notify()
+            self._num_bytes += _size(item)
+            self._changed.notify_all()
 
     def messages(self, timeout_s: float, ping_s: float = PING_S) -> Iterator[bytes]:
         """One message after the other. Raises CloudError when the stream fails, when nobody is at the other end, and
@@ -285,8 +291,11 @@ class TokenStream:
     def _next(self, until: float, ping_s: float) -> bytes | Exception:
         while True:
             with self._changed:
-                if self._arrived or self._changed.wait(_WATCH_S):
-                    return self._arrived.pop(0)
+                if self._changed.wait_for(lambda: self._arrived, _WATCH_S):
+                    item = self._arrived.popleft()
+                    self._num_bytes -= _size(item)
+                    self._changed.notify_all()
+                    return item
             if time.monotonic() > until:
                 raise CloudTimeout("the stream is silent.")
             self._link.ping(ping_s)
@@ -294,3 +303,10 @@ class TokenStream:
     def cancel(self) -> None:
         """Read no more."""
         self._call.cancel()
+        with self._changed:
+            self._is_cancelled = True
+            self._changed.notify_all()
+
+
+def _size(item: bytes | Exception) -> int:
+    return len(item) if isinstance(item, bytes) else 0

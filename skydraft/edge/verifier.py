@@ -270,7 +270,7 @@ class RemoteVerifier:
                 self._mend(error)
             except (CloudBusy, RateLimited) as error:
                 last, is_silent = error, False
-                wait_s = error.retry_after_s if isinstance(error, RateLimited) else pause_s
+                wait_s = max(pause_s, error.retry_after_s if isinstance(error, RateLimited) else 0.0)
             except CloudTimeout as error:
                 last = error  # slow, or dead: the next try is watched, and begins by asking
             except (CloudLost, CloudFailure) as error:

@@ -31,11 +31,12 @@ from skydraft.gateway.metrics import GatewayMetrics
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.requests import Defaults, chat_requests, text_requests
-from skydraft.gateway.schema import ChatRequest, TextRequest
+from skydraft.gateway.schema import AudioPart, ChatRequest, TextRequest
 
 log = logging.getLogger("skydraft.gateway")
 R = TypeVar("R", ChatRequest, TextRequest)
 _LONG_BODY = 256 * 1024  # bytes; a longer one is not parsed in the event loop
+_MAX_CHARS = 2 * 1024 * 1024  # of text: each choice reads all of it before it is known not to fit
 _PAGE = Path(__file__).parent / "page"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -76,7 +77,7 @@ class Gateway:
         self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None
     ) -> None:
         self._pair, self._defaults, self._options = pair, defaults, options
-        self.desk = Desk(pair, options.max_running, options.max_waiting)
+        self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
         self.metrics = GatewayMetrics(self.desk)
         self.app = Starlette(
             routes=[
@@ -123,7 +124,7 @@ class Gateway:
             # Not in the event loop where it decodes a recording, or asks the cloud what it runs.
             is_quick = self._pair.was_looked_at and not _has_audio(body)
             requests = read(*given) if is_quick else await asyncio.to_thread(read, *given)
-            tickets, events = self.desk.submit(requests, streams=bool(body.stream))
+            tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream))
         except Exception as error:
             return self._refuse(error)
         self._note(body, requests, request.scope["label"])
@@ -318,9 +319,22 @@ def _parse(data: bytes, kind: type[R]) -> R:
     if b"\\u" in data and not _is_text(found):
         raise Refusal(400, "The body holds half of a character (a surrogate alone).")
     try:
-        return kind.model_validate(found)
+        body = kind.model_validate(found)
     except ValidationError as error:
         raise refusal_of(error) from error
+    if (
+        len(data) > _MAX_CHARS
+        and (num_chars := len(json.dumps(found, ensure_ascii=False)) - _speech_chars(body)) > _MAX_CHARS
+    ):
+        message = f"There are {num_chars} characters beside recordings; at most {_MAX_CHARS} are read."
+        raise Refusal(400, message, code="context_length_exceeded")
+    return body
+
+
+def _speech_chars(body: ChatRequest | TextRequest) -> int:
+    contents = [message.content for message in body.messages] if isinstance(body, ChatRequest) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return sum(len(part.input_audio.data) for part in parts if isinstance(part, AudioPart))
 
 
 def _is_text(found: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -53,11 +53,14 @@ Event: TypeAlias = Wrote | Ended | Exception
 class Ticket:
     """One choice on its way. `index` and what happens to it go into `events`; the last event is Ended or an error.
 
-    `has_begun` is set once a client has its first token, or where none waits for it.
+    `label` says whose it is. `has_begun` is set once a client has its first token, or where none waits for it.
     """
 
-    def __init__(self, request: GenerateRequest, index: int, events: asyncio.Queue[tuple[int, Event]]) -> None:
+    def __init__(
+        self, request: GenerateRequest, label: str, index: int, events: asyncio.Queue[tuple[int, Event]]
+    ) -> None:
         self.request = request
+        self.label = label
         self.has_begun = threading.Event()
         self.is_cancelled = False  # only `Desk.cancel` changes it
         self.generation: Generation | None = None  # only its thread changes it
@@ -74,11 +77,13 @@ class Ticket:
 class Desk:
     """Runs at most `max_running` tickets at a time, and lets `max_waiting` wait.
 
+    Who has the fewest running goes next. Where there are keys, who has a place already leaves as many free as it takes.
     All but `_run` belongs to the thread of the event loop.
     """
 
-    def __init__(self, pair: Pair, max_running: int, max_waiting: int) -> None:
+    def __init__(self, pair: Pair, max_running: int, max_waiting: int, *, has_keys: bool = False) -> None:
         self._pair = pair
+        self._has_keys = has_keys
         self._max_running, self._max_waiting = max_running, max_waiting
         self._waiting: deque[Ticket] = deque()
         self._running: set[Ticket] = set()
@@ -95,7 +100,7 @@ class Desk:
         return len(self._waiting)
 
     def submit(
-        self, requests: Seq[GenerateRequest], *, streams: bool = False
+        self, requests: Seq[GenerateRequest], label: str = "", *, streams: bool = False
     ) -> tuple[list[Ticket], asyncio.Queue[tuple[int, Event]]]:
         """Take all of them or none, and return where their events arrive. Raises Refusal when the queue is full.
 
@@ -104,10 +109,11 @@ class Desk:
         free = self._max_running - len(self._running) + self._max_waiting - len(self._waiting)
         if len(requests) > self._max_running + self._max_waiting:
             raise Refusal(400, f"There is room for {self._max_running + self._max_waiting} choices at most.", param="n")
-        if len(requests) > free:
+        own = sum(ticket.label == label for ticket in (*self._waiting, *self._running))
+        if len(requests) > free or (self._has_keys and own and own + 2 * len(requests) > free):
             raise busy()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # as long as the answers at most
-        tickets = [Ticket(request, index, events) for index, request in enumerate(requests)]
+        tickets = [Ticket(request, label, index, events) for index, request in enumerate(requests)]
         if not streams:
             for ticket in tickets:
                 ticket.has_begun.set()
@@ -127,7 +133,9 @@ class Desk:
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._max_running:
-            ticket = self._waiting.popleft()
+            running = Counter(ticket.label for ticket in self._running)
+            ticket = min(self._waiting, key=lambda ticket: running[ticket.label])
+            self._waiting.remove(ticket)
             self._running.add(ticket)
             future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, ticket)
             future.add_done_callback(partial(self._end, ticket))

@@ -21,6 +21,7 @@ from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
 
 _HEADER_S = 15.0  # how long a client may take to send the head of a request
+_UNREAD_S = 60.0  # how long a client may read nothing of what waits for it
 _MAX_CONNECTIONS = 512
 _GRACE_S = 5
 
@@ -69,9 +70,13 @@ def _is_loopback(host: str) -> bool:
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection on which a request does not arrive in time, byte by byte as it may come."""
+    """HTTP/1.1 that closes a connection on which a request does not arrive in time, byte by byte as it may come.
+
+    So it does where nobody reads the answer, or a few who never read would take all connections.
+    """
 
     _waiting: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -88,7 +93,22 @@ class PatientProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._is_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._is_read()
+        self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_read()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _wait(self) -> None:
         self._stop_waiting()

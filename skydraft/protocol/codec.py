@@ -7,7 +7,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,19 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from skydraft.config import DecodingParams
-from skydraft.errors import OptionError, ProtocolError
+from skydraft.errors import LimitExceeded, OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
 from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
+P = ParamSpec("P")
 
 FINGERPRINT_DIGITS = 16
 _MAX_ID = 2**31 - 1
 _MAX_RECORDINGS = 256
+_MAX_LISTED = 4096  # stop strings, or biases: a server may take far fewer, but looks no further than this
 _FINISH: dict[FinishReason | None, pb.Finish] = {
     None: pb.FINISH_NONE,
     "eos": pb.FINISH_EOS,
@@ -49,13 +51,13 @@ def short_fingerprint(fingerprint: str) -> str:
     return fingerprint[:FINGERPRINT_DIGITS]
 
 
-def _decoder(kind: type[M]) -> Callable[[Callable[[M], V]], Callable[[bytes], V]]:
+def _decoder(kind: type[M]) -> Callable[[Callable[Concatenate[M, P], V]], Callable[Concatenate[bytes, P], V]]:
     """Turn a function of a parsed message into one of bytes, in which every defect is a ProtocolError."""
 
-    def decorate(read: Callable[[M], V]) -> Callable[[bytes], V]:
-        def decode(data: bytes) -> V:
+    def decorate(read: Callable[Concatenate[M, P], V]) -> Callable[Concatenate[bytes, P], V]:
+        def decode(data: bytes, /, *args: P.args, **kwargs: P.kwargs) -> V:
             try:
-                return read(kind.FromString(data))
+                return read(kind.FromString(data), *args, **kwargs)
             except (DecodeError, ValueError, KeyError, OverflowError, OptionError) as error:
                 raise ProtocolError(f"This is no valid {kind.__name__}: {error}") from error
 
@@ -63,9 +65,6 @@ def _decoder(kind: type[M]) -> Callable[[Callable[[M], V]], Callable[[bytes], V]
         return decode
 
     return decorate
-
-
-P = ParamSpec("P")
 
 
 def _encoder(write: Callable[P, Message]) -> Callable[P, bytes]:
@@ -81,7 +80,9 @@ def _encoder(write: Callable[P, Message]) -> Callable[P, bytes]:
     return encode
 
 
-def _checked(token_ids: Any) -> tuple[int, ...]:
+def _checked(token_ids: Any, most: int = _MAX_ID) -> tuple[int, ...]:
+    if len(token_ids) > most:  # before each of them becomes an object, which takes longer than all else
+        raise LimitExceeded(f"{len(token_ids)} tokens do not fit in the context of {most}.")
     ids = tuple(token_ids)
     if ids and max(ids) > _MAX_ID:
         raise ValueError(f"no token has the id {max(ids)}")
@@ -106,6 +107,8 @@ def _params_message(params: DecodingParams) -> pb.DecodingParams:
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
     if len(UnknownFieldSet(message)):  # ignored, it would change tokens silently
         raise ValueError("it has a decoding option that this older version does not know; upgrade it")
+    if max(len(message.stop), len(message.logit_bias)) > _MAX_LISTED:
+        raise LimitExceeded(f"There are more than {_MAX_LISTED} stop strings, or biased tokens.")
     given = {field.name: value for field, value in message.ListFields()}
     if "stop" in given:
         given["stop"] = tuple(given["stop"])
@@ -161,14 +164,14 @@ def _read_media(message: pb.Media) -> Media:
     return Media(values.reshape(message.num_mels, -1))
 
 
-def _read_opening(message: pb.Opening) -> Opening:
+def _read_opening(message: pb.Opening, most: int) -> Opening:
     if len(message.media) > _MAX_RECORDINGS:
         raise ValueError(f"{len(message.media)} recordings are too many")
     return Opening(
         model=message.model,
         fingerprint=message.fingerprint.hex(),
-        prompt=Prompt(_checked(message.prompt_ids), tuple(map(_read_media, message.media))),
-        committed_ids=_checked(message.committed_ids),
+        prompt=Prompt(_checked(message.prompt_ids, most), tuple(map(_read_media, message.media))),
+        committed_ids=_checked(message.committed_ids, most),
         params=_read_params(message.params),
         top=message.top,
         cache_scope=message.cache_scope,
@@ -203,11 +206,11 @@ def encode_session_call(call: SessionCall) -> pb.OpenRequest:
 
 
 @_decoder(pb.OpenRequest)
-def decode_session_call(message: pb.OpenRequest) -> SessionCall:
-    """The value of an OpenRequest or a GenerateRequest."""
+def decode_session_call(message: pb.OpenRequest, most: int = _MAX_ID) -> SessionCall:
+    """The value of an OpenRequest or a GenerateRequest. Raises LimitExceeded for lists of more than `most` tokens."""
     if not message.HasField("opening"):
         raise ValueError("it has no opening")
-    return SessionCall(_named(message.session), message.epoch, _read_opening(message.opening))
+    return SessionCall(_named(message.session), message.epoch, _read_opening(message.opening, most))
 
 
 @_encoder
@@ -237,16 +240,16 @@ def encode_verify_call(call: VerifyCall) -> pb.VerifyRequest:
 
 
 @_decoder(pb.VerifyRequest)
-def decode_verify_call(message: pb.VerifyRequest) -> VerifyCall:
-    """The value of a VerifyRequest."""
+def decode_verify_call(message: pb.VerifyRequest, most: int = _MAX_ID) -> VerifyCall:
+    """The value of a VerifyRequest. Raises LimitExceeded for lists of more than `most` tokens."""
     call = VerifyCall(
         session=_named(message.session),
         epoch=message.epoch,
         base=message.base,
-        catch_up_ids=_checked(message.catch_up_ids),
-        draft_ids=_checked(message.draft_ids),
+        catch_up_ids=_checked(message.catch_up_ids, most),
+        draft_ids=_checked(message.draft_ids, most),
         digest=message.digest,
-        opening=_read_opening(message.opening) if message.HasField("opening") else None,
+        opening=_read_opening(message.opening, most) if message.HasField("opening") else None,
     )
     if call.base < len(call.catch_up_ids):
         raise ValueError(f"{len(call.catch_up_ids)} catch-up tokens are more than its base of {call.base}")

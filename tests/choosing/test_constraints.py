@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.constraints import Edit, apply, repeating
+from skydraft.choosing.constraints import Edit, apply
+from skydraft.choosing.incremental import Repeats
 from skydraft.config import DecodingParams
 
 from .. import reference, toys
@@ -37,7 +38,7 @@ def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prefix, prompt_
 @law(200)
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 5))
 def test_the_ngram_ban_leaves_no_way_to_repeat_an_ngram(history, size):
-    banned = set(repeating(toys.array(history), size).tolist())
+    banned = set(Repeats(size).after(toys.array(history)).tolist())
     grams = [tuple(history[start : start + size]) for start in range(len(history) - size + 1)]
     for token_id in range(4):
         completes = tuple([*history, token_id][-size:]) in grams and len(history) >= size
@@ -60,7 +61,7 @@ def test_the_ngram_ban_leaves_no_way_to_repeat_an_ngram(history, size):
     ],
 )
 def test_banned_tokens(history, size, banned):
-    assert set(repeating(toys.array(history), size).tolist()) == banned
+    assert set(Repeats(size).after(toys.array(history)).tolist()) == banned
 
 
 def edited(row, prefix, prompt_len=1, **options):

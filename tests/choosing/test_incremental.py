@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from skydraft.characters import CLOSING, FULL_STOP_LIKE
 from skydraft.choosing.chinese_style import num_cjk_since_punctuation
-from skydraft.choosing.incremental import Along, Tally
+from skydraft.choosing.incremental import Along, Repeats, Tally
 from skydraft.choosing.sentences import said_along
 from skydraft.engines.vocab import Vocab
 from tests.toys import law
@@ -94,6 +94,14 @@ def test_counts_and_gaps_are_those_of_the_prefix(walk):
         found = {int(i): int(n) for i, n in zip(*counted.counts(prefix), strict=True)}
         assert found == dict(zip(ids.tolist(), counts.tolist(), strict=True))
         assert gap.at(prefix) == num_cjk_since_punctuation(VOCAB).at(prefix)
+
+
+@law(400)
+@given(walks, st.sampled_from([1, 2, 3, 12]))
+def test_what_followed_a_run_is_that_of_the_prefix(walk, size):
+    repeats = Repeats(size)
+    for prefix in prefixes(walk):
+        assert sorted(repeats.after(prefix).tolist()) == sorted(Repeats(size).after(prefix).tolist())
 
 
 def test_a_step_that_fails_leaves_nothing_half_done() -> None:
