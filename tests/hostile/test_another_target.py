@@ -15,7 +15,8 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import TargetChanged
 from tests.serving import free_port, serving
 
-PARAMS = DecodingParams(max_new_tokens=60, min_new_tokens=60)
+LENGTH = 2000  # a stream is read ahead: it must not be over before its server is
+PARAMS = DecodingParams(max_new_tokens=LENGTH, min_new_tokens=LENGTH)
 PLANS = {"lossless": make_plan("lossless", k=4), "cloud": make_plan("cloud")}
 GATED = make_plan("quality", k=4)
 
@@ -39,7 +40,7 @@ def alone(plan: Any, target: Engine) -> tuple[int, ...]:
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "another model": (lambda: open_toy("toy:drift=0.4"), {}),
     "another execution": (lambda: open_toy("toy"), {"execution": "throughput"}),
-    "a smaller context": (lambda: open_toy("toy", 128), {}),
+    "a smaller context": (lambda: open_toy("toy", 2500), {}),
 }
 
 
@@ -55,14 +56,14 @@ def test_a_lossless_text_stops_where_the_target_changes(change: str, plan: str) 
         for _ in rounds:
             pass
     written = generation.token_ids
-    assert 4 <= len(written) < 60 and written == alone(PLANS[plan], open_toy("toy"))[: len(written)]
+    assert 4 <= len(written) < LENGTH and written == alone(PLANS[plan], open_toy("toy"))[: len(written)]
     cloud.close()
 
 
 @pytest.mark.parametrize("plan", ["lossless", "cloud"])
 def test_the_same_target_or_one_with_more_room_goes_on(plan: str) -> None:
     port = free_port()
-    with serving(open_toy("toy", 512), port=port):
+    with serving(open_toy("toy", 3000), port=port):
         cloud = skydraft.connect(f"127.0.0.1:{port}", timeout_s=10)
         generation, rounds = begun(cloud, PLANS[plan])
     with serving(open_toy("toy", 4096), port=port):
@@ -87,7 +88,7 @@ def test_a_gated_text_goes_on_and_says_so_or_stops_where_that_was_asked_for() ->
                     list(rounds)
             else:
                 list(rounds)
-                assert len(generation.token_ids) == 60
+                assert len(generation.token_ids) == LENGTH
         cloud.close()
     assert len(lines) == 1 and "toy:drift=0.4" in lines[0] and "Going on with it." in lines[0]
 
