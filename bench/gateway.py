@@ -3,6 +3,7 @@
     python -m bench.gateway overhead              toy pair: first token through the gateway and from the Python API
     python -m bench.gateway identity [--prompts N]   real pair: lossless through the gateway against `generate`
     python -m bench.gateway turns [--repeats N]      real pair: the second turn of a 1,000-token conversation
+    python -m bench.gateway conversations [--repeats N]   real pair: conversations on too few seats, against fresh ones
 
 Compared runs take turns. `identity` asks each prompt at T = 0 and 0.8, alone, then as the third turn of a conversation
 while four other requests run.
@@ -189,9 +190,32 @@ def turns(repeats: int) -> None:
     )
 
 
+def conversations(num_talks: int) -> None:
+    """Talks of three turns each, in random order, on six seats of each model: reused against read anew."""
+    print(machine())
+    pair, rng = load_real(), random.Random(5)
+    dev = prompts()
+    talks: list[Messages] = [[user(rng.choice(dev) * 6)] for _ in range(num_talks)]
+    left = [number for number in range(num_talks) for _ in range(3)]
+    rng.shuffle(left)
+    same = total = num_cached = 0
+    for number in left:
+        talk = talks[number]
+        plan = make_plan(rng.choice(["lossless", "quality"]))
+        params = DecodingParams(max_new_tokens=16, temperature=rng.choice([0.0, 0.8]), seed=number)
+        sides: dict[str, Any] = {"edge": pair.edge, "cloud": pair._target, "plan": plan, "params": params}
+        reused = skydraft.generate(messages=talk, cache_scope="bench", **sides).run()
+        fresh = skydraft.generate(messages=talk, **sides).run()
+        same += sum(mine == theirs for mine, theirs in zip(reused.token_ids, fresh.token_ids, strict=False))
+        total += max(len(reused.token_ids), len(fresh.token_ids))
+        num_cached += reused.stats.cached_tokens.edge + reused.stats.cached_tokens.cloud
+        talk += [{"role": "assistant", "content": reused.text}, user(rng.choice(dev))]
+    print(f"{num_talks} conversations, {len(left)} turns: {same} of {total} tokens equal, {num_cached} tokens reused")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "identity", "turns"])
+    parser.add_argument("what", choices=["overhead", "identity", "turns", "conversations"])
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=0)
     given = parser.parse_args()
@@ -199,8 +223,10 @@ def main() -> None:
         overhead(given.repeats or 300)
     elif given.what == "identity":
         identity(given.prompts)
-    else:
+    elif given.what == "turns":
         turns(given.repeats or 3)
+    else:
+        conversations(given.repeats or 10)
 
 
 if __name__ == "__main__":
