@@ -26,9 +26,19 @@ class JsonLines(logging.Formatter):
         return json_line(line)
 
 
+class _Stderr(logging.Handler):
+    """Writes to what stderr is at the moment, which others may have replaced since."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def log_to_stderr(level: str) -> None:
     """Send this package's logs, and what gRPC's Python side complains about, to stderr as JSON lines."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(JsonLines())
     for name in ("skydraft", "grpc"):
         logger = logging.getLogger(name)

@@ -83,8 +83,9 @@ class CloudServer:
         self._stop_requested: Callable[[], None] = lambda: None
         self._has_died = False
         self._service = VerifierService(
-            self._worker, self.info, self._keyring, options.limits, time.perf_counter, log_prompts=options.log_prompts
-        )
+            self._worker, self.info, self._keyring, options.limits, time.perf_counter,
+            context_len=engine.context_len, log_prompts=options.log_prompts,
+        )  # fmt: skip
 
     def info(self) -> ServerInfo:
         """What GetInfo answers."""

@@ -37,10 +37,12 @@ class VerifierService:
         limits: Limits,
         clock: Callable[[], float],
         *,
+        context_len: int,
         log_prompts: bool = False,
     ) -> None:
         self._worker = worker
         self._info = info
+        self._context_len = context_len
         self._keyring = keyring
         self._limits = limits
         self._budget = RowBudget(limits.rows_per_s)
@@ -74,14 +76,14 @@ class VerifierService:
         return codec.encode_info(self._info())
 
     async def _open(self, data: bytes, owner: str) -> bytes:
-        call = codec.decode_session_call(data, self._info().context_len)
+        call = codec.decode_session_call(data, self._context_len)
         self._check_opening(call.opening)
         self._budget.spend(owner, call.opening.num_ids)
         self._log("open", call, owner)
         return codec.encode_opened(await self._ask(OpenJob, call, owner, Opened), self._asked_for(call.opening))
 
     async def _verify(self, data: bytes, owner: str) -> bytes:
-        call = codec.decode_verify_call(data, self._info().context_len)
+        call = codec.decode_verify_call(data, self._context_len)
         if len(call.draft_ids) > self._limits.max_block:
             raise LimitExceeded(
                 f"The block has {len(call.draft_ids)} tokens; this server accepts up to {self._limits.max_block}.",
@@ -119,8 +121,8 @@ class VerifierService:
         self._check_fits(opening.num_ids)
 
     def _check_fits(self, num_ids: int) -> None:
-        if num_ids >= (context_len := self._info().context_len):
-            raise LimitExceeded(f"{num_ids} tokens do not fit in the context of {context_len}.")
+        if num_ids >= self._context_len:
+            raise LimitExceeded(f"{num_ids} tokens do not fit in the context of {self._context_len}.")
 
     async def _close(self, data: bytes, owner: str) -> bytes:
         self._worker.close_session(codec.decode_close(data), owner)
@@ -169,7 +171,7 @@ class VerifierService:
     async def _generate(self, data: bytes, context: RpcContext) -> AsyncIterator[bytes]:
         try:
             owner = self._label(context)
-            call = codec.decode_session_call(data, self._info().context_len)
+            call = codec.decode_session_call(data, self._context_len)
             self._check_opening(call.opening)
             self._budget.spend(owner, call.opening.num_ids)
             self._log("generate", call, owner)

@@ -145,6 +145,7 @@ def test_an_interrupt_is_one_line_and_exit_status_130(invoke: Invoke, monkeypatc
 def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -> None:
     code = (
         "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # not so where tests run in the background
         "class Finder:\n"
         "    def find_spec(name, path, target=None):\n"
         f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"

@@ -146,12 +146,12 @@ def test_the_chat_template_of_a_processor(omni_folder: Path, tmp_path: Path) -> 
 
 
 def test_quantization_is_one_of_three() -> None:
-    with pytest.raises(OptionError, match="--quantization must be none, 8bit or 4bit, not '2bit'"):
+    with pytest.raises(OptionError, match=r"^quantization must be none, 8bit or 4bit, not '2bit'"):
         EngineOptions(quantization="2bit")  # type: ignore[arg-type]
 
 
 def test_quantization_needs_a_gpu(omni_folder: Path) -> None:
-    with pytest.raises(OptionError, match="--quantization 4bit needs a GPU, not --device cpu"):
+    with pytest.raises(OptionError, match=r"^quantization 4bit needs a GPU, not device cpu"):
         OmniEngine(omni_folder, EngineOptions(quantization="4bit"))
 
 
