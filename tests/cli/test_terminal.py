@@ -108,7 +108,8 @@ def test_an_error_after_half_an_answer_has_a_line_of_its_own(tmp_path: Path) -> 
     )
 
 
-def test_names_and_reasons_of_a_server_are_one_line(invoke: Invoke) -> None:
+def test_names_and_reasons_of_a_server_are_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("skydraft"), "handlers", [])  # a test of serve may have left one
     engine = open_toy("toy")
     engine.name = HOSTILE
     with serving(engine) as server:
