@@ -195,14 +195,14 @@ def conversations(num_talks: int) -> None:
     print(machine())
     pair, rng = load_real(), random.Random(5)
     dev = prompts()
-    talks: list[Messages] = [[user(rng.choice(dev) * 6)] for _ in range(num_talks)]
+    talks: list[Messages] = [[user(rng.choice(dev) * 15)] for _ in range(num_talks)]
     left = [number for number in range(num_talks) for _ in range(3)]
     rng.shuffle(left)
     same = total = num_cached = 0
     for number in left:
         talk = talks[number]
         plan = make_plan(rng.choice(["lossless", "quality"]))
-        params = DecodingParams(max_new_tokens=16, temperature=rng.choice([0.0, 0.8]), seed=number)
+        params = DecodingParams(max_new_tokens=8, temperature=rng.choice([0.0, 0.8]), seed=number)
         sides: dict[str, Any] = {"edge": pair.edge, "cloud": pair._target, "plan": plan, "params": params}
         reused = skydraft.generate(messages=talk, cache_scope="bench", **sides).run()
         fresh = skydraft.generate(messages=talk, **sides).run()
@@ -210,6 +210,7 @@ def conversations(num_talks: int) -> None:
         total += max(len(reused.token_ids), len(fresh.token_ids))
         num_cached += reused.stats.cached_tokens.edge + reused.stats.cached_tokens.cloud
         talk += [{"role": "assistant", "content": reused.text}, user(rng.choice(dev))]
+        print(f"conversation {number}: {same} of {total} tokens equal, {num_cached} reused so far", flush=True)
     print(f"{num_talks} conversations, {len(left)} turns: {same} of {total} tokens equal, {num_cached} tokens reused")
 
 
