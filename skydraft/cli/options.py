@@ -141,6 +141,8 @@ def _decoding_option(known: Field[Any]) -> click.Option:
         return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
     if known.name == "logit_bias":
         return option(flag, about.metavar, about.help, multiple=True, callback=_as_biases)
+    if isinstance(known.default, str):
+        return option(flag, about.metavar, about.help, callback=as_text)
     if isinstance(known.default, bool):
         off = f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
         return option(f"{flag}/{off}", None, about.help, default=None)
