@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"errors"},
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"decoding", "protocol"},
-    "cloud": _CONTRACT | {"decoding", "protocol", "__version__"},
+    "cloud": _CONTRACT | {"choosing.grammar", "decoding", "protocol", "__version__"},
     "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.probe", "engines.registry"},
     "evaluation": _CONTRACT
     | _QUESTIONS

@@ -17,8 +17,8 @@ from skydraft.cloud.scheduler import Scheduler
 from skydraft.cloud.sessions import Sessions
 from skydraft.config import Execution
 from skydraft.engines.base import Engine, Rows
-from skydraft.engines.vocab import TokenIds
-from skydraft.errors import CloudFailure, CloudLost, EngineError, SessionNotFound, SkydraftError
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import CloudFailure, CloudLost, EngineError, GrammarRefused, SessionNotFound, SkydraftError
 
 log = logging.getLogger("skydraft.cloud")
 _TICK_S = 0.5  # how often idle sessions are looked at
@@ -70,6 +70,11 @@ class Worker:
         self._close_later: set[tuple[int, str]] = set()
         self._next_tick = 0.0
         self.num_sessions = 0  # holding KV memory, as of the last step; for other threads to read
+
+    @property
+    def vocab(self) -> Vocab:
+        """The engine's; for other threads too."""
+        return self._engine.vocab
 
     def submit(self, job: Job) -> None:
         """Take a job; it will be answered."""
@@ -258,11 +263,16 @@ class Worker:
             self._observer.answered(job, answer)
 
     def _fail(self, jobs: list[Job], error: Exception) -> None:
-        """Jobs that cannot go on lose their sessions too: what these hold may be half done."""
-        log.error("a job failed", exc_info=error)
+        """Jobs that cannot go on lose their sessions too: what these hold may be half done.
+
+        A grammar that takes too much on the way is its author's, who is told so.
+        """
+        refused = error if isinstance(error, GrammarRefused) else None
+        if not refused:
+            log.error("a job failed", exc_info=error)
         for job in jobs:
             self._sessions.close(*job.key, failed=True)
-            self._end(job, CloudFailure("The server failed; its log says why."))
+            self._end(job, refused or CloudFailure("The server failed; its log says why."))
 
     def _cancel(self, job: Job) -> None:
         if job.streams and not job.is_answered:
