@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from skydraft.engines.vocab import Vocab
+from skydraft.grammars import json_schema, lark, regex
 
 Node: TypeAlias = tuple[Any, ...]
 NONE, EMPTY = ("none",), ("empty",)
@@ -86,6 +88,7 @@ NODES: dict[str, Node] = {
     "regex:人们(a|b)": cat(text("人们"), alt(_A, _B)),  # no token has the second character: a dead end
 }
 GRAMMARS = sorted(NODES)
+HAS_LIBRARY = find_spec("llguidance") is not None  # without it grammars are drawn nowhere
 
 
 def allowed(grammar: str, generated: Seq[int], vocab: Vocab) -> Any:
@@ -101,3 +104,42 @@ def allowed(grammar: str, generated: Seq[int], vocab: Vocab) -> Any:
     if not mask.any():
         mask[list(vocab.end_ids)] = True
     return mask
+
+
+# Every byte, so that any text can be spelled, and tokens that hold several marks at once, as real vocabularies have.
+_MERGED = ['{"', '":', '": "', '",', '"}', "name", "age", "na", "true", "false", "null", "  ", '"', "我们", "12", "\n"]
+_PIECES = [bytes([byte]) for byte in range(256)] + [text.encode() for text in _MERGED if len(text.encode()) > 1]
+_PIECES += ["我".encode()[:2], b"<end>", b"<eot>"]
+ENDS = (len(_PIECES) - 2, len(_PIECES) - 1)
+
+
+def spelled(text: str) -> list[int]:
+    """The tokens of a text."""
+    data, found = text.encode(), []
+    while data:
+        found.append(
+            max((i for i, piece in enumerate(_PIECES) if data.startswith(piece)), key=lambda i: len(_PIECES[i]))
+        )
+        data = data[len(_PIECES[found[-1]]) :]
+    return found
+
+
+BYTES = Vocab(_PIECES, spelled, special_ids=ENDS, end_ids=ENDS)
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+NESTED = {
+    "$ref": "#/$defs/n",
+    "$defs": {"n": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}}]}},
+}
+JSONS = [
+    "json_object:",
+    json_schema(PERSON),
+    json_schema({"type": "array", "items": {"enum": ["name", "我们", 12, None]}, "maxItems": 3}),
+    json_schema(NESTED),
+    regex(r"(我们|\d{2,4}|name)+"),
+    lark('start: "{" pair ("," pair)* "}"\npair: "name" ":" /[a-c]+/ | "age" ":" /[0-9]{1,3}/'),
+]  # fmt: skip

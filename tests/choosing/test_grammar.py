@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import skydraft
 from skydraft import DecodingParams, decoding_params, generate, make_plan
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
@@ -20,48 +19,12 @@ from skydraft.engines.toy import random_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
 from tests import grammars, toys
-from tests.grammars import GRAMMARS
+from tests.grammars import BYTES, ENDS, GRAMMARS, JSONS, PERSON, spelled
 from tests.toys import EOS, VOCAB, law
 
+pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
-# Every byte, so that any text can be spelled, and tokens that hold several marks at once, as real vocabularies have.
-_MERGED = ['{"', '":', '": "', '",', '"}', "name", "age", "na", "true", "false", "null", "  ", '"', "我们", "12", "\n"]
-_PIECES = [bytes([byte]) for byte in range(256)] + [text.encode() for text in _MERGED if len(text.encode()) > 1]
-_PIECES += ["我".encode()[:2], b"<end>", b"<eot>"]
-ENDS = (len(_PIECES) - 2, len(_PIECES) - 1)
-
-
-def _spelled(text: str) -> list[int]:
-    """The longest token, again and again."""
-    data, found = text.encode(), []
-    while data:
-        found.append(
-            max((i for i, piece in enumerate(_PIECES) if data.startswith(piece)), key=lambda i: len(_PIECES[i]))
-        )
-        data = data[len(_PIECES[found[-1]]) :]
-    return found
-
-
-BYTES = Vocab(_PIECES, _spelled, special_ids=ENDS, end_ids=ENDS)
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-NESTED = {
-    "$ref": "#/$defs/n",
-    "$defs": {"n": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}}]}},
-}
-JSONS = [
-    "json_object:",
-    skydraft.json_schema(PERSON),
-    skydraft.json_schema({"type": "array", "items": {"enum": ["name", "我们", 12, None]}, "maxItems": 3}),
-    skydraft.json_schema(NESTED),
-    skydraft.regex(r"(我们|\d{2,4}|name)+"),
-    skydraft.lark('start: "{" pair ("," pair)* "}"\npair: "name" ":" /[a-c]+/ | "age" ":" /[0-9]{1,3}/'),
-]  # fmt: skip
 # How each step goes: on with one of the tokens that may come, or, where negative, with any token.
 steps = st.lists(st.integers(-1, 400), max_size=20)
 walks = st.lists(st.tuples(st.integers(0, 24), steps), min_size=1, max_size=5)
@@ -121,9 +84,9 @@ def test_a_text_that_ends_is_json_that_fits(which: int, choices: list[int]) -> N
 
 def test_a_name_that_must_come_is_gone_in_the_tokens_of_the_tokenizer() -> None:
     follower = along(JSONS[1], BYTES)
-    assert follower.forced(array(_spelled('{"'))) == _spelled("name")[0]
-    assert follower.forced(array(_spelled('{"n'))) == _spelled("ame")[0]  # however it was begun
-    assert follower.forced(array(_spelled('{"name": "'))) is None
+    assert follower.forced(array(spelled('{"'))) == spelled("name")[0]
+    assert follower.forced(array(spelled('{"n'))) == spelled("ame")[0]  # however it was begun
+    assert follower.forced(array(spelled('{"name": "'))) is None
 
 
 def test_the_end_may_come_exactly_where_the_text_is_complete() -> None:
