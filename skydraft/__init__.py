@@ -9,6 +9,7 @@ from skydraft.decoding.stats import Stats
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
+from skydraft.grammars import json_schema, lark, regex
 from skydraft.prompts.audio import load_audio
 from skydraft.types import StepRecord, Token
 
@@ -28,8 +29,11 @@ __all__ = [
     "connect",
     "decoding_params",
     "generate",
+    "json_schema",
+    "lark",
     "load",
     "load_audio",
     "make_plan",
+    "regex",
     "start",
 ]

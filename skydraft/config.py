@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from skydraft.errors import OptionError
+from skydraft.grammars import check_grammar
 
 MAX_K = 32
 Execution = Literal["exact", "throughput"]
@@ -45,7 +46,8 @@ class DecodingParams:
     `no_adjacent_repeat` bans a content token that begins with the character just written; `comma_gap` and
     `full_stop_gap` count CJK characters since the last punctuation, before which comma-like tokens are banned
     and full-stop-like ones shifted by `full_stop_shift`.
-    Stopping: `sentences` (0 is off), `stop` strings, `max_new_tokens`.
+    `grammar` ("" is off) is what the text has to follow, as `skydraft.json_schema` and `skydraft.regex` write it.
+    Stopping: `sentences` (0 is off, and does not go with a grammar), `stop` strings, `max_new_tokens`.
     """
 
     max_new_tokens: int = _option(128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; when comparing, 64).")
@@ -80,6 +82,7 @@ class DecodingParams:
         0, 0, 1024, "N", "Make a full stop unlikely for N Chinese characters after punctuation; 0 is off."
     )
     full_stop_shift: float = _option(-8.0, -1e6, 0, "X", "How unlikely: what is added to its logit.")
+    grammar: str = _option("", 0, 0, "G", "Follow a grammar: json_schema:JSON, json_object:, regex:R or lark:TEXT.")
 
     def __post_init__(self) -> None:
         for known in fields(self):
@@ -98,6 +101,13 @@ class DecodingParams:
         biased = [token_id for token_id, _ in self.logit_bias]
         if biased != sorted(set(biased)) or min(biased, default=0) < 0:
             raise OptionError("The ids of --logit-bias must be token ids, each given once.")
+        if self.grammar:
+            check_grammar(self.grammar)
+            if self.sentences:
+                raise OptionError(
+                    "--sentences does not apply to a grammar, which says itself where the text ends.",
+                    hint="Leave out --sentences and a --style that sets them.",
+                )
 
     @property
     def shapes_chinese(self) -> bool:

@@ -7,6 +7,7 @@
     │   ├── PromptError         empty, or not what the model takes
     │   │   └── ContextExceeded longer than the context
     │   ├── OptionError         an option is out of range or does not apply here
+    │   │   └── GrammarRefused  a grammar that cannot be followed here
     │   ├── RecordsError        records or a calibration that are broken, of a newer version, or of another pair
     │   ├── ProtocolError       a message that the other side cannot read
     │   └── LimitExceeded       a message, prompt or block beyond the server's limits
@@ -116,6 +117,10 @@ class ContextExceeded(PromptError):
 
 class OptionError(UsageError):
     """An option is out of range, or does not apply to this request."""
+
+
+class GrammarRefused(OptionError):
+    """A grammar does not compile, is beyond what may be spent on it, or this side has nothing to follow it with."""
 
 
 class RecordsError(UsageError):

@@ -16,6 +16,7 @@ from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
+from tests import grammars
 
 _MASK = 2**64 - 1
 _COMMAS, _STOPS = "，,、；;：:﹐﹑﹔﹕､", "。．.！!？?｡﹒﹗﹖"
@@ -69,6 +70,7 @@ def sample(row: Any, params: DecodingParams, position: int) -> int:
 
 def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingParams, vocab: Vocab) -> Any:
     """The edited row. Rules for Chinese are asked of texts, token by token, never of token classes."""
+    row = follow_grammar(row, prefix, prompt_len, params, vocab)
     edited = row.copy()
     prefix = [int(token_id) for token_id in prefix]
     generated = prefix[prompt_len:]
@@ -94,6 +96,15 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     for token_id in range(vocab.size):
         _shape(edited, token_id, generated, params, vocab)
     return row if edited.max() == -np.inf else edited
+
+
+def follow_grammar(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingParams, vocab: Vocab) -> Any:
+    """The row without what the grammar does not allow; all that it does is alike where the model rules it out."""
+    if not params.grammar:
+        return row
+    allowed = grammars.allowed(params.grammar, list(prefix)[prompt_len:], vocab)
+    masked = np.where(allowed, row, -np.inf).astype(row.dtype)
+    return masked if masked.max() > -np.inf else np.where(allowed, 0, -np.inf).astype(row.dtype)
 
 
 def _scale(edited: Any, token_id: int, penalty: float) -> None:

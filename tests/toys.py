@@ -24,6 +24,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError
 from skydraft.gating.gates import ThresholdGate
 from skydraft.types import Prompt
+from tests.grammars import GRAMMARS, HAS_LIBRARY
 
 _CJK = "我你他员在说高兴人大的一"
 _TEXTS = [*_CJK, "我们", "，我", "，", "、", "。", "！", "？", "。\n", "？”", "”", " 在"]
@@ -137,8 +138,13 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
         "stop": st.lists(st.sampled_from(["我们", "ab", "员", "。你", "在说", "3.", "，"]), min_size=1, max_size=3),
     }
     given = {name: draw(values) for name, values in options.items() if draw(st.booleans())}
+    style = draw(st.sampled_from([None, None, "zh-short", "zh-detailed"]))
+    if (
+        HAS_LIBRARY and draw(st.integers(0, 3)) == 0
+    ):  # a quarter: they end soon, and what is drawn besides has little to say
+        given, style = given | {"grammar": draw(st.sampled_from(GRAMMARS)), "sentences": 0}, None
     return decoding_params(
-        draw(st.sampled_from([None, None, "zh-short", "zh-detailed"])),
+        style,
         temperature=draw(st.just(0.0) | st.floats(0.01, 2)),
         seed=draw(st.integers(0, 2**64 - 1)),
         max_new_tokens=draw(st.integers(1, max_new_tokens)),

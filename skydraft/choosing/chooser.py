@@ -16,6 +16,7 @@ from skydraft.choosing.constraints import (
     occurrence_penalty,
     repetition_penalty,
 )
+from skydraft.choosing.grammar import GrammarAlong, compile_grammar
 from skydraft.choosing.sampling import sample
 from skydraft.choosing.sentences import said_along
 from skydraft.config import DecodingParams
@@ -29,18 +30,24 @@ class Chooser:
     caches, so it is for one thread at a time.
 
     Steps, in order, on the raw logits:
+      0. where there is a grammar, -inf for all that may not come next by it; where other constraints ban all that may,
+         the grammar wins
       1. repetition penalty (as transformers), frequency and presence penalty, logit bias (as OpenAI), n-gram ban,
          minimum length (as transformers)
       2. style constraints
       3. temperature, once; top-k; top-p; min-p
       4. argmax of log p + noise(seed, position, token id)
-    Raises OptionError when a zh style meets a vocabulary without Chinese, or a bias an id that is no token.
+    Raises OptionError when a zh style meets a vocabulary without Chinese, or a bias an id that is no token;
+    GrammarRefused or MissingDependency for a grammar that does not compile here.
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int) -> None:
         self._params = params
         self._prompt_len = prompt_len
         self._constraints: list[Constraint] = []
+        self._grammar: GrammarAlong | None = None
+        if params.grammar:
+            self._grammar = GrammarAlong(compile_grammar(params.grammar, vocab), vocab, prompt_len)
         if params.repetition_penalty != 1:
             self._constraints.append(repetition_penalty(params.repetition_penalty))
         if params.frequency_penalty or params.presence_penalty:
@@ -73,12 +80,21 @@ class Chooser:
         return sample(scores, self._params, len(prefix) - self._prompt_len) if self._params.temperature else best
 
     def constrain(self, row: Any, prefix: TokenIds) -> Any:
-        """Steps 1 and 2: edited logits [vocab], at least float32. Where all tokens are banned they are the raw ones."""
-        row = at_least_float32(row)
+        """Steps 0 to 2: edited logits [vocab], at least float32. Where 1 and 2 ban all, they are those of step 0."""
+        row = self.follow_grammar(row, prefix)
         if not self._constraints:
             return row
         edited = apply(row, (edit for constraint in self._constraints for edit in constraint(prefix)))
         return row if float(edited.max()) == -float("inf") else edited
+
+    def follow_grammar(self, row: Any, prefix: TokenIds) -> Any:
+        """Step 0: logits [vocab], at least float32, without what may not come next by the grammar."""
+        row = at_least_float32(row)
+        return self._grammar.masked(row, prefix) if self._grammar else row
+
+    def forced(self, prefix: TokenIds) -> int | None:
+        """What `choose` gives whatever the logits: the only token that the grammar allows after `prefix`, or None."""
+        return self._grammar.forced(prefix) if self._grammar else None
 
     def rank(self, row: Any, prefix: TokenIds, token_id: int) -> int:
         """How many tokens the constrained row puts before `token_id`: 0 is its greedy choice, a ban is behind all."""

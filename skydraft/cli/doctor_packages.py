@@ -31,6 +31,7 @@ EXTRAS = (
         "transformers", "hub checkpoints, and transformers as a peer in compare",
         ("torch", "transformers", "accelerate", "gguf"),
     ),
+    Extra("grammar", "text that follows a grammar", ("llguidance",)),
     Extra("omni", "models that take speech", ("torch", "transformers", "soundfile", "soxr")),
     Extra("audio", "reading recordings", ("soundfile", "soxr")),
     Extra("serve", "skydraft serve", ("grpcio-health-checking", "grpcio-reflection", "prometheus_client")),
@@ -43,10 +44,10 @@ EXTRAS = (
     Extra(
         "dev", "working on skydraft",
         (
-            "axe-playwright-python", "grpcio-tools", "hypothesis", "mypy", "openai", "playwright", "pytest",
-            "pytest-timeout", "pytest-xdist", "ruff", "scipy", "soundfile", "soxr", "tokenizers", "trustme",
-            "types-grpcio", "types-grpcio-health-checking", "types-grpcio-reflection", "types-grpcio-status",
-            "types-protobuf",
+            "axe-playwright-python", "grpcio-tools", "hypothesis", "jsonschema", "llguidance", "mypy", "openai",
+            "playwright", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "scipy", "soundfile", "soxr",
+            "tokenizers", "trustme", "types-grpcio", "types-grpcio-health-checking", "types-grpcio-reflection",
+            "types-grpcio-status", "types-protobuf",
         ),
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Literal, TextIO, get_args
 
 import click
 
-from skydraft import api
+from skydraft import api, grammars
 from skydraft.cli.sections import Section, option, with_default
 from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT, STYLES, DecodingParams, Execution, decoding_params
@@ -129,9 +129,30 @@ class DecodingChoice:
         return decoding_params(None if chosen == "none" else chosen, **{**defaults, **self.values})
 
 
-def _decoding(style: str | None, **values: Any) -> DecodingChoice:
+def _decoding(style: str | None, json_schema: str | None, regex: str | None, **values: Any) -> DecodingChoice:
     given = {name: value for name, value in values.items() if value not in (None, ())}
+    if json_schema is not None:
+        _add_grammar(given, "--json-schema", grammars.json_schema(_read_schema(json_schema)))
+    if regex is not None:
+        _add_grammar(given, "--regex", grammars.regex(regex))
     return DecodingChoice(style, MappingProxyType(given))
+
+
+def _add_grammar(given: dict[str, Any], flag: str, grammar: str) -> None:
+    if "grammar" in given:
+        raise OptionError(f"{flag} does not apply beside another grammar.", hint="Give one of them.")
+    given["grammar"] = grammar
+
+
+def _read_schema(name: str) -> str:
+    """A JSON schema, or what the file of that name holds."""
+    if name.lstrip().startswith("{"):
+        return name
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise OptionError(f"The schema {name} cannot be read: {reason}.", hint="Give a file, or the JSON.") from error
 
 
 def _decoding_option(known: Field[Any]) -> click.Option:
@@ -141,6 +162,8 @@ def _decoding_option(known: Field[Any]) -> click.Option:
         return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
     if known.name == "logit_bias":
         return option(flag, about.metavar, about.help, multiple=True, callback=_as_biases)
+    if isinstance(known.default, str):
+        return option(flag, about.metavar, about.help, callback=as_text)
     if isinstance(known.default, bool):
         off = f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
         return option(f"{flag}/{off}", None, about.help, default=None)
@@ -155,6 +178,8 @@ decoding_section = Section(
     [
         option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
         *map(_decoding_option, fields(DecodingParams)),
+        option("--json-schema", "FILE", "Write JSON that fits a schema: a file, or the JSON itself.", callback=as_text),
+        option("--regex", "R", "Write text that the pattern R matches from end to end.", callback=as_text),
     ],
 )
 

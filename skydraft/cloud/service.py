@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
 
+from skydraft.choosing.grammar import compile_grammar
 from skydraft.cloud.access import Keyring, RowBudget
 from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob, VerifyJob
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
-from skydraft.errors import CloudBusy, CloudFailure, LimitExceeded, SkydraftError
+from skydraft.errors import CloudBusy, CloudFailure, GrammarRefused, LimitExceeded, MissingDependency, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
@@ -49,6 +51,7 @@ class VerifierService:
         self._clock = clock
         self._log_prompts = log_prompts
         self._pending: Counter[str] = Counter()  # places taken, by owner
+        self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server adds. Messages are parsed here, not by gRPC, so that a broken one gets a clean answer."""
@@ -80,7 +83,8 @@ class VerifierService:
         self._check_opening(call.opening)
         self._budget.spend(owner, call.opening.num_ids)
         self._log("open", call, owner)
-        return codec.encode_opened(await self._ask(OpenJob, call, owner, Opened), self._asked_for(call.opening))
+        async with self._compiled(call.opening, owner):
+            return codec.encode_opened(await self._ask(OpenJob, call, owner, Opened), self._asked_for(call.opening))
 
     async def _verify(self, data: bytes, owner: str) -> bytes:
         call = codec.decode_verify_call(data, self._context_len)
@@ -94,7 +98,8 @@ class VerifierService:
         # What no session can hold is refused before anybody looks through its ids again.
         self._check_fits(call.base + (len(call.opening.prompt.token_ids) if call.opening else 0))
         self._budget.spend(owner, call.num_rows)
-        verdict = await self._ask(VerifyJob, call, owner, Verdict)
+        async with self._compiled(call.opening, owner):
+            verdict = await self._ask(VerifyJob, call, owner, Verdict)
         self._log_verdict(call, owner, verdict)
         return codec.encode_verdict(verdict, self._asked_for(call.opening))
 
@@ -123,6 +128,27 @@ class VerifierService:
     def _check_fits(self, num_ids: int) -> None:
         if num_ids >= self._context_len:
             raise LimitExceeded(f"{num_ids} tokens do not fit in the context of {self._context_len}.")
+
+    @asynccontextmanager
+    async def _compiled(self, opening: Opening | None, owner: str) -> AsyncIterator[None]:
+        """Have the grammar of an opening, if there is one, compiled and held, so that the worker finds it at once.
+
+        Whoever sends what takes long takes a place and waits behind himself, and nobody else does. Raises
+        GrammarRefused.
+        """
+        if opening is None or not opening.params.grammar:
+            yield
+            return
+        self._take_place(owner)
+        try:
+            async with self._compiling[owner]:
+                held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._worker.vocab)
+        except MissingDependency as error:
+            raise GrammarRefused("This server follows no grammars: it has no llguidance.") from error
+        finally:
+            self._free_place(owner)
+        yield
+        del held
 
     async def _close(self, data: bytes, owner: str) -> bytes:
         self._worker.close_session(codec.decode_close(data), owner)
@@ -176,10 +202,11 @@ class VerifierService:
             self._budget.spend(owner, call.opening.num_ids)
             self._log("generate", call, owner)
             target = self._asked_for(call.opening)
-            async for emission in self._stream(call, owner):
-                self._label(context)  # the token may have been revoked meanwhile
-                yield codec.encode_emission(emission, target)
-                target = None
+            async with self._compiled(call.opening, owner):
+                async for emission in self._stream(call, owner):
+                    self._label(context)  # the token may have been revoked meanwhile
+                    yield codec.encode_emission(emission, target)
+                    target = None
         except Exception as error:
             await _abort(context, error)
 

@@ -17,8 +17,8 @@ from skydraft.cloud.scheduler import Scheduler
 from skydraft.cloud.sessions import Sessions
 from skydraft.config import Execution
 from skydraft.engines.base import Engine, Rows
-from skydraft.engines.vocab import TokenIds
-from skydraft.errors import CloudFailure, CloudLost, EngineError, SessionNotFound, SkydraftError
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import CloudFailure, CloudLost, EngineError, GrammarRefused, SessionNotFound, SkydraftError
 from skydraft.protocol.values import TargetId
 
 log = logging.getLogger("skydraft.cloud")
@@ -76,6 +76,11 @@ class Worker:
     def target_id(self) -> TargetId:
         """What decides the choices made here."""
         return self._sessions.target_id
+
+    @property
+    def vocab(self) -> Vocab:
+        """The engine's; for other threads too."""
+        return self._engine.vocab
 
     def submit(self, job: Job) -> None:
         """Take a job; it will be answered."""
@@ -273,11 +278,16 @@ class Worker:
             self._observer.answered(job, answer)
 
     def _fail(self, jobs: list[Job], error: Exception) -> None:
-        """Jobs that cannot go on lose their sessions too: what these hold may be half done."""
-        log.error("a job failed", exc_info=error)
+        """Jobs that cannot go on lose their sessions too: what these hold may be half done.
+
+        A grammar that takes too much on the way is its author's, who is told so.
+        """
+        refused = error if isinstance(error, GrammarRefused) else None
+        if not refused:
+            log.error("a job failed", exc_info=error)
         for job in jobs:
             self._sessions.close(*job.key, failed=True)
-            self._end(job, CloudFailure("The server failed; its log says why."))
+            self._end(job, refused or CloudFailure("The server failed; its log says why."))
 
     def _cancel(self, job: Job) -> None:
         if job.streams and not job.is_answered:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.context import Context
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer
+from skydraft.engines.vocab import TokenIds
 from skydraft.gating.gates import Gate
-from skydraft.gating.signals import measure
+from skydraft.gating.signals import CERTAIN, measure
 from skydraft.types import Cost, DraftBlock, EndedBy, Prompt, Reuse, Signals
 
 
@@ -20,8 +19,8 @@ class Drafter:
     """The draft model's side of one generation: `prompt` as it reads it, and the sequence, opened at the first block.
 
     A text ends after `max_new_tokens` at the latest. Where `ends_blocks` is given, a block ends right after the first
-    token that makes it too uncertain for that gate. Signals are measured where `with_signals`. `reuse` is as in
-    `Engine.begin`.
+    token that makes it too uncertain for that gate. Signals are measured where `with_signals`, over what a grammar
+    allows. `reuse` is as in `Engine.begin`.
     """
 
     def __init__(
@@ -58,29 +57,30 @@ class Drafter:
             return self._draft(sequence, cost, context, k)
 
     def _draft(self, sequence: Sequence, cost: Cost, context: Context, k: int) -> DraftBlock:
-        token_ids: list[int] = []
+        sequence.align(context.token_ids)
+        prefix = TokenBuffer()
+        prefix.extend(context.token_ids)
         signals: list[Signals] = []
         ended_by: EndedBy = "k"
-        began = time.perf_counter()
-        row, fed = self._catch_up(sequence, context)
-        forward_s = time.perf_counter() - began
         while True:
-            token_ids.append(self._chooser.choose(row, sequence.token_ids))
+            # A forced token needs no row; it is fed with the next one that does.
+            token_id, sure = self._chooser.forced(prefix.view), CERTAIN
+            if token_id is None:
+                row, fed = self._row_after(sequence, prefix.view)
+                cost += fed
+                token_id = self._chooser.choose(row, prefix.view)
+                sure = measure(self._chooser.follow_grammar(row, prefix.view)) if self._with_signals else sure
+            prefix.extend([token_id])
             if self._with_signals:
-                signals.append(measure(row))
-            finish = self._stopping.finish(np.append(context.generated, np.array(token_ids, np.int32)))
+                signals.append(sure)
+            finish = self._stopping.finish(prefix.view[len(self._prompt.token_ids) :])
             if finish:
                 ended_by = "stop"
             elif self._ends_blocks and self._ends_blocks.is_unsure(signals):
                 ended_by = "gate"
+            token_ids = prefix.view[len(context.token_ids) :].tolist()
             if ended_by != "k" or len(token_ids) == k:
-                break
-            began = time.perf_counter()
-            row = sequence.extend(token_ids[-1:])[0]
-            forward_s += time.perf_counter() - began
-        num_steps = len(token_ids) - 1
-        cost += fed + Cost(num_steps, num_steps, forward_ms=forward_s * 1e3)
-        return DraftBlock(context.base, tuple(token_ids), tuple(signals), ended_by, finish, cost)
+                return DraftBlock(context.base, tuple(token_ids), tuple(signals), ended_by, finish, cost)
 
     def _open(self) -> tuple[Sequence, Cost]:
         """The sequence, opened once, and what that took now."""
@@ -98,14 +98,14 @@ class Drafter:
             raise
         return sequence, sequence.take_prefill_cost()
 
-    def _catch_up(self, sequence: Sequence, context: Context) -> tuple[Rows, Cost]:
-        """Feed what is committed and not in the cache: (logits after it [vocab], passes and rows that took)."""
-        sequence.align(context.token_ids)
-        pending, max_rows = context.token_ids[sequence.length :], self._engine.invariant_rows
+    def _row_after(self, sequence: Sequence, prefix: TokenIds) -> tuple[Rows, Cost]:
+        """Feed what of `prefix` is not in the cache yet: (logits after it [vocab], what that took)."""
+        began = time.perf_counter()
+        pending, max_rows = prefix[sequence.length :], self._engine.invariant_rows
         starts = range(0, len(pending), max_rows)
         for start in starts:
             rows = sequence.extend(pending[start : start + max_rows])
-        return rows[-1], Cost(len(starts), len(pending))
+        return rows[-1], Cost(len(starts), len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
 
     def cancel(self) -> None:
         """End what is being read or drafted with an error. From any thread."""

@@ -11,6 +11,7 @@ import array_api_compat.numpy  # takes 0.1 s, which would fall into the first ro
 from skydraft.engines.base import at_least_float32
 from skydraft.types import Signals
 
+CERTAIN = Signals(entropy=0.0, margin=1.0, top_prob=1.0)  # of a token that had no rival
 _NO_WEIGHT = -200.0  # exp of it is 0 in float32
 
 

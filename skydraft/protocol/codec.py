@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from skydraft.config import DecodingParams
-from skydraft.errors import LimitExceeded, OptionError, ProtocolError
+from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
 from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
@@ -52,12 +52,17 @@ def short_fingerprint(fingerprint: str) -> str:
 
 
 def _decoder(kind: type[M]) -> Callable[[Callable[Concatenate[M, P], V]], Callable[Concatenate[bytes, P], V]]:
-    """Turn a function of a parsed message into one of bytes, in which every defect is a ProtocolError."""
+    """Turn a function of a parsed message into one of bytes, in which every defect is a ProtocolError.
+
+    GrammarRefused stays what it is: it is no defect of the message.
+    """
 
     def decorate(read: Callable[Concatenate[M, P], V]) -> Callable[Concatenate[bytes, P], V]:
         def decode(data: bytes, /, *args: P.args, **kwargs: P.kwargs) -> V:
             try:
                 return read(kind.FromString(data), *args, **kwargs)
+            except GrammarRefused:
+                raise
             except (DecodeError, ValueError, KeyError, OverflowError, OptionError) as error:
                 raise ProtocolError(f"This is no valid {kind.__name__}: {error}") from error
 

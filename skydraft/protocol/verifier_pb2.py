@@ -24,47 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n skydraft/protocol/verifier.proto\x12\x14skydraft.verifier.v1\"\xde\x04\n\x0e\x44\x65\x63odingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x14no_repeat_ngram_size\x18\x07 \x01(\r\x12\x1c\n\x0f\x63ontent_penalty\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\x12\x63ontent_ngram_size\x18\t \x01(\r\x12\x1a\n\x12no_adjacent_repeat\x18\n \x01(\x08\x12\x11\n\tcomma_gap\x18\x0b \x01(\r\x12\x15\n\rfull_stop_gap\x18\x0c \x01(\r\x12\x1c\n\x0f\x66ull_stop_shift\x18\r \x01(\x01H\x03\x88\x01\x01\x12\x11\n\tsentences\x18\x0e \x01(\r\x12\x16\n\x0emin_new_tokens\x18\x0f \x01(\r\x12\x1b\n\x0emax_new_tokens\x18\x10 \x01(\rH\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x11 \x03(\t\x12\x19\n\x11\x66requency_penalty\x18\x12 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x13 \x01(\x01\x12\x33\n\nlogit_bias\x18\x14 \x03(\x0b\x32\x1f.skydraft.verifier.v1.LogitBiasB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x12\n\x10_content_penaltyB\x12\n\x10_full_stop_shiftB\x11\n\x0f_max_new_tokens\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\x8c\x02\n\x07Opening\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x15\n\rcommitted_ids\x18\x04 \x03(\r\x12\x34\n\x06params\x18\x05 \x01(\x0b\x32$.skydraft.verifier.v1.DecodingParams\x12\x0b\n\x03top\x18\x06 \x01(\r\x12*\n\x05media\x18\x07 \x03(\x0b\x32\x1b.skydraft.verifier.v1.Media\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x08 \x01(\t\x12.\n\x06target\x18\t \x01(\x0b\x32\x1e.skydraft.verifier.v1.TargetId\"0\n\x08TargetId\x12\x0f\n\x07weights\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63ontext_len\x18\x02 \x01(\r\"+\n\x05Media\x12\x10\n\x08num_mels\x18\x01 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0c\"]\n\x0bOpenRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12.\n\x07opening\x18\x03 \x01(\x0b\x32\x1d.skydraft.verifier.v1.Opening\"W\n\tOpenReply\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x0c\n\x04\x63ost\x18\x02 \x03(\r\x12.\n\x06target\x18\x03 \x01(\x0b\x32\x1e.skydraft.verifier.v1.TargetId\"\xa6\x01\n\rVerifyRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x14\n\x0c\x63\x61tch_up_ids\x18\x04 \x03(\r\x12\x11\n\tdraft_ids\x18\x05 \x03(\r\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x07\x12.\n\x07opening\x18\x07 \x01(\x0b\x32\x1d.skydraft.verifier.v1.Opening\"\xe5\x01\n\x0bVerifyReply\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x15\n\x08token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12,\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1c.skydraft.verifier.v1.Finish\x12\r\n\x05\x61udit\x18\x05 \x01(\x0c\x12\x13\n\x0b\x61udit_ranks\x18\x06 \x03(\r\x12\x0c\n\x04\x63ost\x18\x07 \x03(\r\x12.\n\x06target\x18\x08 \x01(\x0b\x32\x1e.skydraft.verifier.v1.TargetIdB\x0b\n\t_token_id\"\x1f\n\x0c\x43loseRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\"\x0c\n\nCloseReply\"a\n\x0fGenerateRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12.\n\x07opening\x18\x03 \x01(\x0b\x32\x1d.skydraft.verifier.v1.Opening\"\x9c\x01\n\rGenerateReply\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x1c.skydraft.verifier.v1.Finish\x12\x0c\n\x04\x63ost\x18\x04 \x03(\r\x12.\n\x06target\x18\x05 \x01(\x0b\x32\x1e.skydraft.verifier.v1.TargetId\"\x10\n\x0eGetInfoRequest\"\xae\x02\n\x0cGetInfoReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x13\n\x0b\x63ontext_len\x18\x05 \x01(\r\x12\x32\n\texecution\x18\x06 \x01(\x0e\x32\x1f.skydraft.verifier.v1.Execution\x12\x10\n\x08max_rows\x18\x07 \x01(\r\x12\x11\n\tmax_block\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12\x14\n\x0cnum_sessions\x18\n \x01(\r\x12\x16\n\x0einvariant_rows\x18\x0b \x01(\r\x12\x12\n\nforward_us\x18\x0c \x03(\r\x12\x0f\n\x07weights\x18\r \x01(\t*j\n\x06\x46inish\x12\x0f\n\x0b\x46INISH_NONE\x10\x00\x12\x0e\n\nFINISH_EOS\x10\x01\x12\x16\n\x12\x46INISH_STOP_STRING\x10\x02\x12\x14\n\x10\x46INISH_SENTENCES\x10\x03\x12\x11\n\rFINISH_LENGTH\x10\x04*U\n\tExecution\x12\x19\n\x15\x45XECUTION_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45XECUTION_EXACT\x10\x01\x12\x18\n\x14\x45XECUTION_THROUGHPUT\x10\x02\x32\xa6\x03\n\x08Verifier\x12S\n\x07GetInfo\x12$.skydraft.verifier.v1.GetInfoRequest\x1a\".skydraft.verifier.v1.GetInfoReply\x12J\n\x04Open\x12!.skydraft.verifier.v1.OpenRequest\x1a\x1f.skydraft.verifier.v1.OpenReply\x12P\n\x06Verify\x12#.skydraft.verifier.v1.VerifyRequest\x1a!.skydraft.verifier.v1.VerifyReply\x12M\n\x05\x43lose\x12\".skydraft.verifier.v1.CloseRequest\x1a .skydraft.verifier.v1.CloseReply\x12X\n\x08Generate\x12%.skydraft.verifier.v1.GenerateRequest\x1a#.skydraft.verifier.v1.GenerateReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n skydraft/protocol/verifier.proto\x12\x14skydraft.verifier.v1\"\xef\x04\n\x0e\x44\x65\x63odingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x14no_repeat_ngram_size\x18\x07 \x01(\r\x12\x1c\n\x0f\x63ontent_penalty\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\x12\x63ontent_ngram_size\x18\t \x01(\r\x12\x1a\n\x12no_adjacent_repeat\x18\n \x01(\x08\x12\x11\n\tcomma_gap\x18\x0b \x01(\r\x12\x15\n\rfull_stop_gap\x18\x0c \x01(\r\x12\x1c\n\x0f\x66ull_stop_shift\x18\r \x01(\x01H\x03\x88\x01\x01\x12\x11\n\tsentences\x18\x0e \x01(\r\x12\x16\n\x0emin_new_tokens\x18\x0f \x01(\r\x12\x1b\n\x0emax_new_tokens\x18\x10 \x01(\rH\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x11 \x03(\t\x12\x19\n\x11\x66requency_penalty\x18\x12 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x13 \x01(\x01\x12\x33\n\nlogit_bias\x18\x14 \x03(\x0b\x32\x1f.skydraft.verifier.v1.LogitBias\x12\x0f\n\x07grammar\x18\x15 \x01(\tB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x12\n\x10_content_penaltyB\x12\n\x10_full_stop_shiftB\x11\n\x0f_max_new_tokens\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\x8c\x02\n\x07Opening\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x15\n\rcommitted_ids\x18\x04 \x03(\r\x12\x34\n\x06params\x18\x05 \x01(\x0b\x32$.skydraft.verifier.v1.DecodingParams\x12\x0b\n\x03top\x18\x06 \x01(\r\x12*\n\x05media\x18\x07 \x03(\x0b\x32\x1b.skydraft.verifier.v1.Media\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x08 \x01(\t\x12.\n\x06target\x18\t \x01(\x0b\x32\x1e.skydraft.verifier.v1.TargetId\"0\n\x08TargetId\x12\x0f\n\x07weights\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63ontext_len\x18\x02 \x01(\r\"+\n\x05Media\x12\x10\n\x08num_mels\x18\x01 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0c\"]\n\x0bOpenRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12.\n\x07opening\x18\x03 \x01(\x0b\x32\x1d.skydraft.verifier.v1.Opening\"W\n\tOpenReply\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x0c\n\x04\x63ost\x18\x02 \x03(\r\x12.\n\x06target\x18\x03 \x01(\x0b\x32\x1e.skydraft.verifier.v1.TargetId\"\xa6\x01\n\rVerifyRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x14\n\x0c\x63\x61tch_up_ids\x18\x04 \x03(\r\x12\x11\n\tdraft_ids\x18\x05 \x03(\r\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x07\x12.\n\x07opening\x18\x07 \x01(\x0b\x32\x1d.skydraft.verifier.v1.Opening\"\xe5\x01\n\x0bVerifyReply\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x15\n\x08token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12,\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1c.skydraft.verifier.v1.Finish\x12\r\n\x05\x61udit\x18\x05 \x01(\x0c\x12\x13\n\x0b\x61udit_ranks\x18\x06 \x03(\r\x12\x0c\n\x04\x63ost\x18\x07 \x03(\r\x12.\n\x06target\x18\x08 \x01(\x0b\x32\x1e.skydraft.verifier.v1.TargetIdB\x0b\n\t_token_id\"\x1f\n\x0c\x43loseRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\"\x0c\n\nCloseReply\"a\n\x0fGenerateRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12.\n\x07opening\x18\x03 \x01(\x0b\x32\x1d.skydraft.verifier.v1.Opening\"\x9c\x01\n\rGenerateReply\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x1c.skydraft.verifier.v1.Finish\x12\x0c\n\x04\x63ost\x18\x04 \x03(\r\x12.\n\x06target\x18\x05 \x01(\x0b\x32\x1e.skydraft.verifier.v1.TargetId\"\x10\n\x0eGetInfoRequest\"\xae\x02\n\x0cGetInfoReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x13\n\x0b\x63ontext_len\x18\x05 \x01(\r\x12\x32\n\texecution\x18\x06 \x01(\x0e\x32\x1f.skydraft.verifier.v1.Execution\x12\x10\n\x08max_rows\x18\x07 \x01(\r\x12\x11\n\tmax_block\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12\x14\n\x0cnum_sessions\x18\n \x01(\r\x12\x16\n\x0einvariant_rows\x18\x0b \x01(\r\x12\x12\n\nforward_us\x18\x0c \x03(\r\x12\x0f\n\x07weights\x18\r \x01(\t*j\n\x06\x46inish\x12\x0f\n\x0b\x46INISH_NONE\x10\x00\x12\x0e\n\nFINISH_EOS\x10\x01\x12\x16\n\x12\x46INISH_STOP_STRING\x10\x02\x12\x14\n\x10\x46INISH_SENTENCES\x10\x03\x12\x11\n\rFINISH_LENGTH\x10\x04*U\n\tExecution\x12\x19\n\x15\x45XECUTION_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45XECUTION_EXACT\x10\x01\x12\x18\n\x14\x45XECUTION_THROUGHPUT\x10\x02\x32\xa6\x03\n\x08Verifier\x12S\n\x07GetInfo\x12$.skydraft.verifier.v1.GetInfoRequest\x1a\".skydraft.verifier.v1.GetInfoReply\x12J\n\x04Open\x12!.skydraft.verifier.v1.OpenRequest\x1a\x1f.skydraft.verifier.v1.OpenReply\x12P\n\x06Verify\x12#.skydraft.verifier.v1.VerifyRequest\x1a!.skydraft.verifier.v1.VerifyReply\x12M\n\x05\x43lose\x12\".skydraft.verifier.v1.CloseRequest\x1a .skydraft.verifier.v1.CloseReply\x12X\n\x08Generate\x12%.skydraft.verifier.v1.GenerateRequest\x1a#.skydraft.verifier.v1.GenerateReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'skydraft.protocol.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISH']._serialized_start=2291
-  _globals['_FINISH']._serialized_end=2397
-  _globals['_EXECUTION']._serialized_start=2399
-  _globals['_EXECUTION']._serialized_end=2484
+  _globals['_FINISH']._serialized_start=2308
+  _globals['_FINISH']._serialized_end=2414
+  _globals['_EXECUTION']._serialized_start=2416
+  _globals['_EXECUTION']._serialized_end=2501
   _globals['_DECODINGPARAMS']._serialized_start=59
-  _globals['_DECODINGPARAMS']._serialized_end=665
-  _globals['_LOGITBIAS']._serialized_start=667
-  _globals['_LOGITBIAS']._serialized_end=710
-  _globals['_OPENING']._serialized_start=713
-  _globals['_OPENING']._serialized_end=981
-  _globals['_TARGETID']._serialized_start=983
-  _globals['_TARGETID']._serialized_end=1031
-  _globals['_MEDIA']._serialized_start=1033
-  _globals['_MEDIA']._serialized_end=1076
-  _globals['_OPENREQUEST']._serialized_start=1078
-  _globals['_OPENREQUEST']._serialized_end=1171
-  _globals['_OPENREPLY']._serialized_start=1173
-  _globals['_OPENREPLY']._serialized_end=1260
-  _globals['_VERIFYREQUEST']._serialized_start=1263
-  _globals['_VERIFYREQUEST']._serialized_end=1429
-  _globals['_VERIFYREPLY']._serialized_start=1432
-  _globals['_VERIFYREPLY']._serialized_end=1661
-  _globals['_CLOSEREQUEST']._serialized_start=1663
-  _globals['_CLOSEREQUEST']._serialized_end=1694
-  _globals['_CLOSEREPLY']._serialized_start=1696
-  _globals['_CLOSEREPLY']._serialized_end=1708
-  _globals['_GENERATEREQUEST']._serialized_start=1710
-  _globals['_GENERATEREQUEST']._serialized_end=1807
-  _globals['_GENERATEREPLY']._serialized_start=1810
-  _globals['_GENERATEREPLY']._serialized_end=1966
-  _globals['_GETINFOREQUEST']._serialized_start=1968
-  _globals['_GETINFOREQUEST']._serialized_end=1984
-  _globals['_GETINFOREPLY']._serialized_start=1987
-  _globals['_GETINFOREPLY']._serialized_end=2289
-  _globals['_VERIFIER']._serialized_start=2487
-  _globals['_VERIFIER']._serialized_end=2909
+  _globals['_DECODINGPARAMS']._serialized_end=682
+  _globals['_LOGITBIAS']._serialized_start=684
+  _globals['_LOGITBIAS']._serialized_end=727
+  _globals['_OPENING']._serialized_start=730
+  _globals['_OPENING']._serialized_end=998
+  _globals['_TARGETID']._serialized_start=1000
+  _globals['_TARGETID']._serialized_end=1048
+  _globals['_MEDIA']._serialized_start=1050
+  _globals['_MEDIA']._serialized_end=1093
+  _globals['_OPENREQUEST']._serialized_start=1095
+  _globals['_OPENREQUEST']._serialized_end=1188
+  _globals['_OPENREPLY']._serialized_start=1190
+  _globals['_OPENREPLY']._serialized_end=1277
+  _globals['_VERIFYREQUEST']._serialized_start=1280
+  _globals['_VERIFYREQUEST']._serialized_end=1446
+  _globals['_VERIFYREPLY']._serialized_start=1449
+  _globals['_VERIFYREPLY']._serialized_end=1678
+  _globals['_CLOSEREQUEST']._serialized_start=1680
+  _globals['_CLOSEREQUEST']._serialized_end=1711
+  _globals['_CLOSEREPLY']._serialized_start=1713
+  _globals['_CLOSEREPLY']._serialized_end=1725
+  _globals['_GENERATEREQUEST']._serialized_start=1727
+  _globals['_GENERATEREQUEST']._serialized_end=1824
+  _globals['_GENERATEREPLY']._serialized_start=1827
+  _globals['_GENERATEREPLY']._serialized_end=1983
+  _globals['_GETINFOREQUEST']._serialized_start=1985
+  _globals['_GETINFOREQUEST']._serialized_end=2001
+  _globals['_GETINFOREPLY']._serialized_start=2004
+  _globals['_GETINFOREPLY']._serialized_end=2306
+  _globals['_VERIFIER']._serialized_start=2504
+  _globals['_VERIFIER']._serialized_end=2926
 # @@protoc_insertion_point(module_scope)

@@ -299,7 +299,8 @@ def test_an_interrupted_generation_keeps_a_prefix_of_the_full_one(pair, params, 
         next(rounds, None)
     broken.interrupt()
     assert next(rounds, None) is None and broken.run().token_ids == full.token_ids[: len(broken.token_ids)]
-    assert full.text.startswith(broken.text)
+    if full.finish_reason != "stop_string":  # what may have begun one is shown when it is known that no more comes
+        assert full.text.startswith(broken.text)
     assert len(broken.records) == min(num_rounds, len(full.records))
     is_whole = num_rounds >= len(full.records)
     assert broken.finish_reason == (full.finish_reason if is_whole else "interrupted")

@@ -16,11 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams
-from skydraft.errors import ProtocolError
+from skydraft.errors import GrammarRefused, ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
 from skydraft.types import Cost, Media, Prompt, Verdict
+from tests.grammars import GRAMMARS
 from tests.toys import law
 
 UINT32 = 2**32 - 1
@@ -37,7 +38,7 @@ def between(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(low, high, allow_nan=False)
 
 
-any_params = st.builds(
+_without_grammar = st.builds(
     DecodingParams,
     temperature=st.just(0.0) | between(1e-6, 100),
     top_k=st.integers(0, MAX_ID),
@@ -61,6 +62,11 @@ any_params = st.builds(
     min_new_tokens=st.integers(0, MAX_ID),
     stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
     max_new_tokens=st.integers(1, MAX_ID),
+)
+any_params = _without_grammar | st.builds(
+    lambda params, grammar: dataclasses.replace(params, sentences=0, grammar=grammar),
+    _without_grammar,
+    st.sampled_from([*GRAMMARS, "json_object:", 'json_schema:{"const":"我们"}']),
 )
 # Features as they cross the wire: in half precision already.
 media = st.builds(
@@ -227,12 +233,12 @@ def assert_valid(value: Any) -> None:
 
 
 def read_all(data: bytes) -> int:
-    """Let every decoder read `data`; returns how many took it. Fails on an error that is no ProtocolError."""
+    """Let every decoder read `data`; returns how many took it. Fails on an error that says something else."""
     num_taken = 0
     for name, (decode, encode) in READERS.items():
         try:
             value = decode(data)
-        except ProtocolError:
+        except (ProtocolError, GrammarRefused):
             continue
         num_taken += 1
         assert_valid(value)

@@ -1,0 +1,105 @@
+"""Grammars as text: one string says kind and content, so that it crosses the wire like any other option.
+
+    json_schema:{"type": "object", ...}   JSON that fits the schema
+    json_object:                          any JSON object
+    regex:[0-9]{4}-[0-9]{2}               text that the pattern matches from end to end
+    lark:start: "yes" | "no"              text of a Lark grammar, in llguidance's dialect
+
+What is checked here needs no library; `choosing.grammar` compiles it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from skydraft.errors import GrammarRefused
+
+KINDS = ("json_schema", "json_object", "regex", "lark")
+MAX_BYTES = 65_536
+MAX_DEPTH = 64  # brackets inside each other
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+def json_schema(schema: Mapping[str, Any] | str) -> str:
+    """The grammar of JSON that fits a schema; {"type": "object"} is any object. Raises OptionError."""
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return _checked(f"json_schema:{text}")
+
+
+def regex(pattern: str) -> str:
+    """The grammar of text that `pattern` matches from end to end. Raises OptionError."""
+    return _checked(f"regex:{pattern}")
+
+
+def lark(grammar: str) -> str:
+    """The grammar of text that follows a Lark grammar from its rule `start`. Raises OptionError."""
+    return _checked(f"lark:{grammar}")
+
+
+def _checked(text: str) -> str:
+    check_grammar(text)
+    return text
+
+
+def parts(text: str) -> tuple[str, str]:
+    """Kind and content of a grammar that `check_grammar` has passed; a json_object is its schema."""
+    kind, _, content = text.partition(":")
+    return ("json_schema", '{"type":"object"}') if kind == "json_object" else (kind, content)
+
+
+def check_grammar(text: str) -> None:
+    """Raise GrammarRefused for what has no known kind, is too long or too deep, or is no JSON where it should be."""
+    kind, colon, content = text.partition(":")
+    if kind not in KINDS or not colon:
+        known = ", ".join(f"{kind}:" for kind in KINDS)
+        raise GrammarRefused(f"A grammar begins with its kind: {known}.", hint="For example regex:[0-9]+.")
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise GrammarRefused("The grammar is not valid Unicode.") from error
+    if num_bytes > MAX_BYTES:
+        raise GrammarRefused(f"The grammar has {num_bytes} bytes; it may have {MAX_BYTES}.")
+    if kind == "json_object" and content:
+        raise GrammarRefused("Nothing follows json_object:, which is any JSON object.", hint="Use json_schema:.")
+    if kind != "json_object" and not content.strip():
+        raise GrammarRefused(f"Nothing follows {kind}: in the grammar.")
+    if _depth(content, in_json=kind == "json_schema") > MAX_DEPTH:
+        raise GrammarRefused(f"The grammar has more than {MAX_DEPTH} brackets inside each other.")
+    if kind == "json_schema":
+        _check_schema(content)
+
+
+def _check_schema(text: str) -> None:
+    try:
+        schema = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise GrammarRefused(f"The JSON schema is not JSON: {error}.") from error
+    if not isinstance(schema, dict):
+        raise GrammarRefused("A JSON schema is an object.", hint='For example {"type": "object"}.')
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _depth(text: str, *, in_json: bool) -> int:
+    """How many brackets are open at once, at most; what a backslash or, in JSON, quotes protect is left out."""
+    depth = deepest = 0
+    is_escaped = in_quotes = False
+    for char in text:
+        if is_escaped:
+            is_escaped = False
+        elif char == "\\":
+            is_escaped = True
+        elif char == '"' and in_json:
+            in_quotes = not in_quotes
+        elif in_quotes:
+            continue
+        elif char in _OPEN:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in _CLOSE:
+            depth = max(depth - 1, 0)
+    return deepest

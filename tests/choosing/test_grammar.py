@@ -1,0 +1,202 @@
+"""A grammar is a function of the prefix: a matcher that goes back and forth allows what a fresh one does, and an oracle
+that shares nothing with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft import DecodingParams, decoding_params, generate, make_plan
+from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.grammar import GrammarAlong, compile_grammar
+from skydraft.engines.toy import random_toy
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import GrammarRefused, MissingDependency
+from tests import grammars, toys
+from tests.grammars import BYTES, ENDS, GRAMMARS, JSONS, PERSON, spelled
+from tests.toys import EOS, VOCAB, law
+
+pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema")
+
+# How each step goes: on with one of the tokens that may come, or, where negative, with any token.
+steps = st.lists(st.integers(-1, 400), max_size=20)
+walks = st.lists(st.tuples(st.integers(0, 24), steps), min_size=1, max_size=5)
+
+
+def along(grammar: str, vocab: Vocab, prompt_len: int = 0) -> GrammarAlong:
+    return GrammarAlong(compile_grammar(grammar, vocab), vocab, prompt_len)
+
+
+def array(token_ids: Any) -> Any:
+    return np.array(token_ids, np.int32)
+
+
+@law(60)
+@given(st.sampled_from(GRAMMARS), walks, st.integers(0, 3))
+def test_what_may_come_next_is_what_the_oracle_says(grammar: str, walk: Any, prompt_len: int) -> None:
+    follower, prompt = along(grammar, VOCAB, prompt_len), [1] * prompt_len
+    generated: list[int] = []
+    for keep, choices in walk:
+        generated = generated[:keep]
+        for choice in choices:
+            expected = grammars.allowed(grammar, generated, VOCAB)
+            assert np.array_equal(follower.allowed(array(prompt + generated)), expected), generated
+            may = np.flatnonzero(expected)
+            generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % VOCAB.size)
+
+
+@law(60)
+@given(st.sampled_from(JSONS), walks)
+def test_going_back_and_on_is_as_beginning_anew(grammar: str, walk: Any) -> None:
+    follower = along(grammar, BYTES)
+    generated: list[int] = []
+    for keep, choices in walk:
+        generated = generated[:keep]
+        for choice in choices:
+            mask = follower.allowed(array(generated))
+            may = np.flatnonzero(mask)
+            assert np.array_equal(mask, along(grammar, BYTES).allowed(array(generated))), generated
+            assert len(may) and (mask[list(ENDS)].all() or not mask[list(ENDS)].any())
+            assert follower.forced(array(generated)) == (may[0] if len(may) == 1 else None)
+            generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % BYTES.size)
+
+
+@law(40)
+@given(st.sampled_from([0, 1]), st.lists(st.integers(0, 400), max_size=60))
+def test_a_text_that_ends_is_json_that_fits(which: int, choices: list[int]) -> None:
+    follower = along(JSONS[which], BYTES)
+    generated: list[int] = []
+    for choice in choices:
+        may = np.flatnonzero(follower.allowed(array(generated)))
+        if may[0] in ENDS or (set(ENDS) & set(may.tolist()) and choice % 2):
+            found = json.loads(BYTES.decode(generated))
+            jsonschema.validate(found, {"type": "object"} if which == 0 else PERSON)
+            return
+        generated.append(int(may[choice % len(may)]))
+
+
+def test_a_name_that_must_come_is_gone_in_the_tokens_of_the_tokenizer() -> None:
+    follower = along(JSONS[1], BYTES)
+    assert follower.forced(array(spelled('{"'))) == spelled("name")[0]
+    assert follower.forced(array(spelled('{"n'))) == spelled("ame")[0]  # however it was begun
+    assert follower.forced(array(spelled('{"name": "'))) is None
+
+
+def test_the_end_may_come_exactly_where_the_text_is_complete() -> None:
+    follower = along("regex:a*(b|3)*", VOCAB)
+    for text, may_end in (("", True), ("aab", True), ("aab3", True)):
+        assert follower.allowed(array([toys.IDS[char.encode()] for char in text]))[EOS] == may_end
+    follower = along("regex:(a|b)*abb", VOCAB)
+    for text, may_end in (("", False), ("ab", False), ("abb", True), ("abba", False)):
+        assert follower.allowed(array([toys.IDS[char.encode()] for char in text]))[EOS] == may_end
+
+
+def test_what_is_outside_of_the_grammar_may_only_end() -> None:
+    follower = along("regex:(a|b)*abb", VOCAB)
+    for outside in (toys.ids("我"), [*toys.ids("a", "b", "b"), EOS], [toys.TOOL], toys.ids("a", "3", "b", "b")):
+        assert np.flatnonzero(follower.allowed(array(outside))).tolist() == [EOS]
+    assert follower.allowed(array(toys.ids("a")))[toys.IDS[b"b"]]  # and it finds back
+
+
+@law(200)
+@given(st.sampled_from(GRAMMARS), toys.seeds, st.integers(0, 2**32), toys.params())
+def test_whatever_the_other_constraints_a_token_is_one_that_the_grammar_allows(
+    grammar: str, seed: int, salt: int, params: DecodingParams
+) -> None:
+    chosen = decoding_params(
+        grammar=grammar, min_new_tokens=params.min_new_tokens, no_repeat_ngram_size=params.no_repeat_ngram_size,
+        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, seed=params.seed,
+        repetition_penalty=params.repetition_penalty, logit_bias=params.logit_bias, no_adjacent_repeat=True,
+    )  # fmt: skip
+    chooser, rng = Chooser(chosen, VOCAB, 1), np.random.default_rng(salt)
+    generated: list[int] = []
+    for _ in range(16):
+        row = rng.normal(0, 4, VOCAB.size).astype(np.float32)
+        row[rng.random(VOCAB.size) < 0.3] = -np.inf  # the model itself may rule out what the grammar wants
+        token_id = chooser.choose(row, array([1, *generated]))
+        assert grammars.allowed(grammar, generated, VOCAB)[token_id]
+        generated.append(token_id)
+        if token_id == EOS:
+            break
+
+
+def test_the_grammar_wins_where_the_rest_would_leave_no_token() -> None:
+    row = np.zeros(VOCAB.size, np.float32)
+    chooser = Chooser(decoding_params(grammar="regex:aaaa", min_new_tokens=10, no_repeat_ngram_size=1), VOCAB, 0)
+    for num in range(4):  # the n-gram ban has the one token that fits
+        assert chooser.choose(row, array(toys.ids("a") * num)) == toys.IDS[b"a"]
+    assert chooser.choose(row, array(toys.ids("a") * 4)) == EOS  # and the minimum the end
+    longer = Chooser(decoding_params(grammar="regex:a*(b|3)*", min_new_tokens=3), VOCAB, 0)
+    row[EOS] = 9
+    assert longer.choose(row, array(toys.ids("a", "a"))) != EOS  # where there is another way, the minimum holds
+    assert longer.choose(row, array(toys.ids("a", "a", "a"))) == EOS
+
+
+def test_sampling_comes_after_the_mask() -> None:
+    row = np.zeros(VOCAB.size, np.float32)
+    row[toys.ids("我", "你", "他")] = 50
+    for options in ({"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}, {}):
+        chooser = Chooser(decoding_params(grammar="regex:(a|b)*abb", temperature=1.0, **options), VOCAB, 0)
+        assert chooser.choose(row, array([])) in toys.ids("a", "b", "ab")
+
+
+def test_a_torch_row_gives_the_token_of_the_same_numpy_row() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    for grammar in GRAMMARS:
+        chooser = Chooser(decoding_params(grammar=grammar, temperature=0.7, no_repeat_ngram_size=2), VOCAB, 0)
+        generated: list[int] = []
+        while len(generated) < 12 and EOS not in generated:
+            row = rng.normal(0, 3, VOCAB.size).astype(np.float32)
+            tensor = torch.from_numpy(row.copy())
+            token_id = chooser.choose(row, array(generated))
+            assert chooser.choose(tensor, array(generated)) == token_id
+            assert np.array_equal(tensor.numpy(), row)
+            half = tensor.to(torch.bfloat16)
+            assert chooser.choose(half, array(generated)) == chooser.choose(half.float().numpy(), array(generated))
+            generated.append(token_id)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_generation_ends_with_what_fits(temperature: float) -> None:
+    engine = random_toy(BYTES, seed=3)
+    for seed in range(4):
+        params = DecodingParams(grammar=JSONS[1], temperature=temperature, seed=seed, max_new_tokens=200)
+        done = generate("12", cloud=engine, plan=make_plan("cloud"), params=params, raw=True).run()
+        if done.finish_reason == "eos":
+            jsonschema.validate(json.loads(done.text), PERSON)
+        else:
+            assert done.finish_reason == "length"
+
+
+def test_a_stop_string_ends_the_text_inside_of_a_grammar() -> None:
+    engine = random_toy(BYTES, seed=3)
+    params = DecodingParams(grammar=JSONS[1], stop=("me",), max_new_tokens=40)
+    done = generate("12", cloud=engine, plan=make_plan("cloud"), params=params, raw=True).run()
+    assert done.finish_reason == "stop_string" and done.text.endswith("na")
+
+
+def test_a_vocabulary_without_an_end_has_no_grammar() -> None:
+    with pytest.raises(GrammarRefused, match="no end token"):
+        Chooser(DecodingParams(grammar=GRAMMARS[0]), toys.vocab(special_ids=[toys.TOOL], end_ids=[]), 0)
+
+
+def test_without_llguidance_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(MissingDependency, match=r"skydraft\[grammar\]"):
+        Chooser(DecodingParams(grammar=GRAMMARS[0]), toys.vocab(), 0)
+
+
+def test_a_grammar_is_compiled_once_for_a_vocabulary() -> None:
+    vocab = toys.vocab()
+    first = compile_grammar(GRAMMARS[0], vocab)
+    for number in range(20):
+        compile_grammar(f"regex:a{{{number + 1}}}", vocab)
+    assert compile_grammar(GRAMMARS[0], vocab) is first  # since it is still in use

@@ -1,0 +1,54 @@
+"""--json-schema, --regex and --grammar: the text follows them, and what is wrong is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llguidance")
+TOYS = ("--edge-model", "toy:drift=0.2", "--cloud-model", "toy", "--quiet")
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+def test_the_text_fits_the_schema_given_as_a_file_or_as_it_is(invoke: Any, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(SCHEMA))
+    for given in (str(file), json.dumps(SCHEMA), " " + json.dumps(SCHEMA)):
+        status, out, err = invoke("generate", "你好", *TOYS, "-n", "300", "--json-schema", given)
+        assert status == 0, err
+        assert isinstance(json.loads(out)["ok"], bool)
+
+
+def test_the_text_fits_the_pattern(invoke: Any) -> None:
+    for flags in (
+        ["--regex", "2[0-9]{3}"],
+        ["--grammar", "regex:2[0-9]{3}"],
+        ["--grammar", 'lark:start: "2" /[0-9]{3}/'],
+    ):
+        status, out, err = invoke("generate", "你好", *TOYS, *flags)
+        assert status == 0, err
+        assert out.strip().startswith("2") and len(out.strip()) == 4 and out.strip().isdigit()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--regex", "(a"], "unclosed"), (["--json-schema", "nosuch.json"], "cannot be read"),
+        (["--json-schema", '{"type": '], "not JSON"), (["--json-schema", '{"not": {}}'], "Unimplemented"),
+        (["--grammar", "[0-9]+"], "begins with its kind"), (["--regex", "a", "--grammar", "regex:b"], "beside another"),
+        (["--regex", "a", "--sentences", "1"], "--sentences"), (["--regex", "a", "--style", "zh-short"], "--sentences"),
+        (["--regex", "a" * 70_000], "65536"), (["--grammar", "json_object:{}"], "Nothing follows"),
+        (["--regex", "(" * 70 + ")" * 70], "brackets"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_grammar_is_one_line(invoke: Any, flags: list[str], said: str) -> None:
+    status, out, err = invoke("generate", "你好", *TOYS, *flags)
+    assert status == 2 and out == "" and said in err and len(err.strip().splitlines()) == 1

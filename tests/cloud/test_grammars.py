@@ -1,0 +1,97 @@
+"""A grammar on a server: refused where it does not compile or takes too much, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.choosing.grammar import CompiledGrammar
+from skydraft.choosing.grammar_check import LIMITS
+from skydraft.cloud import service
+from skydraft.engines.toy import open_toy
+from skydraft.errors import GrammarRefused
+from tests.serving import serving
+
+pytest.importorskip("llguidance")
+DATE = "regex:20[0-9]{2}-[01][0-9]"
+
+
+def ask(address: str, grammar: str, mode: str = "lossless", **options: Any) -> skydraft.Generation:
+    with closing(skydraft.connect(address)) as cloud:
+        params = DecodingParams(grammar=grammar, max_new_tokens=40, **options)
+        edge = open_toy("toy:drift=0.2")
+        return skydraft.generate("语速", edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_server_follows_the_grammar_as_a_target_here_does(temperature: float) -> None:
+    params = DecodingParams(grammar=DATE, max_new_tokens=40, temperature=temperature, seed=3)
+    alone = skydraft.generate("语速", cloud=open_toy("toy"), plan=make_plan("cloud"), params=params).run()
+    with serving(open_toy("toy")) as server:
+        for mode in ("lossless", "cloud"):
+            assert ask(server.address, DATE, mode, temperature=temperature, seed=3).token_ids == alone.token_ids
+    assert alone.finish_reason == "eos" and alone.text.startswith("20") and len(alone.text) == 7
+
+
+@pytest.mark.parametrize("mode", ["lossless", "cloud"])
+def test_a_server_without_llguidance_says_so(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(text: str, vocab: Any) -> None:
+        raise skydraft.errors.MissingDependency("no")
+
+    monkeypatch.setattr(service, "compile_grammar", absent)
+    with serving(open_toy("toy")) as server, pytest.raises(GrammarRefused, match="no llguidance"):
+        ask(server.address, DATE, mode)
+
+
+def test_a_grammar_that_does_not_compile_is_refused_by_the_server() -> None:
+    with serving(open_toy("toy")) as server, pytest.raises(GrammarRefused, match="unclosed"):
+        ask(server.address, "regex:(a", "cloud")  # which nobody compiles on this side
+
+
+def test_nobody_waits_for_the_grammar_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound, may_go, has_come = service.compile_grammar, threading.Event(), threading.Event()
+
+    def slow(text: str, vocab: Any) -> CompiledGrammar:
+        has_come.set()
+        assert may_go.wait(30)
+        return sound(text, vocab)
+
+    monkeypatch.setattr(service, "compile_grammar", slow)
+    found: list[Any] = []
+    with serving(open_toy("toy")) as server:
+        waiting = threading.Thread(target=lambda: found.append(ask(server.address, DATE, "cloud")))
+        waiting.start()
+        assert has_come.wait(30)
+        began = time.monotonic()
+        assert ask(server.address, "").token_ids
+        assert not found and time.monotonic() - began < 20
+        may_go.set()
+        waiting.join()
+    assert found[0].finish_reason == "eos"
+
+
+def test_a_grammar_that_takes_too_much_on_the_way_is_refused_and_the_server_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(LIMITS, "max_lexer_states", 100)
+    with serving(open_toy("toy")) as server:
+        with pytest.raises(GrammarRefused, match="any further"):
+            ask(server.address, "regex:(.*[一-龟].{30}){3}", "cloud")
+        assert ask(server.address, DATE, "cloud").finish_reason == "eos"
+
+
+def test_an_edge_without_llguidance_may_leave_it_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(open_toy("toy")) as server, closing(skydraft.connect(server.address)) as cloud:
+        first = ask(server.address, DATE, "cloud")  # compiled there before the package is hidden here
+        monkeypatch.setitem(sys.modules, "llguidance", None)
+        params = DecodingParams(grammar=DATE, max_new_tokens=40)
+        edge = open_toy("toy")
+        again = skydraft.generate("语速", edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params).run()
+        assert again.token_ids == first.token_ids

@@ -1,0 +1,97 @@
+"""Speculation changes no text of a grammar, and tokens that have no rival cost the draft model nothing.
+
+The vocabulary has all bytes, so that names of fields are forced; `test_laws` draws grammars where nothing is.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft import DecodingParams, Generation, generate, make_plan
+from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.stopping import Stopping
+from skydraft.decoding.plan import Plan
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import random_toy
+from skydraft.gating.signals import CERTAIN
+from tests import reference
+from tests.grammars import BYTES, JSONS
+from tests.toys import array, law
+
+pytest.importorskip("llguidance")
+PROMPT = "12"
+PROMPT_IDS = BYTES.encode(PROMPT)
+
+
+def pair(seed: int, drift: float) -> tuple[Engine, Engine]:
+    return random_toy(BYTES, seed=seed, drift=drift, drift_seed=seed + 7), random_toy(BYTES, seed=seed)
+
+
+def decode(
+    plan: Plan, params: DecodingParams, edge: Engine | None, cloud: Engine | None, **options: bool
+) -> Generation:
+    return generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options).run()
+
+
+def plain(engine: Engine, params: DecodingParams) -> tuple[int, ...]:
+    """This model alone: a fresh sequence, matcher and chooser for each token."""
+    token_ids = list(PROMPT_IDS)
+    stopping = Stopping(params, BYTES, params.max_new_tokens)
+    while True:
+        chooser = Chooser(params, BYTES, len(PROMPT_IDS))
+        token_ids.append(chooser.choose(reference.row_after(engine, token_ids), array(token_ids)))
+        if stopping.finish(array(token_ids[len(PROMPT_IDS) :])):
+            return tuple(token_ids[len(PROMPT_IDS) :])
+
+
+@law(40)
+@given(st.integers(0, 60), st.sampled_from([0.0, 0.3, 2.0]), st.sampled_from(JSONS), st.sampled_from([0.0, 0.8]),
+       st.integers(1, 12), st.sampled_from(["entropy:1", "prob:0.5", "never"]))  # fmt: skip
+def test_lossless_is_the_target_alone_and_the_edge_alone_is_the_draft_model(
+    seed: int, drift: float, grammar: str, temperature: float, k: int, gate: str
+) -> None:
+    edge, cloud = pair(seed, drift)
+    params = DecodingParams(grammar=grammar, temperature=temperature, seed=seed, max_new_tokens=30)
+    expected = plain(cloud, params)
+    assert decode(make_plan("cloud"), params, None, cloud).token_ids == expected
+    assert decode(make_plan("lossless", k=k), params, edge, cloud).token_ids == expected
+    assert decode(make_plan("edge"), params, edge, None).token_ids == plain(edge, params)
+    gated = decode(make_plan(gate=gate, k=k), params, edge, cloud)
+    token_ids = [*PROMPT_IDS, *gated.token_ids]
+    for index, origin in enumerate(gated.origins):
+        prefix = token_ids[: len(PROMPT_IDS) + index]
+        row = reference.row_after(edge if origin in ("skipped", "edge") else cloud, prefix)
+        assert Chooser(params, BYTES, len(PROMPT_IDS)).choose(row, array(prefix)) == token_ids[len(prefix)]
+
+
+def test_forced_tokens_cost_no_forward_and_are_sure() -> None:
+    edge, cloud = pair(3, 0.2)
+    params = DecodingParams(grammar='json_schema:{"const":"name and age, 我们"}', max_new_tokens=60)
+    done = decode(make_plan("edge"), params, edge, None)
+    assert done.text == '"name and age, 我们"' and len(done.token_ids) > 10
+    assert (
+        sum(record.draft.num_passes for record in done.records) <= 2
+    )  # where it ends, there are two ends to choose from
+    generation = generate(
+        PROMPT, edge=edge, cloud=cloud, plan=make_plan(gate="entropy:0", k=4), params=params, raw=True
+    )
+    blocks = [done.block for done, _ in generation.rounds()]
+    chooser, prefix, num_forced = Chooser(params, BYTES, len(PROMPT_IDS)), list(PROMPT_IDS), 0
+    for block in blocks:
+        for token_id, signals in zip(block.token_ids, block.signals, strict=True):
+            if (forced := chooser.forced(array(prefix))) is not None:
+                assert (token_id, signals) == (forced, CERTAIN)
+                num_forced += 1
+            prefix.append(token_id)
+    assert num_forced > 10
+
+
+def test_the_same_rows_are_fed_whatever_was_forced_before() -> None:
+    """What a forced token leaves unfed is fed with the next token, in parts that change no bit."""
+    edge, cloud = pair(5, 0.0)
+    params = DecodingParams(grammar=JSONS[1], max_new_tokens=30, temperature=0.8, seed=2)
+    generation = decode(make_plan("lossless", k=6), params, edge, cloud)
+    assert generation.stats.acceptance_rate == 1
+    assert sum(record.draft.num_rows for record in generation.records) <= len(PROMPT_IDS) + len(generation.token_ids)
