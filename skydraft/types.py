@@ -18,6 +18,8 @@ fallback         commit a block unverified that should have been verified, becau
 
 from __future__ import annotations
 
+import itertools
+import operator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -160,8 +162,9 @@ class LinkCost:
 class DraftBlock:
     """The drafted tokens of one round, extending `base` generated tokens.
 
-    `signals` has one entry per token, or none at all where nobody asked for them. `finish` is why its last token ends
-    the generation, should the block be committed as it is. `cost` is the draft model's and no part of equality.
+    `signals` has one entry per token, or none at all where nobody asked for them; so has `forced`, whether a
+    grammar allowed nothing else, where there is a grammar. `finish` is why its last token ends the generation, should
+    the block be committed as it is. `cost` is the draft model's and no part of equality.
     """
 
     base: int
@@ -170,12 +173,23 @@ class DraftBlock:
     ended_by: EndedBy = "k"
     finish: FinishReason | None = None
     cost: Cost = field(default=Cost(), compare=False)
+    forced: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if self.base < 0:
             raise ValueError(f"a block cannot begin at {self.base}")
-        if self.signals and len(self.signals) != len(self.token_ids):
-            raise ValueError(f"{len(self.signals)} signals for {len(self.token_ids)} tokens")
+        for name, given in (("signals", self.signals), ("marks of forced tokens", self.forced)):
+            if given and len(given) != len(self.token_ids):
+                raise ValueError(f"{len(given)} {name} for {len(self.token_ids)} tokens")
+
+    def is_forced(self, index: int) -> bool:
+        """Whether a grammar allowed nothing else than this token of the block."""
+        return bool(self.forced) and self.forced[index]
+
+    @property
+    def free_signals(self) -> tuple[Signals, ...]:
+        """Signals of the tokens that had rivals."""
+        return tuple(itertools.compress(self.signals, map(operator.not_, self.forced))) if self.forced else self.signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +235,8 @@ class StepRecord:
 
     `num_committed` counts what the round added to the text; `reason` says why it was escalated, or should have been
     ("" if it was not to be); `num_audited` counts the catch-up tokens it took along, `num_agreed` those that the target
-    would have written too; `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the
+    would have written too; `num_forced` counts the drafted tokens it committed that a grammar left no choice about;
+    `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the
     generation to it. `draft` and `target` are what the models spent.
     """
 
@@ -239,6 +254,7 @@ class StepRecord:
     link: LinkCost = field(default=LinkCost())
     num_audited: int = 0
     num_agreed: int = 0
+    num_forced: int = 0
 
     @property
     def overhead_ms(self) -> float:

@@ -92,6 +92,11 @@ class Chooser:
         row = at_least_float32(row)
         return self._grammar.masked(row, prefix) if self._grammar else row
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar says what may come next."""
+        return self._grammar is not None
+
     def forced(self, prefix: TokenIds) -> int | None:
         """What `choose` gives whatever the logits: the only token that the grammar allows after `prefix`, or None."""
         return self._grammar.forced(prefix) if self._grammar else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from skydraft.config import DEFAULT_K
+from skydraft.config import DEFAULT_K, MAX_K, DecodingParams
 from skydraft.decoding.block_length import AutoK, KPolicy
 from skydraft.decoding.context import Context
 from skydraft.decoding.cost_model import CostModel
@@ -58,7 +58,7 @@ def start_generation(
     if draft:
         drafter = Drafter(
             draft, prompts.edge, params, max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals,
-            reuse=request.reuse,
+            longest=_longest(plan, params, verifying), reuse=request.reuse,
         )  # fmt: skip
     if verifying:
         verifier = verifying.verifier(context, prompts.target, vocab, plan, params, request.cache_scope)
@@ -102,6 +102,16 @@ def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPol
     )
     # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
     return AutoK(model, min_k=1 if plan.is_gated else 0, max_k=costs.max_block)
+
+
+def _longest(plan: Plan, params: DecodingParams, target: Target | None) -> int:
+    """How long a block may get with tokens that a grammar forces; one without them is as long as the plan says."""
+    if target is None or not params.grammar:
+        return MAX_K
+    try:
+        return target.max_block(quick=target.falls_back(plan))
+    except CloudError:
+        return 0  # who is lost now may take no more than the plan's
 
 
 def _missing(side: str) -> OptionError:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
-from skydraft.config import DecodingParams
+from skydraft.config import MAX_K, DecodingParams
 from skydraft.decoding.context import Context
 from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer
 from skydraft.engines.vocab import TokenIds
 from skydraft.gating.gates import Gate
 from skydraft.gating.signals import CERTAIN, measure
-from skydraft.types import Cost, DraftBlock, EndedBy, Prompt, Reuse, Signals
+from skydraft.types import Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals
+
+
+class _Step(NamedTuple):
+    """One drafted token, how sure the draft model was of it, and what it took."""
+
+    token_id: int
+    signals: Signals
+    cost: Cost
+    is_forced: bool
 
 
 class Drafter:
@@ -20,7 +30,8 @@ class Drafter:
 
     A text ends after `max_new_tokens` at the latest. Where `ends_blocks` is given, a block ends right after the first
     token that makes it too uncertain for that gate. Signals are measured where `with_signals`, over what a grammar
-    allows. `reuse` is as in `Engine.begin`.
+    allows. A block has at most `longest` tokens, those that a grammar forces included, unless more were asked for.
+    `reuse` is as in `Engine.begin`.
     """
 
     def __init__(
@@ -32,9 +43,11 @@ class Drafter:
         *,
         ends_blocks: Gate | None = None,
         with_signals: bool = False,
+        longest: int = MAX_K,
         reuse: Reuse | None = None,
     ) -> None:
         self._engine = engine
+        self._longest = longest
         self._reuse = reuse
         self._prompt = prompt
         self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
@@ -51,7 +64,10 @@ class Drafter:
         return max(context_len - prompt_len - context.base + 1, 0) if prompt_len < context_len else 0
 
     def draft(self, context: Context, k: int) -> DraftBlock:
-        """A block of at most `k` tokens after `context`, each what the draft model alone would emit there."""
+        """A block of at most `k` tokens after `context`, each what the draft model alone would emit there.
+
+        Tokens that a grammar forces are not counted, since they cost nothing: with them it may be longer.
+        """
         sequence, cost = self._open()
         with self._engine.floor:
             return self._draft(sequence, cost, context, k)
@@ -60,27 +76,45 @@ class Drafter:
         sequence.align(context.token_ids)
         prefix = TokenBuffer()
         prefix.extend(context.token_ids)
-        signals: list[Signals] = []
+        steps: list[_Step] = []
+        free: list[Signals] = []
         ended_by: EndedBy = "k"
-        while True:
-            # A forced token needs no row; it is fed with the next one that does.
-            token_id, sure = self._chooser.forced(prefix.view), CERTAIN
-            if token_id is None:
-                row, fed = self._row_after(sequence, prefix.view)
-                cost += fed
-                token_id = self._chooser.choose(row, prefix.view)
-                sure = measure(self._chooser.follow_grammar(row, prefix.view)) if self._with_signals else sure
-            prefix.extend([token_id])
-            if self._with_signals:
-                signals.append(sure)
+        finish: FinishReason | None = None
+        longest = min(max(self._longest, k), self.room(context))
+        while ended_by == "k" and len(steps) < longest:
+            step = self._next(sequence, prefix.view, may_choose=len(free) < k)
+            if step is None:
+                break
+            steps.append(step)
+            cost += step.cost
+            prefix.extend([step.token_id])
+            free += [] if step.is_forced else [step.signals]
             finish = self._stopping.finish(prefix.view[len(self._prompt.token_ids) :])
             if finish:
                 ended_by = "stop"
-            elif self._ends_blocks and self._ends_blocks.is_unsure(signals):
+            elif self._ends_blocks and not step.is_forced and self._ends_blocks.is_unsure(free):
                 ended_by = "gate"
-            token_ids = prefix.view[len(context.token_ids) :].tolist()
-            if ended_by != "k" or len(token_ids) == k:
-                return DraftBlock(context.base, tuple(token_ids), tuple(signals), ended_by, finish, cost)
+        return DraftBlock(
+            context.base,
+            tuple(step.token_id for step in steps),
+            tuple(step.signals for step in steps) if self._with_signals else (),
+            ended_by,
+            finish,
+            cost,
+            tuple(step.is_forced for step in steps) if self._chooser.has_grammar else (),
+        )
+
+    def _next(self, sequence: Sequence, prefix: TokenIds, *, may_choose: bool) -> _Step | None:
+        """The token after `prefix`; None where it is to be chosen and may not be."""
+        # A forced token needs no row; it is fed with the next one that does.
+        if (token_id := self._chooser.forced(prefix)) is not None:
+            return _Step(token_id, CERTAIN, Cost(), is_forced=True)
+        if not may_choose:
+            return None
+        row, cost = self._row_after(sequence, prefix)
+        token_id = self._chooser.choose(row, prefix)
+        signals = measure(self._chooser.follow_grammar(row, prefix)) if self._with_signals else CERTAIN
+        return _Step(token_id, signals, cost, is_forced=False)
 
     def _open(self) -> tuple[Sequence, Cost]:
         """The sequence, opened once, and what that took now."""

@@ -114,6 +114,7 @@ class SpeculativeLoop:
             link=self._verifier.spent() if self._verifier else LinkCost(),
             num_audited=len(audit),
             num_agreed=sum(audit),
+            num_forced=sum(block.forced[: verdict.num_accepted if verdict else len(token_ids)]),
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())

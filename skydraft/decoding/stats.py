@@ -25,11 +25,11 @@ class Stats:
     acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
     round, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. audited_agreement: share of
     the skipped tokens seen by the target later that it would have written too. num_fallback_tokens: committed
-    unverified because the cloud was gone. target passes and rows:
-    forwards of the target after its prefill, and the rows in them. ttft_ms: start to first committed round, prefill
-    included. itl_ms: gap between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens / time from
-    start to last round. draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest,
-    less queue and wire. bytes: messages of the protocol, both ways; shared_bytes: the part
+    unverified because the cloud was gone. num_forced_tokens: drafted where a grammar allowed nothing else, and
+    committed. target passes and rows: forwards of the target after its prefill, and the rows in them. ttft_ms: start to
+    first committed round, prefill included. itl_ms: gap between rounds, shared evenly by the tokens of a round.
+    tokens_per_s: tokens / time from start to last round. draft_ms, target_ms: inside engine forwards, prefill included.
+    overhead_ms: all the rest, less queue and wire. bytes: messages of the protocol, both ways; shared_bytes: the part
     of bytes_up that is features of speech, those sent again included. prefill_ms, encode_ms: the parts of draft_ms and
     target_ms for the prompt, and the part of that for its audio. cached_tokens: those that need not be fed.
     """
@@ -56,6 +56,7 @@ class Stats:
     shared_bytes: int
     audited_agreement: float | None
     num_fallback_tokens: int
+    num_forced_tokens: int
     draft_prefill_ms: float
     draft_encode_ms: float
     target_prefill_ms: float
@@ -97,6 +98,7 @@ def stats_of(records: Seq[StepRecord]) -> Stats:
             sum(record.num_agreed for record in records), sum(record.num_audited for record in records)
         ),
         num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
+        num_forced_tokens=sum(record.num_forced for record in records),
         draft_prefill_ms=round(draft.prefill_ms, 3),
         draft_encode_ms=round(draft.encode_ms, 3),
         target_prefill_ms=round(target.prefill_ms, 3),

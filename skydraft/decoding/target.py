@@ -48,6 +48,9 @@ class Target(Protocol):
     def costs(self, *, quick: bool) -> TargetCosts:
         """What an adaptive k starts from; where `quick`, a silence is not waited out."""
 
+    def max_block(self, *, quick: bool) -> int:
+        """The longest block that it takes; where `quick`, a silence is not waited out."""
+
     def weights(self, *, quick: bool) -> tuple[str, str]:
         """(name, fingerprint of the weights) of the target model; where `quick`, a silence is not waited out."""
 
@@ -71,6 +74,10 @@ class LocalTarget:
 
     def costs(self, *, quick: bool) -> TargetCosts:
         return TargetCosts(self.engine.profile.forward_ms, self._max_rows)
+
+    def max_block(self, *, quick: bool) -> int:
+        """Any block may be as long as blocks get."""
+        return MAX_K
 
     def weights(self, *, quick: bool) -> tuple[str, str]:
         return self.engine.name, self.engine.fingerprint

@@ -100,6 +100,10 @@ class Cloud:
         wire_ms = statistics.median(ping() for _ in range(_NUM_PINGS))
         return TargetCosts(info.forward_ms, info.max_rows, wire_ms=wire_ms, streams=True, max_block=info.max_block)
 
+    def max_block(self, *, quick: bool) -> int:
+        """The longest block that the server takes. Raises CloudError."""
+        return self._info(quick=quick).max_block
+
     def weights(self, *, quick: bool) -> tuple[str, str]:
         """(name, fingerprint of the weights) of the server's model; asked for half a second where `quick`.
 

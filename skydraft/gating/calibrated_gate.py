@@ -43,12 +43,17 @@ class CalibratedGate:
         """Why the block has to be escalated, or "" to skip it."""
         if not block.token_ids:
             return "always"
-        return "uncertain" if self.is_unsure(block.signals) else text_reason(self._spec, history, block, vocab)
+        return "uncertain" if self.is_unsure(block.free_signals) else text_reason(self._spec, history, block, vocab)
+
+    def _risks(self, block: DraftBlock) -> list[float]:
+        """The chance that the target disagrees, for each token; it cannot where a grammar allows nothing else."""
+        risks = map(self._calibration.risk, block.signals)
+        return [0.0 if block.is_forced(index) else risk for index, risk in enumerate(risks)]
 
     def observe(self, done: Round) -> None:
         """Take in a committed round: risks of what it skipped, or audits of what was skipped before."""
         if done.record.outcome != "verified":
-            self._unaudited += map(self._calibration.risk, done.block.signals)
+            self._unaudited += self._risks(done.block)
             return
         self._num_expected += sum(self._unaudited[: len(done.audit)])
         self._num_seen += done.audit.count(False)

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from skydraft.characters import punctuation_density
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
-from skydraft.gating.repetition import unverified_cycle
+from skydraft.gating.repetition import unverified_cycles
 from skydraft.types import DraftBlock, Round, Signals
 
 Reason = Literal["always", "uncertain", "density", "repetition", "content", ""]
@@ -157,26 +157,41 @@ class ThresholdGate:
             return "always"
         if self._spec.kind == "never":
             return ""
-        return "uncertain" if self.is_unsure(block.signals) else text_reason(self._spec, history, block, vocab)
+        return "uncertain" if self.is_unsure(block.free_signals) else text_reason(self._spec, history, block, vocab)
 
     def observe(self, done: Round) -> None:
         """What happened changes nothing here."""
 
 
 def text_reason(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
-    """What the text of a block says against skipping it, however certain it was."""
-    text = vocab.decode(block.token_ids)
-    if punctuation_density(text) > MAX_DENSITY:
+    """What the text of a block says against skipping it, however certain it was.
+
+    What a grammar forced says nothing: the target has no other choice there. Where there is a grammar, much of the
+    punctuation is its own, and no sign of a text that fell apart.
+    """
+    if block.forced and all(block.forced):
+        return ""
+    if not block.forced and punctuation_density(vocab.decode(block.token_ids)) > MAX_DENSITY:
         return "density"
-    if unverified_cycle([*history.generated.tolist(), *block.token_ids], block.base, history.num_seen):
+    generated = [*history.generated.tolist(), *block.token_ids]
+    ends = unverified_cycles(generated, block.base, history.num_seen)
+    if any(not block.is_forced(end - 1 - block.base) for end in ends):
         return "repetition"
-    return "content" if _matches_content(spec, history, text, vocab) else ""
+    return "content" if _matches_content(spec, history, block, vocab) else ""
 
 
-def _matches_content(spec: GateSpec, history: History, text: str, vocab: Vocab) -> bool:
-    """Whether a content rule matches text that reaches into the block, perhaps from before it."""
+def _matches_content(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> bool:
+    """Whether a content rule matches text that reaches into the block, perhaps from before it, and was not forced."""
     if not spec.content_rules:
         return False
     before = vocab.decode(history.generated[-_LOOKBACK:])
-    found = (match for rule in spec.content_rules for match in _CONTENT_RULES[rule].finditer(before + text))
-    return any(match.end() > len(before) for match in found)
+    text = before + vocab.decode(block.token_ids)
+    found = [match for rule in spec.content_rules for match in _CONTENT_RULES[rule].finditer(text)]
+    # Where each token of the block ends in the text; half a character counts as one.
+    ends = [len(before) + len(vocab.decode(block.token_ids[: index + 1])) for index in range(len(block.token_ids))]
+    starts = [len(before), *ends[:-1]]
+    return any(
+        match.start() < end and match.end() > start and not block.is_forced(index)
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+        for match in found
+    )

@@ -12,17 +12,18 @@ MAX_DISTINCT = 4  # a longer phrase said twice is an echo; cycles seen in practi
 _MIN_RUN_OF_ONE = 4
 
 
-def unverified_cycle(generated: Seq[int], base: int, num_seen: int) -> bool:
-    """Whether `generated` holds a cycle that reaches into generated[base:] and that the target has not judged.
+def unverified_cycles(generated: Seq[int], base: int, num_seen: int) -> list[int]:
+    """Lengths at which `generated` came to hold a cycle that reaches into generated[base:], unjudged by the target.
 
     It counts as a cycle from its second copy on, a single token from four in a row. One that was already complete at
     `num_seen`, the length that the target knows, is the target's own choice: it forces nothing again.
     """
-    return any(
-        length > max(base, num_seen)
+    return [
+        length
         for period in range(1, MAX_PERIOD + 1)
         for length in _lengths(generated, period, base)
-    )
+        if length > max(base, num_seen)
+    ]
 
 
 def _lengths(generated: Seq[int], period: int, base: int) -> list[int]:

@@ -40,6 +40,18 @@ def test_a_server_follows_the_grammar_as_a_target_here_does(temperature: float) 
     assert alone.finish_reason == "eos" and alone.text.startswith("20") and len(alone.text) == 7
 
 
+def test_blocks_with_forced_tokens_are_no_longer_than_the_server_takes() -> None:
+    """The gate asks about everything, so that the blocks are sent."""
+    grammar = 'lark:start: /[a-c]/ "and then, after a while" /[a-c]/ "."'
+    with serving(open_toy("toy"), max_block=6) as server, closing(skydraft.connect(server.address)) as cloud:
+        params = DecodingParams(grammar=grammar, max_new_tokens=60)
+        edge = open_toy("toy:drift=0.2")
+        plan = make_plan(gate="always", k=4)
+        generation = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params)
+        lengths = [len(done.block.token_ids) for done, _ in generation.rounds()]
+    assert max(lengths) == 6 and generation.text.endswith(".")
+
+
 @pytest.mark.parametrize("mode", ["lossless", "cloud"])
 def test_a_server_without_llguidance_says_so(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(text: str, vocab: Any) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from skydraft import DecodingParams, Generation, generate, make_plan
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
+from skydraft.config import MAX_K
 from skydraft.decoding.plan import Plan
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import random_toy
@@ -86,6 +87,29 @@ def test_forced_tokens_cost_no_forward_and_are_sure() -> None:
                 num_forced += 1
             prefix.append(token_id)
     assert num_forced > 10
+
+
+@pytest.mark.parametrize("text", ["1111111111 2024年", ",,,,,, ,,,,,,", "abababababab 3 3 3 3"])
+def test_a_forced_token_is_never_a_reason_to_ask_the_cloud(text: str) -> None:
+    """Not as punctuation, as a cycle, as a digit or date; a block of nothing else is skipped whatever the threshold."""
+    edge, cloud = pair(3, 0.2)
+    params = DecodingParams(grammar=f'json_schema:{{"const":"{text}"}}', max_new_tokens=60)
+    plan = make_plan(gate="prob:1+digits+dates", k=4)
+    done = decode(plan, params, edge, cloud)
+    assert done.text == f'"{text}"' and done.stats.num_forced_tokens >= len(text)
+    assert done.stats.num_escalated <= 1  # where it ends, there are two ends to choose from
+    free = decode(plan, DecodingParams(max_new_tokens=20), edge, cloud)
+    assert free.stats.num_escalated > 1 and free.stats.num_forced_tokens == 0
+
+
+def test_blocks_take_forced_tokens_beside_those_asked_for() -> None:
+    edge, cloud = pair(4, 0.3)
+    grammar = 'lark:start: /[a-c]/ "and then, after a while" /[a-c]/ "."'
+    params = DecodingParams(grammar=grammar, max_new_tokens=60)
+    generation = generate(PROMPT, edge=edge, cloud=cloud, plan=make_plan("lossless", k=2), params=params, raw=True)
+    blocks = [done.block for done, _ in generation.rounds()]
+    assert all(block.forced.count(False) <= 2 and len(block.token_ids) <= MAX_K for block in blocks)
+    assert max(len(block.token_ids) for block in blocks) > 8
 
 
 def test_the_same_rows_are_fed_whatever_was_forced_before() -> None:

@@ -63,6 +63,7 @@ def test_figures_are_those_of_the_records():
         "shared_bytes": 96,
         "audited_agreement": 5 / 8,
         "num_fallback_tokens": 4,
+        "num_forced_tokens": 0,
         "draft_prefill_ms": 20.0,
         "draft_encode_ms": 5.0,
         "target_prefill_ms": 40.0,

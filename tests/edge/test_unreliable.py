@@ -164,6 +164,9 @@ class LosingCloud:
     def falls_back(self, plan: Plan) -> bool:
         return plan.is_gated
 
+    def max_block(self, *, quick: bool) -> int:
+        return self._cloud.max_block(quick=quick)
+
 
 @law(60)
 @given(toys.params(), st.floats(0, 3), st.integers(1, 6), st.lists(st.sampled_from(["pass", "gone"]), max_size=8))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.gating.repetition import MAX_DISTINCT, MAX_PERIOD, num_cycles, unverified_cycle
+from skydraft.gating.repetition import MAX_DISTINCT, MAX_PERIOD, num_cycles, unverified_cycles
 
 from ..toys import law
 
@@ -16,7 +16,7 @@ def escalations(generated, block_len, offset=0):
     num_seen, forced = 0, []
     starts = [0, *range(offset + 1, len(generated), block_len)]
     for base, end in zip(starts, [*starts[1:], len(generated)], strict=True):
-        if unverified_cycle(generated[:end], base, num_seen):
+        if unverified_cycles(generated[:end], base, num_seen):
             forced.append(end)
             num_seen = end
     return forced
@@ -90,8 +90,8 @@ def test_a_longer_phrase_said_twice_is_an_echo_not_a_cycle():
 
 
 def test_a_cycle_inside_the_block_that_ended_before_its_last_token_still_counts():
-    assert unverified_cycle([1, 2, 1, 2, 9], 0, 0)
-    assert not unverified_cycle([1, 2, 1, 2, 9], 4, 4)
+    assert unverified_cycles([1, 2, 1, 2, 9], 0, 0)
+    assert not unverified_cycles([1, 2, 1, 2, 9], 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_cycle_inside_the_block_that_ended_before_its_last_token_still_counts(
     [(0, 0, True), (3, 0, True), (3, 3, True), (4, 0, False), (0, 4, False), (3, 5, False)],
 )
 def test_what_was_complete_before_the_block_or_is_known_to_the_target_forces_nothing(base, num_seen, expected):
-    assert unverified_cycle([1, 2, 1, 2, 1, 2], base, num_seen) == expected
+    assert bool(unverified_cycles([1, 2, 1, 2, 1, 2], base, num_seen)) == expected
 
 
 @pytest.mark.parametrize(
