@@ -24,7 +24,11 @@ _TOY_CHARACTERS = (
     "语速音调情绪声气快慢轻重高低清晰温柔愤怒悲伤平静，。、！？：；"
 )
 _TOY_LATIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ,.!?:;'\"()-\n"
-_TOY_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+_TOY_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m['content'] }}"
+    "{% for call in m['tool_calls'] %}<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>{% endfor %}"
+    "{% endfor %}"
+)
 
 
 def character_vocab(characters: str) -> Vocab:

@@ -10,8 +10,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.gateway.desk import Ended, Event, Wrote
+from skydraft.gateway.schema import ChatRequest, TextRequest
+from skydraft.prompts.tool_calls import CallReader, Piece
 from skydraft.types import FinishReason, StepRecord, Token
 
 _RECORD = (
@@ -19,42 +22,102 @@ _RECORD = (
 )  # fmt: skip
 
 
-def finish_of(finish: FinishReason) -> str:
-    """Why a text ended, in OpenAI's words."""
-    return "length" if finish == "length" else "stop"
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an answer looks like. `chat` or text, `extension` and `token_ids` for what stands under our key.
+
+    Where a client `wants_usage`, a last chunk has it, and each one before says that it has none. `prefixes` are what
+    each choice begins with: the prompt, where it is to be echoed. Each prompt has `choices_each` choices. `tools` are
+    names of what may be called; calls are `certain` where a grammar makes them.
+    """
+
+    chat: bool
+    extension: bool
+    token_ids: bool
+    prefixes: tuple[str, ...] = ()
+    choices_each: int = 1
+    wants_usage: bool = False
+    tools: tuple[str, ...] = ()
+    calls_are_certain: bool = False
+
+    @classmethod
+    def of(cls, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest]) -> Shape:
+        """What the client asked for."""
+        echo = isinstance(body, TextRequest) and body.echo
+        tools = body.callable_tools if isinstance(body, ChatRequest) else []
+        return cls(
+            chat=isinstance(body, ChatRequest),
+            extension=body.choice.extension,
+            token_ids=body.choice.token_ids,
+            prefixes=tuple(request.messages[-1].content if echo else "" for request in requests),
+            choices_each=body.n or 1,
+            wants_usage=body.wants_usage,
+            tools=tuple(tool.name for tool in tools),
+            calls_are_certain=isinstance(body, ChatRequest) and body.calls_are_certain,
+        )
 
 
 @dataclass
 class Choice:
-    """What is known of one choice so far."""
+    """What is known of one choice so far. `calls` are those of tools, as OpenAI writes them."""
 
+    reader: CallReader | None
     text: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     num_prompt_tokens: int = 0
     finish: FinishReason | None = None
     stats: Stats | None = None
 
+    def read(self, text: str) -> list[Piece]:
+        """Text as it comes, taken apart."""
+        return list(self.reader.push(text)) if self.reader else [text]
+
+    def take(self, pieces: Seq[Piece]) -> dict[str, Any]:
+        """Note what was read; returns it as a delta."""
+        text, calls = "", dict[int, dict[str, Any]]()
+        for piece in pieces:
+            if isinstance(piece, str):
+                text += piece
+                continue
+            if piece.name:
+                self.calls.append(_call(piece.name, f"call_{uuid.uuid4().hex[:24]}"))
+                calls[piece.index] = {"index": piece.index, **_call(piece.name, self.calls[-1]["id"])}
+            for call in (self.calls[piece.index], calls.setdefault(piece.index, _more(piece.index))):
+                call["function"]["arguments"] += piece.arguments
+        self.text += text
+        delta: dict[str, Any] = {"content": text} if text or not calls else {}
+        return delta | ({"tool_calls": list(calls.values())} if calls else {})
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, in OpenAI's words."""
+        if self.finish is None or self.finish == "length":
+            return self.finish
+        return "tool_calls" if self.calls else "stop"
+
+
+def _call(name: str, call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def _more(index: int) -> dict[str, Any]:
+    return {"index": index, "function": {"arguments": ""}}
+
 
 class Answer:
-    """One answer under way. `chat` decides its shape, `extension` and `token_ids` what stands under our key.
+    """One answer under way."""
 
-    Where a client `wants_usage`, a last chunk has it, and each one before says that it has none. `prefixes` are what
-    each choice begins with: the prompt, where it is to be echoed. Each prompt has `choices_each` choices.
-    """
-
-    def __init__(
-        self, model: str, num_choices: int, *, chat: bool, extension: bool, token_ids: bool, prefixes: Seq[str] = (),
-        choices_each: int = 1, wants_usage: bool = False,
-    ) -> None:  # fmt: skip
-        self.choices = [Choice() for _ in range(num_choices)]
-        self._chat, self._extension, self._token_ids = chat, extension, token_ids
-        self._prefixes = prefixes or [""] * num_choices
-        self._choices_each = choices_each
-        self._wants_usage = wants_usage
-        kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat else "")
+    def __init__(self, model: str, num_choices: int, shape: Shape) -> None:
+        self._shape = shape
+        certain = shape.calls_are_certain
+        self.choices = [
+            Choice(CallReader(shape.tools, certain=certain) if shape.tools else None) for _ in range(num_choices)
+        ]
+        kind = ("chat.completion" if shape.chat else "text_completion") + (".chunk" if shape.chat else "")
         self._head = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "id": f"{'chatcmpl' if shape.chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
             "model": model,
@@ -67,8 +130,8 @@ class Answer:
 
     def first(self) -> Iterator[dict[str, Any]]:
         """Chunks before any text: whose turn it is, or the echo of the prompt."""
-        for index, prefix in enumerate(self._prefixes):
-            if self._chat:
+        for index, prefix in enumerate(self._shape.prefixes):
+            if self._shape.chat:
                 yield self._chunk(index, {"role": "assistant", "content": ""})
             elif prefix:
                 yield self._chunk(index, {"content": prefix})
@@ -83,43 +146,46 @@ class Answer:
         elif isinstance(event, Ended):
             choice.finish, choice.stats = event.finish, event.stats
             choice.num_prompt_tokens = event.num_prompt_tokens
-            yield self._chunk(index, {}, finish_of(event.finish), {"stats": asdict(event.stats)})
+            if left := list(choice.reader.finish()) if choice.reader else []:
+                yield self._chunk(index, choice.take(left))
+            yield self._chunk(index, {}, choice.finish_reason, {"stats": asdict(event.stats)})
 
     def _wrote(self, index: int, choice: Choice, event: Wrote) -> Iterator[dict[str, Any]]:
         runs = [list(run) for _, run in itertools.groupby(event.tokens, key=lambda token: token.origin)]
         for run in runs:
             text = "".join(token.text for token in run)
-            choice.text += text
+            delta = choice.take(choice.read(text))
             choice.token_ids += [token.token_id for token in run]
             choice.origins += [token.origin for token in run]
             ours = self._run(run, event.done.record.reason)
             if run is runs[-1]:
                 ours["record"] = _shown(event.done.record)
                 ours |= {"notice": event.news} if event.news else {}
-            yield self._chunk(index, {"content": text}, None, ours)
+            ours |= {"text": text} if delta.get("content") != text else {}
+            yield self._chunk(index, delta, None, ours)
 
     def _run(self, run: Seq[Token], reason: str) -> dict[str, Any]:
         ours = {"origin": run[0].origin, "round": run[0].round, "reason": reason, "num_tokens": len(run)}
-        return ours | ({"token_ids": [token.token_id for token in run]} if self._token_ids else {})
+        return ours | ({"token_ids": [token.token_id for token in run]} if self._shape.token_ids else {})
 
     def _chunk(
         self, index: int, delta: dict[str, Any], finish: str | None = None, ours: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        body = {"delta": delta} if self._chat else {"text": delta.get("content", ""), "logprobs": None}
+        body = {"delta": delta} if self._shape.chat else {"text": delta.get("content", ""), "logprobs": None}
         choice = {"index": index, **body, "finish_reason": finish}
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
-        chunk |= {"usage": None} if self._wants_usage else {}
-        return chunk | ({"skydraft": ours} if ours and self._extension else {})
+        chunk |= {"usage": None} if self._shape.wants_usage else {}
+        return chunk | ({"skydraft": ours} if ours and self._shape.extension else {})
 
     def last(self) -> Iterator[dict[str, Any]]:
         """Chunks after all others: what it cost, where that was asked for."""
-        if self._wants_usage:
+        if self._shape.wants_usage:
             yield {**self._head, "choices": [], "usage": self.usage}
 
     @property
     def usage(self) -> dict[str, Any]:
         """Tokens of the prompts, each counted once for all choices of it, and of the answer."""
-        prompt_tokens = sum(choice.num_prompt_tokens for choice in self.choices[:: self._choices_each])
+        prompt_tokens = sum(choice.num_prompt_tokens for choice in self.choices[:: self._shape.choices_each])
         written = sum(len(choice.token_ids) for choice in self.choices)
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0
@@ -134,23 +200,23 @@ class Answer:
         """The complete answer."""
         body: dict[str, Any] = {
             **self._head,
-            "object": "chat.completion" if self._chat else "text_completion",
+            "object": "chat.completion" if self._shape.chat else "text_completion",
             "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)],
             "usage": self.usage,
         }
-        if self._extension:
+        if self._shape.extension:
             body["skydraft"] = self._ours(self.choices[0])
             if len(self.choices) > 1:
                 body["skydraft"]["choices"] = [self._ours(choice) for choice in self.choices]
         return body
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        finish = finish_of(choice.finish) if choice.finish else None
-        if self._chat:
-            message = {"role": "assistant", "content": choice.text, "refusal": None}
-            return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
-        text = self._prefixes[index] + choice.text
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+        ending = {"logprobs": None, "finish_reason": choice.finish_reason}
+        if not self._shape.chat:
+            return {"index": index, "text": self._shape.prefixes[index] + choice.text, **ending}
+        content = choice.text if choice.text or not choice.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        return {"index": index, "message": message | ({"tool_calls": choice.calls} if choice.calls else {}), **ending}
 
     def _ours(self, choice: Choice) -> dict[str, Any]:
         ours = {
@@ -158,7 +224,7 @@ class Answer:
             "finish_reason": choice.finish,
             "stats": asdict(choice.stats) if choice.stats else None,
         }
-        return ours | ({"token_ids": choice.token_ids} if self._token_ids else {})
+        return ours | ({"token_ids": choice.token_ids} if self._shape.token_ids else {})
 
 
 def _shown(record: StepRecord) -> dict[str, Any]:

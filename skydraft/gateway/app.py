@@ -23,8 +23,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.request import GenerateRequest
+from skydraft.errors import GrammarRefused
 from skydraft.gateway import sse
-from skydraft.gateway.answers import Answer
+from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Desk, Event, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
 from skydraft.gateway.metrics import GatewayMetrics
@@ -128,16 +129,15 @@ class Gateway:
         except Exception as error:
             return self._refuse(error)
         self._note(body, requests, request.scope["label"])
-        answer = Answer(
-            body.model, len(tickets), chat=isinstance(body, ChatRequest), extension=body.choice.extension,
-            token_ids=body.choice.token_ids, prefixes=_echoed(body, requests), choices_each=body.n or 1,
-            wants_usage=body.wants_usage,
-        )  # fmt: skip
+        answer = Answer(body.model, len(tickets), Shape.of(body, requests))
         writing = _Writing(self, answer, tickets, events)
         try:
             if body.stream:
                 return await writing.stream(request)
             return await writing.whole(request)
+        except GrammarRefused as error:
+            field = body.grammar_field if isinstance(body, ChatRequest) else "skydraft.grammar"
+            return self._refuse(Refusal(400, error.message, param=field))
         except Exception as error:
             return self._refuse(error)
 
@@ -344,11 +344,6 @@ def _is_text(found: Any) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _echoed(body: ChatRequest | TextRequest, requests: list[GenerateRequest]) -> list[str]:
-    echo = isinstance(body, TextRequest) and body.echo
-    return [request.messages[-1].content for request in requests] if echo else []
 
 
 def _scope_of(label: str) -> str:

@@ -83,8 +83,6 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 _WHY = {
-    "tool_choice": "A model cannot be made to call a tool here; use 'none' or 'auto'.",
-    "response_format": "Only {'type': 'text'} is supported.",
     "logprobs": "Not available: tokens come from two models, and probabilities do not cross the wire.",
     "top_logprobs": "Not available: tokens come from two models, and probabilities do not cross the wire.",
     "functions": "Use tools instead.",
@@ -101,7 +99,7 @@ def _invalid(error: ValidationError) -> Refusal:
     first = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
     # Names of alternatives are no fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    fields = [part for part in place[1:] if part not in ("str", "int", "list", "text")]
+    fields = [part for part in place[1:] if part not in ("str", "int", "list", "text", "NamedTool")]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
     why = _WHY.get(place[0] if place else "", "") or first["msg"].removeprefix("Value error, ")
     return Refusal(400, f"{param or 'The body'}: {why}", param=param)

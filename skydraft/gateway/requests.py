@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
+from skydraft.errors import UsageError
 from skydraft.gateway.pair import Pair, plan_of
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, TextRequest
+from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, SchemaFormat, TextRequest
+from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import ShareAudio
+from skydraft.prompts.tool_calls import as_objects, calling_grammar, writes_calls
 
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat goes on to the end of the context
 
@@ -48,15 +53,38 @@ def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str)
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(pair.edge.context_len)
+    if body.callable_tools and not writes_calls(pair.edge.vocab.chat_template):
+        raise Refusal(400, "This model's chat template does not call tools in a way that is known here.", param="tools")
     request = GenerateRequest(
         tuple(messages),
         plan=plan_of(pair.mode_of(body.model), body.choice, pair),
-        params=_params(body, defaults, max_tokens),
-        tools=tuple(body.tools or ()) if body.tool_choice != "none" else (),
+        params=_params(body, defaults, max_tokens, _grammar(body)),
+        tools=tuple(tool.model_dump(exclude_unset=True) for tool in body.tools or ()) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         cache_scope=scope,
     )
     return _choices(request, body.n or 1)
+
+
+def _grammar(body: ChatRequest) -> str:
+    """What the answer has to follow; "" where it is free. Raises Refusal or UsageError."""
+    wanted = body.response_format
+    schema = wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
+    if wanted is not None and wanted.type == "json_object":
+        schema = {"type": "object"}
+    if body.must_call or (schema is not None and body.callable_tools):
+        tools = [tool.model_dump() for tool in body.callable_tools]
+        answer = None if body.must_call else json.dumps(schema, ensure_ascii=False)
+        return _named("tools", lambda: calling_grammar(tools, parallel=body.calls_in_parallel, answer=answer))
+    return "" if schema is None else _named("response_format", lambda: json_schema(schema))
+
+
+def _named(param: str, make: Callable[[], str]) -> str:
+    """A grammar; what is wrong with it is refused with the name of the field."""
+    try:
+        return make()
+    except UsageError as error:
+        raise Refusal(400, error.message, param=param) from error
 
 
 def text_requests(body: TextRequest, pair: Pair, defaults: Defaults, scope: str) -> list[GenerateRequest]:
@@ -75,7 +103,9 @@ def _choices(request: GenerateRequest, num_choices: int) -> list[GenerateRequest
     return [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
 
 
-def _params(body: ChatRequest | TextRequest, defaults: Defaults, max_new_tokens: int) -> DecodingParams:
+def _params(
+    body: ChatRequest | TextRequest, defaults: Defaults, max_new_tokens: int, grammar: str = ""
+) -> DecodingParams:
     """The client's options over those of its style, or else over the gateway's defaults."""
     given: dict[str, Any] = {
         name: getattr(body, name)
@@ -87,6 +117,9 @@ def _params(body: ChatRequest | TextRequest, defaults: Defaults, max_new_tokens:
     given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
     given["seed"] = defaults.seed() if body.seed is None else body.seed % 2**64
     given |= body.choice.decoding()
+    if grammar and given.get("grammar"):
+        raise Refusal(400, "The answer cannot follow two grammars.", param="skydraft.grammar")
+    given["grammar"] = given.get("grammar") or grammar or None
     given["max_new_tokens"] = max_new_tokens
     chosen = {name: value for name, value in given.items() if value is not None}
     if body.choice.style is not None:
@@ -106,7 +139,8 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
             text = text if text.strip() else CAPTION_PROMPT
         if message.role == "system" and not text.strip():
             continue  # some clients always send one
-        more = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.name}
+        calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
+        more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
         messages.append(Message(message.role, text, kept, tuple(recordings)))
     return messages

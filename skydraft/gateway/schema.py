@@ -1,7 +1,7 @@
 """What OpenAI's clients send, as pydantic models: what is known is checked, what is not is ignored.
 
 Ours stands under the key `skydraft`, where nothing unknown is ignored. What a client asks for and cannot get is refused
-with the name of the field; what changes nothing (`user`, `store`, `parallel_tool_calls`, ...) is accepted.
+with the name of the field; what changes nothing (`user`, `store`, `metadata`, ...) is accepted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.prompts.messages import Role
@@ -90,7 +90,46 @@ def at_most(num_items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Objects = Annotated[list[dict[str, Any]], at_most(256)]
+class CalledFunction(_Model):
+    """What an earlier turn called. Arguments are JSON; some clients send them as an object."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(_Model):
+    """A call in an earlier turn."""
+
+    type: Literal["function"] = "function"
+    id: str | None = None
+    function: CalledFunction
+
+
+class Function(_Model):
+    """A function that the model may call; the chat template reads what else it has."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field(pattern=r"^[\w.:/-]{1,64}$")
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Model):
+    """A tool, of the only kind that there is here."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class _Name(_Model):
+    name: str
+
+
+class NamedTool(_Model):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: _Name
 
 
 def _no_logprobs(value: Any) -> Any:
@@ -108,7 +147,7 @@ class ChatMessage(_Model):
     role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
     content: Annotated[str | list[Part] | None, at_most(256)] = None
     name: str | None = None
-    tool_calls: Objects | None = None
+    tool_calls: Annotated[list[ToolCall] | None, at_most(256)] = None
     tool_call_id: str | None = None
 
 
@@ -118,10 +157,29 @@ class StreamOptions(_Model):
     include_usage: bool | None = None
 
 
-class ResponseFormat(_Model):
-    """What the answer must look like: text, for now."""
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
-    type: Literal["text"]
+
+class AnyFormat(_Model):
+    """An answer in text, or in some JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class NamedSchema(_Model):
+    """A JSON schema; its name and whether it is `strict` change nothing: it is always followed."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class SchemaFormat(_Model):
+    """An answer that fits a JSON schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[AnyFormat | SchemaFormat, Field(discriminator="type")]
 
 
 def _without_max(value: Any) -> Any:
@@ -176,8 +234,9 @@ class ChatRequest(_Request):
 
     messages: Annotated[list[ChatMessage], at_most(4096), Field(min_length=1)]
     max_completion_tokens: MaxTokens = None
-    tools: Objects | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[Tool] | None, at_most(128)] = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     logprobs: NoLogprobs = None
     top_logprobs: Literal[0] | None = None
@@ -185,6 +244,53 @@ class ChatRequest(_Request):
     function_call: Literal["none", "auto"] | None = None
     modalities: list[Literal["text"]] | None = None
     audio: None = None
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, tools: list[Tool] | None) -> list[Tool] | None:
+        names = [tool.function.name for tool in tools or ()]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two tools are called '{twice[0]}'")
+        return tools
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_choice(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
+        names = [tool.function.name for tool in info.data.get("tools") or ()]
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"there is no tool '{choice.function.name[:64]}'")
+        if choice == "required" and not names:
+            raise ValueError("there are no tools")
+        return choice
+
+    @property
+    def callable_tools(self) -> list[Function]:
+        """The functions that the answer may call."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool.function for tool in self.tools or () if tool.function.name == self.tool_choice.function.name]
+        return [tool.function for tool in self.tools or ()] if self.tool_choice != "none" else []
+
+    @property
+    def calls_in_parallel(self) -> bool:
+        """Whether there may be several calls; one that is named is called once."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def calls_are_certain(self) -> bool:
+        """Whether a grammar makes the calls, if there are any."""
+        return self.must_call or (self.response_format is not None and self.response_format.type != "text")
+
+    @property
+    def grammar_field(self) -> str:
+        """What the answer's grammar comes from, if it has one."""
+        if self.must_call:
+            return "tools"
+        return "skydraft.grammar" if self.response_format is None else "response_format"
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is calls and nothing else."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
 class TextRequest(_Request):

@@ -1,0 +1,188 @@
+"""Calls of tools, as chat templates of Qwen (and of Hermes before it) write them: read from a text, or made certain.
+
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "上海"}}
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from skydraft.errors import PromptError
+
+MAX_CALLS = 8  # in one answer that has to call
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+# As `tojson` writes the arguments into the conversation's next turn, and as models have seen them.
+_STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+
+
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """A piece of the call number `index` of an answer: the first one of a call has the name of the tool."""
+
+    index: int
+    arguments: str
+    name: str = ""
+
+
+Piece: TypeAlias = str | CallText
+
+
+def writes_calls(chat_template: str | None) -> bool:
+    """Whether a model with this template was trained to call tools in the way that is read here."""
+    return chat_template is not None and "tools" in chat_template and _BEGIN in chat_template
+
+
+def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Calls of an earlier turn with their arguments as objects, which templates write as JSON.
+
+    In OpenAI's messages they are JSON already, in a string. What is no JSON stays a string.
+    """
+    return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
+
+
+def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found = json.loads(function["arguments"])
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    return {**function, "arguments": found if isinstance(found, dict) else function["arguments"]}
+
+
+def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: str | None = None) -> str:
+    """The Lark grammar of texts that call one of `tools`; where `parallel`, up to eight times.
+
+    `tools` are functions with `name` and `parameters`. With `answer`, a JSON schema as text, a text may also be that
+    instead. Raises PromptError for a schema that is no object.
+    """
+    rules = [f"start: calls | answer\nanswer: %json {answer}" if answer else "start: calls"]
+    rules.append(f'calls: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else "calls: call")
+    names = [f"call_{number}" for number in range(len(tools))]
+    rules.append(f'call: "{_BEGIN}\\n" ({" | ".join(names)}) "}}\\n{_END}"')
+    for name, tool in zip(names, tools, strict=True):
+        head = f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "arguments": '
+        rules.append(f"{name}: {json.dumps(head, ensure_ascii=False)} {name}_args")
+        rules.append(f"{name}_args: %json {_schema_of(tool)}")
+    return "lark:" + "\n".join(rules)
+
+
+def _schema_of(tool: Mapping[str, Any]) -> str:
+    schema = tool.get("parameters") or {"properties": {}}
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise PromptError(f"The parameters of the tool '{tool['name']}' must be a schema of an object.")
+    # What a tool does not name, it does not take.
+    closed = {"additionalProperties": False, **schema, "type": "object", "x-guidance": _STYLE}
+    return json.dumps(closed, ensure_ascii=False)
+
+
+class CallReader:
+    """Tells calls in a text from the text around them, as it comes.
+
+    What is between the marks of a call and is no call of one of the tools `names` comes back as text. Where the
+    calls are `certain`, because a grammar makes them so, their arguments come as they are written; otherwise when
+    the call is complete.
+    """
+
+    def __init__(self, names: Seq[str], *, certain: bool) -> None:
+        self._names = frozenset(names)
+        self._certain = certain
+        self._held = ""
+        self._num_calls = 0
+        self._state = "text"  # "text", "call": from the mark on, "arguments": of a call whose name was given
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls there were, one under way included."""
+        return self._num_calls
+
+    def push(self, text: str) -> Iterator[Piece]:
+        """The pieces that this makes certain."""
+        self._held += text
+        while True:
+            state, length = self._state, len(self._held)
+            if state == "text":
+                yield from self._read_text()
+            elif state == "call":
+                yield from self._read_call()
+            else:
+                yield from self._read_arguments()
+            if (state, length) == (self._state, len(self._held)):
+                return
+
+    def finish(self) -> Iterator[Piece]:
+        """What is left at the end: a call without its last mark, or text."""
+        held, self._held = self._held, ""
+        if self._state == "arguments":
+            yield from [CallText(self._num_calls - 1, held)] if held else []
+        elif self._state == "call":
+            yield self._complete(held) or held
+        elif held and (held.strip() or not self._num_calls):
+            yield held
+
+    def _read_text(self) -> Iterator[Piece]:
+        at = self._held.find(_BEGIN)
+        if at >= 0:
+            # The line that a call begins on is its own, and between calls there is nothing to say.
+            self._state = "call"
+        else:
+            at = len(self._held) - _num_suspect(self._held, _BEGIN)
+        text = self._held[:at].rstrip("\n")
+        self._held = self._held[len(text) :]
+        if text and (text.strip() or not self._num_calls):
+            yield text
+
+    def _read_call(self) -> Iterator[Piece]:
+        if self._certain:
+            yield from self._read_head()
+            return
+        end = self._held.find(_END)
+        while end >= 0:
+            if call := self._complete(self._held[:end]):
+                self._held, self._state = self._held[end + len(_END) :], "text"
+                yield call
+                return
+            end = self._held.find(_END, end + 1)  # the mark may stand in an argument
+
+    def _read_head(self) -> Iterator[Piece]:
+        """The name of a tool, once all up to the arguments is there."""
+        before, found, after = self._held.partition('", "arguments": ')
+        if found:
+            self._held, self._state, self._num_calls = after, "arguments", self._num_calls + 1
+            name = json.loads(before[before.index(": ") + 2 :] + '"')
+            yield CallText(self._num_calls - 1, "", name)
+
+    def _read_arguments(self) -> Iterator[Piece]:
+        end = f"}}\n{_END}"  # JSON has no line break here, in no string either
+        before, found, after = self._held.partition(end)
+        if found:
+            self._held, self._state = after, "text"
+        else:
+            num_sure = len(before) - _num_suspect(before, end)
+            before, self._held = before[:num_sure], before[num_sure:]
+        if before:
+            yield CallText(self._num_calls - 1, before)
+
+    def _complete(self, text: str) -> CallText | None:
+        """The call that is all of `text` from its mark on, if it is one."""
+        try:
+            found = json.loads(text.partition(_BEGIN)[2])
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(found, dict) or not isinstance(found.get("arguments", {}), dict):
+            return None
+        if found.get("name") not in self._names:
+            return None
+        self._num_calls += 1
+        arguments = json.dumps(found.get("arguments", {}), ensure_ascii=False)
+        return CallText(self._num_calls - 1, arguments, found["name"])
+
+
+def _num_suspect(text: str, mark: str) -> int:
+    """Length of the longest end of `text` that begins `mark`."""
+    longest = min(len(mark) - 1, len(text))
+    return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)

@@ -1,0 +1,312 @@
+"""Answers that follow a schema, and calls of tools, through OpenAI's own SDK."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, Literal
+
+import httpx2 as httpx
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from skydraft.engines.toy import open_toy
+from skydraft.engines.vocab import Vocab
+from skydraft.gateway.pair import Pair
+from skydraft.prompts.chat_template import render
+from skydraft.prompts.messages import Message
+
+from .running import PATIENCE_S, Running, gateway
+
+pytest.importorskip("llguidance")
+ASKED: Any = [{"role": "user", "content": "语速"}]
+ENOUGH = 200
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "天气",
+        "description": "the weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["上海", "北京"]}, "days": {"$ref": "#/$defs/days"}},
+            "required": ["city"],
+            "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        },
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "time"}}
+SCHEMA_OF = {"天气": WEATHER["function"]["parameters"], "time": {"type": "object", "additionalProperties": False}}
+
+
+class Voice(pydantic.BaseModel):
+    """What a clip sounds like."""
+
+    speed: Literal["快", "慢"]
+    pitch: int = pydantic.Field(ge=0, le=99)
+    tags: list[Literal["轻", "重"]] = pydantic.Field(max_length=2)
+
+
+@pytest.fixture
+def client(served: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+def forced(text: str) -> dict[str, Any]:
+    """What makes a model that knows no language write this text."""
+    return {"skydraft": {"grammar": f"lark:start: {json.dumps(text)}"}}
+
+
+def call_text(name: str, arguments: Any) -> str:
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_sdk_parses_answers_into_pydantic_models(client: openai.OpenAI, temperature: float) -> None:
+    texts = {}
+    for mode in ("edge", "quality", "lossless", "cloud"):
+        answer = client.chat.completions.parse(
+            model=f"skydraft-{mode}", messages=ASKED, response_format=Voice, max_tokens=ENOUGH, temperature=temperature,
+            seed=4,
+        )  # fmt: skip
+        assert isinstance(answer.choices[0].message.parsed, Voice)
+        assert answer.choices[0].finish_reason == "stop"
+        texts[mode] = answer.choices[0].message.content
+    assert texts["lossless"] == texts["cloud"]
+
+
+def test_a_json_object_is_one_and_what_is_cut_says_so(client: openai.OpenAI) -> None:
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="skydraft-lossless", messages=ASKED, response_format={"type": "json_object"}, max_tokens=60,
+            temperature=1.0, seed=seed,
+        )  # fmt: skip
+        choice = answer.choices[0]
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.message.content or ""), dict)
+        assert choice.finish_reason in ("stop", "length")
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(model="skydraft", messages=ASKED, response_format=Voice, max_tokens=3)
+
+
+def check_calls(calls: Any) -> None:
+    assert 1 <= len(calls) <= 8 and len({call.id for call in calls}) == len(calls)
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA_OF[call.function.name])
+
+
+@pytest.mark.parametrize("mode", ["edge", "quality", "lossless"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_required_call_is_made_and_fits_its_schema(client: openai.OpenAI, mode: str, temperature: float) -> None:
+    answer = client.chat.completions.create(
+        model=f"skydraft-{mode}", messages=ASKED, tools=[WEATHER, TIME], tool_choice="required", max_tokens=900,
+        temperature=temperature, seed=2, n=2,
+    )  # fmt: skip
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        check_calls(choice.message.tool_calls)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) -> None:
+    options: dict[str, Any] = {
+        "model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER, TIME], "tool_choice": "required",
+        "max_tokens": 900, "temperature": 1.0, "seed": seed,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**options).choices[0].message.tool_calls
+    with client.chat.completions.stream(**options) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls" and not streamed.message.content
+    assert whole and streamed.message.tool_calls
+    assert [call.function.arguments for call in streamed.message.tool_calls] == [
+        call.function.arguments for call in whole
+    ]
+    assert [call.function.name for call in streamed.message.tool_calls] == [call.function.name for call in whole]
+    assert kinds.count("tool_calls.function.arguments.done") == len(whole)
+    assert kinds.count("tool_calls.function.arguments.delta") > len(whole)
+
+
+def test_a_named_tool_is_called_once_and_calls_may_be_kept_to_one(client: openai.OpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "time"}}
+    for choice, parallel in ((named, True), ("required", False)):
+        for seed in range(3):
+            answer = client.chat.completions.create(
+                model="skydraft-edge", messages=ASKED, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=ENOUGH,
+                parallel_tool_calls=parallel, temperature=1.0, seed=seed,
+            )  # fmt: skip
+            (call,) = answer.choices[0].message.tool_calls or ()
+            check_calls([call])
+            assert choice == "required" or call.function.name == "time"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_with_auto_calls_are_told_from_text(client: openai.OpenAI, stream: bool) -> None:
+    def ask(text: str) -> Any:
+        options: dict[str, Any] = {
+            "model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER], "tool_choice": "auto",
+            "max_tokens": 400, "extra_body": forced(text),
+        }  # fmt: skip
+        if not stream:
+            return client.chat.completions.create(**options).choices[0]
+        with client.chat.completions.stream(**options) as events:
+            events.until_done()
+            return events.get_final_completion().choices[0]
+
+    two = "好。\n" + call_text("天气", {"city": "上海"}) + "\n" + call_text("天气", {"city": "北京", "days": 2})
+    found = ask(two)
+    assert (found.message.content, found.finish_reason) == ("好。", "tool_calls")
+    assert [json.loads(call.function.arguments) for call in found.message.tool_calls] == [
+        {"city": "上海"}, {"city": "北京", "days": 2},
+    ]  # fmt: skip
+    for text in ("没有<tool_call 的话", call_text("天", {}), "<tool_call>\n{"):
+        found = ask(text)
+        assert (found.message.content, found.finish_reason) == (text, "stop") and not found.message.tool_calls
+
+
+def test_with_auto_and_a_schema_the_answer_is_a_call_or_fits(client: openai.OpenAI) -> None:
+    kinds = set()
+    for seed in range(12):
+        answer = client.chat.completions.create(
+            model="skydraft-edge", messages=ASKED, tools=[TIME], max_tokens=ENOUGH, temperature=2.0, seed=seed,
+            response_format={"type": "json_schema", "json_schema": {"name": "v", "schema": {"enum": ["快", "<慢"]}}},
+        )  # fmt: skip
+        message = answer.choices[0].message
+        if message.tool_calls:
+            check_calls(message.tool_calls)
+        else:
+            assert json.loads(message.content or "") in ("快", "<慢")
+        kinds.add(bool(message.tool_calls))
+    assert kinds == {False, True}
+
+
+def test_a_loop_of_three_turns_renders_calls_and_results_as_the_template_does(client: openai.OpenAI) -> None:
+    messages: list[Any] = list(ASKED)
+    template = open_toy("toy").vocab
+    for turn in range(3):
+        answer = client.chat.completions.create(
+            model="skydraft-quality", messages=messages, tools=[WEATHER, TIME], tool_choice="required", seed=turn,
+            temperature=1.0, max_tokens=900,
+        )  # fmt: skip
+        rendered = render(template, list(map(as_message, messages)), [WEATHER, TIME])
+        assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
+        message = answer.choices[0].message
+        check_calls(message.tool_calls)
+        messages.append(message.model_dump(exclude_none=True))
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": f"{number}度"}
+            for number, call in enumerate(message.tool_calls or ())
+        ]
+    last = client.chat.completions.create(
+        model="skydraft-quality", messages=messages, tools=[WEATHER, TIME], tool_choice="none", max_tokens=12
+    )
+    assert last.choices[0].message.content and not last.choices[0].message.tool_calls
+
+
+def as_message(given: Any) -> Message:
+    """What the template sees: arguments as objects."""
+    calls = [
+        {"function": {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}}
+        for call in given.get("tool_calls", ())
+    ]
+    return Message(given["role"], given.get("content") or "", (("tool_calls", calls),) if calls else ())
+
+
+def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="skydraft-edge", messages=ASKED, tools=[WEATHER], tool_choice="required", max_tokens=45
+    )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert answer.choices[0].finish_reason == "length" and call.function.name == "天气"
+    assert call.function.arguments.startswith("{") and "}" not in call.function.arguments
+
+
+def fitting(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def tool(name: str, **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def slow_to_compile(title: str = "") -> dict[str, Any]:
+    """Takes all of the second that it may take."""
+    patterns = [{"pattern": f".*{number}.*"} for number in range(40)]
+    return fitting({"type": "string", "title": title, "allOf": patterns})
+
+
+NO_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "x"}}
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "two tools of one name": ({"tools": [TIME, TIME]}, "tools"),
+    "no such tool": ({"tools": [TIME], "tool_choice": tool("f")}, "tool_choice"),
+    "nothing to call": ({"tool_choice": "required"}, "tool_choice"),
+    "a choice that is none": ({"tools": [TIME], "tool_choice": "maybe"}, "tool_choice"),
+    "another kind of tool": ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    "a name that cannot be written": ({"tools": [tool('a"b')]}, "tools.0.function.name"),
+    "no object": ({"tools": [tool("f", parameters={"type": "string"})], "tool_choice": "required"}, "tools"),
+    "parameters that never end": ({"tools": [tool("f", parameters={"$ref": "#"})], "tool_choice": "required"}, "tools"),
+    "no schema": ({"response_format": NO_SCHEMA}, "response_format.json_schema"),
+    "an unknown format": ({"response_format": {"type": "xml"}}, "response_format"),
+    "two grammars": ({"response_format": {"type": "json_object"}, "extra_body": forced("a")}, "skydraft.grammar"),
+    "a schema that nothing fits": (fitting({"enum": []}), "response_format"),
+    "a schema without end": (fitting({"$ref": "#"}), "response_format"),
+    "a megabyte": (fitting({"enum": ["上" * 400_000]}), "response_format"),
+    "a slow one": (slow_to_compile(), "response_format"),
+    "no grammar": ({"extra_body": {"skydraft": {"grammar": "regex:(a"}}}, "skydraft.grammar"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_followed_is_refused_with_the_name_of_the_field(
+    client: openai.OpenAI, case: str, stream: bool
+) -> None:
+    options, param = WRONG[case]
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(
+            **{"model": "skydraft", "messages": ASKED, "max_tokens": 40, "stream": stream} | options  # type: ignore[call-overload]
+        )
+    assert (raised.value.param or "").startswith(param), raised.value
+    assert "\n" not in raised.value.message
+
+
+def test_a_schema_that_is_ten_thousand_deep_is_refused(served: Running) -> None:
+    body = json.dumps({"model": "skydraft", "messages": ASKED, **fitting("HERE")})
+    deep = body.replace('"HERE"', '{"allOf":[' * 10_000 + "true" + "]}" * 10_000)
+    began = time.monotonic()
+    reply = httpx.post(f"{served.v1}/chat/completions", content=deep.encode(), timeout=PATIENCE_S)
+    assert reply.status_code == 400 and time.monotonic() - began < 10
+
+
+def test_others_do_not_wait_for_grammars_that_take_long(served: Running, client: openai.OpenAI) -> None:
+    over, statuses = threading.Event(), list[int]()
+
+    def attack() -> None:
+        while not over.is_set():  # another text each time, so that none is known
+            statuses.append(served.chat("语速", **slow_to_compile(str(len(statuses)))).status_code)
+
+    attacker = threading.Thread(target=attack)
+    attacker.start()
+    try:
+        for _ in range(10):
+            began = time.monotonic()
+            answer = client.chat.completions.create(model="skydraft", messages=ASKED, max_tokens=8)
+            assert answer.choices[0].message.content and time.monotonic() - began < 10
+    finally:
+        over.set()
+        attacker.join()
+    assert statuses and set(statuses) == {400}
+
+
+def test_a_template_that_calls_no_tools_refuses_them() -> None:
+    edge, cloud = open_toy("toy:drift=0.2", 512, 2), open_toy("toy", 512, 2)
+    for engine in (edge, cloud):
+        vocab: Vocab = engine.vocab
+        vocab.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with gateway(Pair(edge, cloud, calibrated=False)) as running:
+        reply = running.chat(tools=[TIME])
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "tools"
+        assert running.chat(tools=[TIME], tool_choice="none").status_code == 200

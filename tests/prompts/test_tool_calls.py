@@ -1,0 +1,134 @@
+"""Calls of tools in a text: what comes out does not depend on how the text came, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.errors import PromptError
+from skydraft.prompts.tool_calls import CallReader, Piece, as_objects, calling_grammar, writes_calls
+from tests.toys import law
+
+NAMES = ["get_weather", "天气"]
+Read = tuple[str, list[tuple[str, str]]]
+
+# Texts with whatever could be taken for a mark, or half of one.
+words = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "<tool", "}", "\n", "}\n</tool", "语速", '"', "{", " ", "<", "{}"]
+)
+arguments = st.dictionaries(st.text(max_size=4) | words, st.text(max_size=6) | words | st.integers(), max_size=3)
+
+
+def read(texts: Seq[str], *, certain: bool = False) -> Read:
+    """Text and calls of what came in pieces."""
+    reader = CallReader(NAMES, certain=certain)
+    pieces: list[Piece] = [piece for text in texts for piece in reader.push(text)]
+    pieces += reader.finish()
+    said, calls = "", list[tuple[str, str]]()
+    for piece in pieces:
+        if isinstance(piece, str):
+            said += piece
+            continue
+        if piece.name:
+            assert piece.index == len(calls)
+            calls.append((piece.name, ""))
+        name, before = calls[piece.index]
+        calls[piece.index] = name, before + piece.arguments
+    assert reader.num_calls == len(calls)
+    return said, calls
+
+
+def call(name: str, given: Any) -> str:
+    """As the template writes it."""
+    body = json.dumps({"name": name, "arguments": given}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def cut(text: str, places: Seq[int]) -> list[str]:
+    at = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
+    return [text[start:end] for start, end in itertools.pairwise(at)]
+
+
+@law(300)
+@given(st.lists(words | st.text(max_size=3), max_size=12).map("".join), st.lists(st.integers(0, 999), max_size=8),
+       st.booleans())  # fmt: skip
+def test_how_a_text_comes_changes_nothing_and_text_without_calls_is_kept(
+    text: str, places: list[int], certain: bool
+) -> None:
+    whole = read([text], certain=certain)
+    assert read(cut(text, places), certain=certain) == whole
+    if not certain:
+        assert whole == (text, []) or whole[1]
+
+
+@law(200)
+@given(
+    st.sampled_from(["", "好的。", "I will look.\n\nNow:"]),
+    st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=4),
+    st.lists(st.integers(0, 999), max_size=8),
+    st.booleans(),
+)
+def test_calls_as_the_template_writes_them_are_found(
+    said: str, calls: list[tuple[str, Any]], places: list[int], certain: bool
+) -> None:
+    lines = ([said] if said else []) + [call(*each) for each in calls]
+    text, found = read(cut("\n".join(lines), places), certain=certain)
+    assert text == said and [(name, json.loads(each)) for name, each in found] == calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        call("rm", {"path": "/"}),  # no tool of ours
+        "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
+        '<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>\n[1]\n</tool_call> and so on",
+    ],
+)
+def test_what_is_no_call_comes_back_as_text(text: str) -> None:
+    assert read(["说：", text]) == ("说：" + text, [])
+
+
+def test_a_last_call_may_lack_its_mark_and_one_may_follow_nonsense() -> None:
+    assert read([call("天气", {"a": 1}).removesuffix("\n</tool_call>")]) == ("", [("天气", '{"a": 1}')])
+    assert read([call("天气", {"a": "</tool_call>"})]) == ("", [("天气", '{"a": "</tool_call>"}')])
+    assert read([call("天气", {}), "\n\n"]) == ("", [("天气", "{}")])
+    assert read([call("天气", {}), "\n好"]) == ("\n好", [("天气", "{}")])
+
+
+def test_arguments_that_are_certain_come_as_they_are_written() -> None:
+    reader = CallReader(NAMES, certain=True)
+    text = call("get_weather", {"city": "上海", "days": 3})
+    pieces = [(index, piece) for index, char in enumerate(text) for piece in reader.push(char)]
+    assert len(pieces) > 15 and pieces[8][0] < text.index("上海") < pieces[15][0] < text.index("days") + 4
+    assert read([text[:-20]], certain=True) == ("", [("get_weather", '{"city": "上海", "day')])
+
+
+def test_arguments_of_earlier_turns_are_objects_for_the_template() -> None:
+    given = [
+        {"id": "1", "function": {"name": "f", "arguments": '{"a": "上"}'}},
+        {"id": "2", "function": {"name": "f", "arguments": {"a": 1}}},
+        {"id": "3", "function": {"name": "f", "arguments": "[1"}},
+    ]
+    found = [each["function"]["arguments"] for each in as_objects(given)]
+    assert found == [{"a": "上"}, {"a": 1}, "[1"] and as_objects(given)[0]["id"] == "1"
+
+
+def test_a_template_that_knows_no_tools_is_told_apart() -> None:
+    assert writes_calls("{% if tools %}<tool_call>{% endif %}")
+    assert not writes_calls("{% if tools %}[TOOL_CALLS]{% endif %}")
+    assert not writes_calls("{{ messages }}") and not writes_calls(None)
+
+
+@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["object", "null"]}, [1]])
+def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
+    with pytest.raises(PromptError, match="'f' must be a schema of an object"):
+        calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)
