@@ -1,5 +1,6 @@
-// One answer on the page: its runs of text by origin, its notices, what became of it, and its buttons.
+// One answer on the page: its runs of text by origin, its calls, its notices, what became of it, and its buttons.
 
+import { Calls } from './calls.js';
 import { make, icon } from './dom.js';
 import { Figures, ORIGINS, shown } from './figures.js';
 import { worded } from './language.js';
@@ -42,7 +43,8 @@ export class Answer {
     this.meta = make('p', { class: 'meta' });
     this.buttons = this.#makeButtons(does);
     this.foot = make('footer', { class: 'foot' }, this.meta, this.buttons);
-    const parts = [this.name, this.body, this.state, this.notices, this.failure, this.foot];
+    this.calls = new Calls((results) => does.results(this, results));
+    const parts = [this.name, this.body, this.calls.element, this.state, this.notices, this.failure, this.foot];
     this.element = make('article', { class: 'answer' }, ...parts);
     this.does = does;
     this.setMode(mode);
@@ -73,6 +75,7 @@ export class Answer {
     this.figures = new Figures();
     this.figures.start(now);
     this.body.replaceChildren();
+    this.calls.clear();
     this.notices.replaceChildren();
     this.meta.replaceChildren();
     this.failure.hidden = true;
@@ -93,7 +96,11 @@ export class Answer {
   take(chunk, now) {
     const choice = chunk.choices?.[0];
     const part = chunk.skydraft ?? {};
-    if (choice?.delta?.content) this.#write(choice.delta.content, part);
+    const { content, tool_calls: calls } = choice?.delta ?? {};
+    if (content) this.#write(content, part);
+    // What is not, or not all of it, in the answer's text: calls, as the model writes them.
+    if (part.text) this.#mark(part.text, part);
+    if (calls) this.calls.take(calls);
     this.figures.take(part, now);
     if (part.notice) this.notice(part.notice);
     if (part.stats) this.figures.settle(part.stats);
@@ -112,6 +119,14 @@ export class Answer {
         this.#line = '';
       }
     }
+  }
+
+  #mark(text, part) {
+    this.state.hidden = true;
+    this.calls.element.hidden = false;
+    const span = runOf(part, !this.calls.written.firstChild);
+    span.append(text);
+    this.calls.written.append(span);
   }
 
   #put(piece, part) {
@@ -155,10 +170,21 @@ export class Answer {
     this.finish('failed');
   }
 
+  get isEmpty() {
+    return !this.text && !this.calls.list.length;
+  }
+
+  /** What it is in the next request. */
+  get message() {
+    const calls = this.calls.list;
+    return { role: 'assistant', content: this.text || null, ...(calls.length ? { tool_calls: calls } : {}) };
+  }
+
   /** Which buttons make sense where the answer stands. */
   place({ last, several, chosen }) {
     this.againButton.hidden = !last || (this.status === 'failed' && !this.text); // there is a button to try again
-    this.chooseButton.hidden = !(several && last && this.text);
+    this.chooseButton.hidden = !(several && last && !this.isEmpty);
+    this.calls.open(last && this.status === 'done');
     this.chooseButton.setAttribute('aria-pressed', String(chosen));
     worded(this.chooseButton.lastChild, chosen ? 'chosen' : 'choose');
     this.element.classList.toggle('is-chosen', several && chosen);

@@ -3,11 +3,18 @@
 import { Answer } from './answer.js';
 import { chat } from './api.js';
 import { player } from './composer.js';
+import { asked } from './formats.js';
 import { $, make } from './dom.js';
 import { askKey } from './key.js';
 import { worded } from './language.js';
 
 const newSeed = () => crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
+
+/** What a turn asks: a question, or results of the calls before it. */
+function askedBy(turn) {
+  if (!turn.results) return [{ role: 'user', content: contentOf(turn) }];
+  return turn.results.map(({ id, content }) => ({ role: 'tool', tool_call_id: id, content }));
+}
 
 function contentOf({ text, audio }) {
   if (!audio) return text;
@@ -52,8 +59,12 @@ export class Conversation {
   }
 
   send(text, audio, modes) {
+    this.#begin({ text, audio }, modes);
+  }
+
+  #begin(asks, modes) {
     const seed = newSeed();
-    const turn = { text, audio, chosen: 0, answers: modes.map((mode) => new Answer(mode, seed, this.#does)) };
+    const turn = { ...asks, chosen: 0, answers: modes.map((mode) => new Answer(mode, seed, this.#does)) };
     turn.element = this.#drawTurn(turn);
     this.turns.push(turn);
     $('turns').append(turn.element);
@@ -61,10 +72,11 @@ export class Conversation {
     for (const answer of turn.answers) this.#run(turn, answer);
   }
 
-  #drawTurn({ text, audio, answers }) {
+  #drawTurn({ text, audio, results, answers }) {
     const said = make('div', { class: 'said' }, worded(make('h3', { class: 'hidden' }), 'you'));
     if (audio) said.append(player(audio));
     if (text) said.append(make('p', {}, text));
+    if (results) said.append(make('ul', { class: 'results' }, ...results.map(({ content }) => make('li', {}, content || '–'))));
     const side = make('div', { class: 'answers' }, ...answers.map(({ element }) => element));
     side.classList.toggle('several', answers.length > 1);
     return make('section', { class: 'turn' }, said, side);
@@ -75,6 +87,12 @@ export class Conversation {
     copy: (answer) => this.#copy(answer),
     retry: (answer) => this.#again(answer, answer.seed),
     regenerate: (answer) => this.#again(answer, newSeed()),
+    results: (answer, results) => {
+      if (this.busy) return;
+      const turn = this.#turnOf(answer);
+      turn.chosen = turn.answers.indexOf(answer);
+      this.#begin({ results }, [answer.mode]);
+    },
     choose: (answer) => {
       const turn = this.#turnOf(answer);
       turn.chosen = turn.answers.indexOf(answer);
@@ -113,15 +131,14 @@ export class Conversation {
     const { system } = this.settings.values;
     const messages = system.trim() ? [{ role: 'system', content: system.trim() }] : [];
     for (const past of this.turns.slice(0, this.turns.indexOf(turn))) {
-      const answer = past.answers[past.chosen].text || past.answers.find(({ text }) => text)?.text;
-      if (!answer) continue;
-      messages.push({ role: 'user', content: contentOf(past) }, { role: 'assistant', content: answer });
+      const answer = [past.answers[past.chosen], ...past.answers].find(({ isEmpty }) => !isEmpty);
+      if (answer) messages.push(...askedBy(past), answer.message);
     }
-    return [...messages, { role: 'user', content: contentOf(turn) }];
+    return [...messages, ...askedBy(turn)];
   }
 
   #request(turn, answer) {
-    const { temperature, maxTokens } = this.settings.values;
+    const { temperature, maxTokens, ...formats } = this.settings.values;
     return {
       model: answer.mode ? `skydraft-${answer.mode}` : 'skydraft',
       messages: this.history(turn),
@@ -130,6 +147,7 @@ export class Conversation {
       max_tokens: maxTokens,
       temperature,
       seed: answer.seed,
+      ...asked(formats),
     };
   }
 

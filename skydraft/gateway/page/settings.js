@@ -1,12 +1,13 @@
 // What the user chose, remembered in this browser, and the panel to choose it in.
 
 import { $ } from './dom.js';
+import { formatOf, toolsOf } from './formats.js';
 import { guessLanguage, setLanguage, worded, currentLanguage } from './language.js';
 
 const NAME = 'skydraft.settings';
 const DEFAULTS = {
   mode: '', secondMode: '', compare: false, temperature: 0.7, maxTokens: 512, system: '',
-  theme: 'system', language: '', coloured: true,
+  theme: 'system', language: '', coloured: true, tools: '', toolChoice: 'auto', schema: '',
 };
 
 function remembered() {
@@ -49,6 +50,23 @@ export class Settings {
     $('temperature-value').textContent = Number(temperature).toFixed(2);
     if (document.activeElement !== $('max-tokens')) $('max-tokens').value = maxTokens;
     if (document.activeElement !== $('system')) $('system').value = system;
+    $('tool-choice').value = this.values.toolChoice;
+    this.#applyJson('tools', toolsOf);
+    this.#applyJson('schema', formatOf);
+  }
+
+  /** Shows what was written, and whether it can be used. */
+  #applyJson(name, read) {
+    const field = $(name);
+    if (document.activeElement !== field) field.value = this.values[name];
+    let isRead = true;
+    try {
+      read(this.values[name]);
+    } catch {
+      isRead = false;
+    }
+    field.setAttribute('aria-invalid', String(!isRead));
+    $(`${name}-note`).hidden = isRead;
   }
 
   #languageButton() {
@@ -69,6 +87,10 @@ export class Settings {
     $('coloured').addEventListener('change', (event) => this.set({ coloured: event.target.checked }));
     $('temperature').addEventListener('input', (event) => this.set({ temperature: Number(event.target.value) }));
     $('system').addEventListener('input', (event) => this.set({ system: event.target.value }));
+    for (const name of ['tools', 'schema']) {
+      $(name).addEventListener('input', (event) => this.set({ [name]: event.target.value }));
+    }
+    $('tool-choice').addEventListener('change', (event) => this.set({ toolChoice: event.target.value }));
     $('max-tokens').addEventListener('input', ({ target }) => {
       if (target.value && target.validity.valid) this.set({ maxTokens: Number(target.value) });
     });
