@@ -77,7 +77,8 @@ class Ticket:
 class Desk:
     """Runs at most `max_running` tickets at a time, and lets `max_waiting` wait.
 
-    Who has the fewest running goes next. Where there are keys, who has a place already leaves as many free as it takes.
+    Who has the fewest running goes next. Where there are keys, who has a place already leaves as many free as it takes,
+    and the last place to run in is for somebody who runs nothing: long answers of one key let all others wait.
     All but `_run` belongs to the thread of the event loop.
     """
 
@@ -135,6 +136,9 @@ class Desk:
         while self._waiting and len(self._running) < self._max_running:
             running = Counter(ticket.label for ticket in self._running)
             ticket = min(self._waiting, key=lambda ticket: running[ticket.label])
+            is_last = len(self._running) == self._max_running - 1 > 0
+            if self._has_keys and is_last and running[ticket.label]:
+                return
             self._waiting.remove(ticket)
             self._running.add(ticket)
             future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, ticket)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from typing import Any
 
@@ -107,6 +108,35 @@ def test_who_has_the_fewest_answers_under_way_goes_next() -> None:
         return begun
 
     assert "ann" in asyncio.run(order())[:4]
+
+
+def test_answers_of_one_key_that_never_end_leave_a_place_for_another() -> None:
+    async def order() -> tuple[list[str], int]:
+        desk = Desk(toy_pair(), 3, 30, has_keys=True)
+        never, begun = threading.Event(), list[str]()
+
+        def run(ticket: Any) -> None:
+            begun.append(ticket.label)
+            if ticket.label == "eve":
+                never.wait(30)
+
+        desk._run = run  # type: ignore[method-assign]
+        request = GenerateRequest(asked("a"))
+        desk.submit([request] * 8, "eve")
+        await asyncio.sleep(0.1)
+        num_of_one = len(begun)
+        for _ in range(5):
+            desk.submit([request], "ann")
+            while desk.num_running > 2:
+                await asyncio.sleep(0.01)
+        never.set()
+        while desk.num_running:
+            await asyncio.sleep(0.01)
+        desk.close()
+        return begun, num_of_one
+
+    begun, num_of_one = asyncio.run(order())
+    assert num_of_one == 2 and begun[:7] == ["eve"] * 2 + ["ann"] * 5 and begun.count("eve") == 8
 
 
 def test_hang_ups_with_eight_choices_leave_nothing_behind() -> None:
