@@ -45,7 +45,12 @@ _check_section = Section(
     "What to check",
     CheckChoice,
     [
-        option("--no-measure", None, "Do not load and time the models.", is_flag=True),
+        option(
+            "--no-measure",
+            None,
+            "Do not load and time models; with --cloud, only ask whether it answers.",
+            is_flag=True,
+        ),
         option("--probe-again", None, "Measure forwards anew, instead of using what is remembered.", is_flag=True),
     ],
 )
@@ -58,16 +63,15 @@ _check_section = Section(
 def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     """Check what is installed, measure both models, and say what to do about what is missing.
 
-    With --cloud: check that the server can be used from here, and measure what the link to it is worth.
+    With --cloud: check that the server can be used from here, and measure what the link to it is worth. The exit
+    status is 1 when there is something to do.
     """
     console = console_for("auto")
-    if checks.no_measure and cloud.address:
-        raise OptionError("--cloud measures the link, and --no-measure does not: choose one.")
     cloud.check(models)
     models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
     if remote := cloud.connect():
         with closing(remote):
-            problems = list(examine(console, remote, models))
+            problems = list(examine(console, remote, models, measures=not checks.no_measure))
     else:
         problems = [*_system(console), *examine_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models)

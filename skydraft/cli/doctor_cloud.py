@@ -13,8 +13,8 @@ from skydraft.errors import CloudError, SkydraftError
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, LinkReport, examine_link, ping_times
 
 
-def examine(console: Console, cloud: Cloud, models: ModelChoice) -> Iterator[str]:
-    """Print what is found; yields what has to be done."""
+def examine(console: Console, cloud: Cloud, models: ModelChoice, *, measures: bool) -> Iterator[str]:
+    """Print what is found; yields what has to be done. Without `measures`, no model is loaded."""
     address = cloud.link.target
     try:
         with TERMINAL.state(f"Asking {address}…"):
@@ -32,6 +32,8 @@ def examine(console: Console, cloud: Cloud, models: ModelChoice) -> Iterator[str
     console.print(f"round trip   p50 {rtt_ms:.2f} ms, p95 {late_ms:.2f} ms ({NUM_PINGS} health checks)")
     rows = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(info.forward_ms, 1))
     console.print(f"t_v(n), ms   {rows}   (as the server measured when it first loaded the model)")
+    if not measures:
+        return
     edge = models.load_edge()
     try:
         with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):

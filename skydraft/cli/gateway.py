@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from skydraft.cli.cloud_options import CloudChoice, server_section
+from skydraft.cli.configured import configured
 from skydraft.cli.options import DecodingChoice, ModelChoice, as_text, decoding_section, load_engine, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cloud.access import Keyring
@@ -119,6 +120,7 @@ _work_section = Section(
 )
 
 
+@configured("SKYDRAFT_GATEWAY")
 @click.command(cls=Command)
 @_door_section
 @_work_section

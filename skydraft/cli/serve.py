@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from skydraft.cli.configured import configured
 from skydraft.cli.options import ServedModel, load_engine, served_model_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cloud.limits import Limits
@@ -77,6 +78,7 @@ _limits_section = Section(
 )  # fmt: skip
 
 
+@configured("SKYDRAFT_SERVE")
 @click.command(cls=Command)
 @_server_section
 @_log_section

@@ -146,3 +146,10 @@ def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None
     assert process.returncode == 0
     assert rest.splitlines()[-1] == "skydraft: stopped."
     assert "Traceback" not in rest
+
+
+def test_doctor_asks_a_server_whether_it_answers_without_loading_a_model(invoke: Invoke, server: Serving) -> None:
+    status, out, err = invoke("doctor", "--cloud", server.address, "--no-measure", "--edge-model", "no-such-model")
+    assert status == 0 and "round trip" in out and "All is well." in out and "acceptance" not in out, err
+    status, out, _ = invoke("doctor", "--cloud", "localhost:1", "--no-measure", "--cloud-timeout", "0.5")
+    assert status == 1 and "To do: " in out
