@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams, decoding_params
-from skydraft.decoding.block_length import KPolicy
+from skydraft.decoding.block_length import BlockLength
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.loop import SpeculativeLoop
@@ -162,13 +162,13 @@ def verifier_of(
 def drafter_of(draft: Engine, chosen: DecodingParams, plan: Plan | None = None) -> Drafter:
     """The draft model of a generation from PROMPT."""
     plan = plan or make_plan()
-    ends_blocks = ThresholdGate(plan.gate) if plan.eager else None
+    ends_blocks = ThresholdGate(plan.gate).is_unsure if plan.eager else None
     with_signals = plan.gate.needs_signals
     return Drafter(draft, ASKED, chosen, chosen.max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals)
 
 
 def loop_of(
-    draft: Engine, target: Engine, chosen: DecodingParams, plan: Plan | None = None, k: int | KPolicy = 5
+    draft: Engine, target: Engine, chosen: DecodingParams, plan: Plan | None = None, k: int | BlockLength = 5
 ) -> tuple[SpeculativeLoop, Context]:
     """A loop with blocks of a length of the test's own."""
     plan = plan or make_plan()

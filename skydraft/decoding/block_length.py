@@ -1,79 +1,161 @@
-"""How many tokens to draft, where that is not fixed: the k that the measured costs and acceptance make fastest."""
+"""How long a block gets, where that is not fixed: until one more token is not worth its time.
+
+A block of n drafts, all of which stand with the chance S = (1 - risk 1) ... (1 - risk n), gains S alpha + ... +
+S alpha^m tokens by m drafts more, at the price of their steps and of what judging their rows takes. That is worth it
+where the same time gives fewer tokens otherwise: at the tokens a millisecond of rounds so far, or of the target alone.
+Where the risk of all tokens is the same, this is the best fixed k.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Protocol
 
-from skydraft.decoding.cost_model import CostModel
-from skydraft.types import StepRecord
+from skydraft.decoding.cost_model import CostModel, expected_tokens
+from skydraft.gating.risk import Risk
+from skydraft.types import Round, Signals, StepRecord
 
-MAX_AUTO_K = 8
+MAX_AUTO_K = 16
 PRIOR_ALPHA, _PRIOR_WEIGHT = 0.75, 8.0  # acceptance before anything was seen, in drafted tokens
-_MIN_GAIN = 1.05  # drafting must promise this much over plain decoding, since only k = 0 cannot be slower
-_SMOOTHING = 0.2
+_MEMORY = 200.0  # judged tokens after which older ones fade
+_MIN_GAIN, _MIN_LEFT = 1.05, 0.97
+_SMOOTHING, _ROUND_SMOOTHING = 0.2, 0.05  # of times; of what rounds gave, where luck is large
 _LEAST_SLOWDOWN = 1e-3  # what the other side says of its times may be anything, nothing and less included
+_TRY_COST = 0.03  # share of the time of plain decoding that finding out whether drafting pays again may take
+_FIRST_TRY = 16  # tokens without a draft before that, at least
 
 
-class KPolicy(Protocol):
-    """Chooses the length of the next block and learns from finished rounds."""
+class BlockLength(Protocol):
+    """Decides about the length of blocks and learns from finished rounds."""
 
-    def next_k(self) -> int:
-        """How many tokens to draft now; 0 lets the target go alone for a round."""
+    def longest(self) -> int:
+        """How many tokens the next block may have; 0 lets the target go alone for a round."""
 
-    def observe(self, record: StepRecord) -> None:
+    def is_enough(self, signals: Seq[Signals]) -> bool:
+        """Whether a block of tokens with these signals is better sent than continued."""
+
+    def observe(self, done: Round) -> None:
         """Take in a finished round."""
 
 
 class AutoK:
-    """The k from `min_k` to `max_k` with the best expected tokens per second.
+    """The length that promises the most tokens a second, by `costs` at first, then by what rounds really took.
 
-    Starts from `costs`, then follows moving averages of what rounds really took.
+    Where `may_stream`, the target goes alone while that is faster; now and then a block is drafted all the same, so
+    that a link or a text that has changed is noticed.
     """
 
     def __init__(
-        self, costs: CostModel, *, min_k: int = 0, max_k: int = MAX_AUTO_K, alpha: float = PRIOR_ALPHA
-    ) -> None:
+        self, costs: CostModel, risk: Risk, *, may_stream: bool = True, max_k: int = MAX_AUTO_K,
+        alpha: float = PRIOR_ALPHA,
+    ) -> None:  # fmt: skip
         self._costs = costs
-        self._min_k = min_k
-        self._max_k = min(max_k, MAX_AUTO_K)
-        self._num_drafted = _PRIOR_WEIGHT
+        self._risk = risk
+        self._may_stream = may_stream
+        self._max_k = max(min(max_k, MAX_AUTO_K), 1)
+        self._num_judged = _PRIOR_WEIGHT
         self._num_accepted = alpha * _PRIOR_WEIGHT
+        k = costs.best_k(alpha, 1, self._max_k)
+        self._drafts, self._tokens = float(k), expected_tokens(alpha, k)  # a round, moving averages
+        self._is_drafting = False
+        self._num_streamed = 0
+        self._lost_ms = 0.0  # by the last try
 
     @property
     def alpha(self) -> float:
-        """Acceptance per judged draft, the prior included."""
-        return self._num_accepted / self._num_drafted
+        """Acceptance per judged draft, the first guess included."""
+        return self._num_accepted / self._num_judged
 
-    def next_k(self) -> int:
-        speed, best = self._costs.tokens_per_s, self._costs.best_k(self.alpha, self._min_k, self._max_k)
-        if self._min_k == 0 and speed(self.alpha, best) < _MIN_GAIN * speed(self.alpha, 0):
-            return 0
-        return best
+    @property
+    def _drafted_speed(self) -> float:
+        """Tokens a millisecond of rounds as they are."""
+        costs = self._costs
+        return self._tokens / (self._drafts * costs.draft_ms + costs.wire_ms + self._verify_ms(self._drafts))
 
-    def observe(self, record: StepRecord) -> None:
+    @property
+    def _plain_speed(self) -> float:
+        return self._costs.tokens_per_s(self.alpha, 0) / 1e3
+
+    def _verify_ms(self, num_drafts: float) -> float:
+        """Judging takes, between whole numbers of drafts too."""
+        below = math.floor(num_drafts)
+        low, high = (self._costs.verify_ms(self.alpha, k) for k in (below, below + 1))
+        return low + (num_drafts - below) * (high - low)
+
+    def longest(self) -> int:
+        """The most that a block may have; 0 where the target is faster alone, except for a try now and then."""
+        # What rounds gave is known roughly: once they draft, they go on until drafting seems slower.
+        gain = _MIN_LEFT if self._is_drafting else _MIN_GAIN
+        if not self._may_stream or self._drafted_speed >= gain * self._plain_speed:
+            return self._max_k
+        return self._max_k if self._num_streamed >= self._patience() else 0
+
+    def _patience(self) -> float:
+        """How many tokens without a draft make what a try loses a small share of their time."""
+        lost_ms = max(self._lost_ms, self._tokens / self._drafted_speed - self._tokens / self._plain_speed)
+        return max(lost_ms * self._plain_speed / _TRY_COST, _FIRST_TRY)
+
+    def is_enough(self, signals: Seq[Signals]) -> bool:
+        """Whether no number of further drafts gives as many tokens as their time is worth."""
+        costs, alpha, num_drafts = self._costs, self.alpha, len(signals)
+        speed = max(self._drafted_speed, self._plain_speed) if self._may_stream else self._drafted_speed
+        chance = math.prod(1 - self._risk.of(each) for each in signals)
+        gain, so_far_ms = 0.0, costs.verify_ms(alpha, num_drafts)
+        for more in range(1, self._max_k - num_drafts + 1):
+            chance *= alpha
+            gain += chance
+            if gain >= speed * (more * costs.draft_ms + costs.verify_ms(alpha, num_drafts + more) - so_far_ms):
+                return False
+        return True
+
+    def observe(self, done: Round) -> None:
+        """Take in what a verified round took, and how many of its drafts stood."""
+        record = done.record
         # The first round holds the prefill and says nothing about steps.
         if record.outcome != "verified" or record.round == 0:
             return
-        costs, target = self._costs, record.target
+        was_streaming, self._is_drafting = self._num_streamed > 0, record.num_draft > 0
         if record.num_draft:
+            self._learn(done, record)
+        else:
+            self._num_streamed += record.num_committed
+        self._follow_costs(record, _SMOOTHING if not was_streaming else 0.5)
+        if record.num_draft and was_streaming:
+            self._tried(record)
+
+    def _learn(self, done: Round, record: StepRecord) -> None:
+        self._risk.observe(done.block.free_signals, record.num_accepted - record.num_forced)
+        fading = min(1.0, _MEMORY / self._num_judged)
+        # At the first difference judging ends, so one judged draft more than was accepted, if any is left.
+        self._num_judged = self._num_judged * fading + min(record.num_accepted + 1, record.num_draft)
+        self._num_accepted = self._num_accepted * fading + record.num_accepted
+        self._drafts = _moved(self._drafts, record.num_draft, _ROUND_SMOOTHING)
+        self._tokens = _moved(self._tokens, record.num_committed, _ROUND_SMOOTHING)
+
+    def _tried(self, record: StepRecord) -> None:
+        """After a block among rounds without: note what that took more, an opening over a link perhaps."""
+        self._lost_ms = record.wall_ms - record.num_committed / self._plain_speed
+        self._num_streamed = 0
+
+    def _follow_costs(self, record: StepRecord, weight: float) -> None:
+        costs, target = self._costs, record.target
+        if num_steps := record.num_draft - record.num_forced:
             # A block may hold the draft model's prefill, or its catch-up after rounds without it: no step is that slow.
-            step_ms = min(record.draft.forward_ms / record.num_draft, 3 * costs.draft_ms)
-            costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms))
-            # At the first difference judging ends, so one judged draft more than was accepted, if any is left.
-            self._num_drafted += min(record.num_accepted + 1, record.num_draft)
-            self._num_accepted += record.num_accepted
+            step_ms = min(record.draft.forward_ms / num_steps, 3 * costs.draft_ms)
+            costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, weight))
         if target.num_passes:
             rows_each = max(1, round(target.num_rows / target.num_passes))
             slowdown = (target.forward_ms - target.prefill_ms) / (
                 target.num_passes * costs.pass_ms(rows_each) / costs.slowdown
             )
-            costs = replace(costs, slowdown=max(_moved(costs.slowdown, slowdown), _LEAST_SLOWDOWN))
+            costs = replace(costs, slowdown=max(_moved(costs.slowdown, slowdown, weight), _LEAST_SLOWDOWN))
         if record.link.rtt_ms and not (record.num_draft == 0 and costs.streams):
             wire_ms = max(record.link.rtt_ms - target.forward_ms, 0.0)
-            costs = replace(costs, wire_ms=_moved(costs.wire_ms, wire_ms))
+            costs = replace(costs, wire_ms=_moved(costs.wire_ms, wire_ms, weight))
         self._costs = costs
 
 
-def _moved(old: float, new: float) -> float:
-    return (1 - _SMOOTHING) * old + _SMOOTHING * new
+def _moved(old: float, new: float, weight: float) -> float:
+    return (1 - weight) * old + weight * new

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from skydraft.config import DEFAULT_K, MAX_K, DecodingParams
-from skydraft.decoding.block_length import AutoK, KPolicy
+from skydraft.decoding.block_length import AutoK, BlockLength
 from skydraft.decoding.context import Context
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.drafting import Drafter
@@ -17,11 +18,13 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
-from skydraft.errors import CloudError, OptionError
+from skydraft.errors import CloudError, OptionError, RecordsError
 from skydraft.gating.calibrated_gate import CalibratedGate
-from skydraft.gating.calibration import Calibration, check_fits, find_calibration
+from skydraft.gating.calibration import MAX_BLOCK, Calibration, check_fits, find_calibration
 from skydraft.gating.gates import Gate, ThresholdGate
+from skydraft.gating.risk import CalibratedRisk, LearnedRisk, Risk
 from skydraft.prompts.pair import read_prompt
+from skydraft.types import Signals
 
 
 def start_generation(
@@ -51,9 +54,9 @@ def start_generation(
         max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
     gate = _gate(plan, draft, verifying, request.calibration, calibrations)
     context = Context(prompts.edge if draft else prompts.target)
-    with_signals = request.with_signals or plan.gate.needs_signals
-    ends_blocks = gate if plan.eager else None
-    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying)
+    with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
+    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying, calibrations)
+    ends_blocks = _end_of_blocks(plan, gate, k)
     drafter = verifier = None
     if draft:
         drafter = Drafter(
@@ -73,8 +76,8 @@ def _gate(
     """The gate of one generation; a calibrated one learns, so that each has its own."""
     if plan.gate.kind != "calibrated":
         return ThresholdGate(plan.gate)
-    if draft is None or target is None or plan.k is None:
-        raise OptionError("A calibrated gate needs a draft model, a target and a fixed k.")
+    if draft is None or target is None:
+        raise OptionError("A calibrated gate needs a draft model and a target.")
     name, weights = "a target that cannot be reached", None
     try:
         name, weights = target.weights(quick=target.falls_back(plan))
@@ -85,10 +88,26 @@ def _gate(
     if given:
         check_fits(given, draft.fingerprint, weights, names)
     calibration = given or find_calibration(folders, draft.fingerprint, weights, names)
-    return CalibratedGate(plan.gate, calibration, plan.k)
+    return CalibratedGate(plan.gate, calibration, plan.k or MAX_BLOCK)
 
 
-def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPolicy | int:
+def _end_of_blocks(plan: Plan, gate: Gate, k: BlockLength | int) -> Callable[[Seq[Signals]], bool] | None:
+    """What ends a block before its length does.
+
+    A block that is skipped costs no round, so where some are, only one that will be sent is weighed against that.
+    """
+    if plan.eager:
+        return gate.is_unsure
+    if isinstance(k, int):
+        return None
+    if not plan.is_gated:
+        return k.is_enough
+    return lambda signals: gate.is_unsure(signals) and k.is_enough(signals)
+
+
+def _adaptive_k(
+    plan: Plan, draft: Engine | None, target: Target | None, calibrations: Iterable[Path]
+) -> BlockLength | int:
     if draft is None or target is None:
         raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
     try:
@@ -101,7 +120,16 @@ def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None) -> KPol
         draft.profile.forward_ms[0], costs.forward_ms, costs.max_rows, wire_ms=costs.wire_ms, streams=costs.streams
     )
     # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
-    return AutoK(model, min_k=1 if plan.is_gated else 0, max_k=costs.max_block)
+    return AutoK(model, _risk(plan, draft, target, calibrations), may_stream=not plan.is_gated, max_k=costs.max_block)
+
+
+def _risk(plan: Plan, draft: Engine, target: Target, calibrations: Iterable[Path]) -> Risk:
+    """The calibrated chance of a disagreement, or one that is learned where the pair has no calibration."""
+    try:
+        name, weights = target.weights(quick=target.falls_back(plan))
+        return CalibratedRisk(find_calibration(calibrations, draft.fingerprint, weights, name).risk)
+    except (CloudError, OptionError, RecordsError):
+        return LearnedRisk()
 
 
 def _longest(plan: Plan, params: DecodingParams, target: Target | None) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from skydraft.choosing.chooser import Chooser
@@ -11,7 +13,6 @@ from skydraft.config import MAX_K, DecodingParams
 from skydraft.decoding.context import Context
 from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer
 from skydraft.engines.vocab import TokenIds
-from skydraft.gating.gates import Gate
 from skydraft.gating.signals import CERTAIN, measure
 from skydraft.types import Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals
 
@@ -29,7 +30,7 @@ class Drafter:
     """The draft model's side of one generation: `prompt` as it reads it, and the sequence, opened at the first block.
 
     A text ends after `max_new_tokens` at the latest. Where `ends_blocks` is given, a block ends right after the first
-    token that makes it too uncertain for that gate. Signals are measured where `with_signals`, over what a grammar
+    token at which that says so of the signals so far. Signals are measured where `with_signals`, over what a grammar
     allows. A block has at most `longest` tokens, those that a grammar forces included, unless more were asked for.
     `reuse` is as in `Engine.begin`.
     """
@@ -41,7 +42,7 @@ class Drafter:
         params: DecodingParams,
         max_new_tokens: int,
         *,
-        ends_blocks: Gate | None = None,
+        ends_blocks: Callable[[Seq[Signals]], bool] | None = None,
         with_signals: bool = False,
         longest: int = MAX_K,
         reuse: Reuse | None = None,
@@ -92,7 +93,7 @@ class Drafter:
             finish = self._stopping.finish(prefix.view[len(self._prompt.token_ids) :])
             if finish:
                 ended_by = "stop"
-            elif self._ends_blocks and not step.is_forced and self._ends_blocks.is_unsure(free):
+            elif self._ends_blocks and not step.is_forced and self._ends_blocks(free):
                 ended_by = "gate"
         return DraftBlock(
             context.base,

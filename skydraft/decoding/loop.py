@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from skydraft.decoding.block_length import KPolicy
+from skydraft.decoding.block_length import BlockLength
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.verification import Verifier
@@ -30,7 +30,7 @@ class SpeculativeLoop:
         drafter: Drafter | None,
         gate: Gate,
         verifier: Verifier | None,
-        k: int | KPolicy,
+        k: int | BlockLength,
         vocab: Vocab,
         *,
         falls_back: bool = False,
@@ -63,7 +63,7 @@ class SpeculativeLoop:
         """A block of the drafter; an empty one, which the target continues alone, where it has nothing to add."""
         if self._drafter is None:
             return DraftBlock(self._context.base, ())
-        k = self._k if isinstance(self._k, int) else self._k.next_k()
+        k = self._k if isinstance(self._k, int) else self._k.longest()
         k = min(k, self._drafter.room(self._context))
         return self._drafter.draft(self._context, k) if k else DraftBlock(self._context.base, ())
 
@@ -119,7 +119,7 @@ class SpeculativeLoop:
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
         if not isinstance(self._k, int):
-            self._k.observe(record)
+            self._k.observe(done)
         self._gate.observe(done)
         return done
 

@@ -39,11 +39,6 @@ class Plan:
             raise OptionError("--accept does not apply to the gate never, which checks nothing.")
         if self.k is None and kind == "never":
             raise OptionError("--k auto does not apply to the gate never, which checks nothing.")
-        if self.k is None and kind == "calibrated":
-            raise OptionError(
-                "--k auto does not go with a calibrated gate, whose limit is made for one length of blocks.",
-                hint="Give a number, or use --mode auto, which ends blocks at the gate's limit.",
-            )
 
     @property
     def verifies(self) -> bool:

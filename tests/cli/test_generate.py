@@ -38,6 +38,7 @@ STATS = [
     "shared_bytes",
     "audited_agreement",
     "num_fallback_tokens",
+    "num_forced_tokens",
     "draft_prefill_ms",
     "draft_encode_ms",
     "target_prefill_ms",

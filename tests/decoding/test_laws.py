@@ -220,12 +220,31 @@ class HostilePolicy:
         self.ks = ks
         self.num_asked = 0
 
-    def next_k(self) -> int:
+    def longest(self) -> int:
         self.num_asked += 1
         return self.ks[self.num_asked % len(self.ks)]
 
-    def observe(self, record: object) -> None:
+    def is_enough(self, signals: object) -> bool:
+        self.num_asked += 1
+        return self.num_asked % 3 == 0
+
+    def observe(self, done: object) -> None:
         return None
+
+
+@law(60)
+@given(toys.pairs(), toys.params(), st.sampled_from(["always", "entropy:1", "prob:0.5", "margin:0.2+digits"]))
+def test_an_adaptive_length_changes_no_token_of_whoever_wrote_it(pair, params, gate):
+    edge, cloud = pair
+    plan = make_plan(gate=gate, k="auto")
+    done = decode(plan, params, edge, cloud)
+    if gate == "always":
+        assert done.token_ids == reference.plain(cloud, PROMPT_IDS, params)[0]
+    token_ids = [*PROMPT_IDS, *done.token_ids]
+    for index, origin in enumerate(done.origins):
+        prefix = token_ids[: len(PROMPT_IDS) + index]
+        model = edge if origin == "skipped" else cloud
+        assert token_ids[len(prefix)] == reference.next_token(model, prefix, len(PROMPT_IDS), params)
 
 
 @law(60)

@@ -126,8 +126,6 @@ def test_every_mode_has_a_plan_and_some_model_works(mode):
         ("never", {"eager": True}, "gate never, which does not look"),
         ("never", {"top": 5}, "never, which checks nothing"),
         ("never", {"k": None}, "never, which checks nothing"),
-        ("calibrated:0.9", {"k": None}, "made for one length"),
-        ("calibrated:0.9", {"k": None, "eager": True}, "made for one length"),
     ],
 )
 def test_a_plan_is_valid_or_not_there(gate, parts, says):

@@ -86,7 +86,7 @@ def test_the_risk_of_a_block_is_the_sum_over_its_tokens(found: list[float], agre
 def test_an_eager_block_ends_right_after_the_token_whose_running_sum_passes(
     pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int
 ) -> None:
-    drafter = Drafter(pair[0], toys.ASKED, DecodingParams(), 64, ends_blocks=gate(agreement))
+    drafter = Drafter(pair[0], toys.ASKED, DecodingParams(), 64, ends_blocks=gate(agreement).is_unsure)
     drafted = drafter.draft(Context(toys.ASKED), k)
     sums = list(accumulate(1 - signals.top_prob for signals in drafted.signals))
     passed = [total > 2 * (1 - agreement) for total in sums]

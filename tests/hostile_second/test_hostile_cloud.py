@@ -15,13 +15,15 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.decoding.block_length import AutoK
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.cost_model import CostModel
 from skydraft.errors import CloudError, CloudFailure, LimitExceeded, RateLimited
+from skydraft.gating.risk import LearnedRisk
+from skydraft.gating.signals import CERTAIN
 from skydraft.protocol import codec
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import Emission, Opened, ServerInfo
-from skydraft.types import Cost, LinkCost, StepRecord, Verdict
+from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord, Verdict
 
 from .. import toys
 from ..serving import Serving
@@ -115,12 +117,13 @@ def test_a_server_that_says_come_back_now_is_not_asked_without_a_pause() -> None
 @pytest.mark.parametrize("prefill_ms", [0.0, 4.0, 1e6])
 def test_no_cost_that_a_server_can_state_breaks_the_choice_of_k(prefill_ms: float) -> None:
     """A prefill of four times a forward that took none made the next round divide by zero."""
-    auto = AutoK(CostModel(1.0, (1.0,), 64, wire_ms=1.0, streams=True))
+    auto = AutoK(CostModel(1.0, (1.0,), 64, wire_ms=1.0, streams=True), LearnedRisk())
     target = Cost(1, 1, prefill_ms=prefill_ms)
     record = StepRecord(1, 0, 1, 1, 2, "verified", "", 1.0, 1.0, Cost(1, 1, 1.0), target, LinkCost(1.0))
     for number in range(4000):
-        auto.observe(replace(record, round=number))
-        assert 0 <= auto.next_k() <= 8
+        auto.observe(Round(replace(record, round=number), DraftBlock(0, (1,), (CERTAIN,)), (), ()))
+        assert 0 <= auto.longest() <= MAX_AUTO_K
+        assert auto.is_enough([CERTAIN] * MAX_AUTO_K)
 
 
 def verdict(request: bytes, **lies: Any) -> bytes:

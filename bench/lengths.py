@@ -1,0 +1,138 @@
+"""Where blocks should end in lossless decoding: replayed on committed records, with stated times.
+
+    python -m bench.lengths [FOLDER] [--draft-ms 12] [--target-ms 45]
+
+Along the target's own texts of a comparison, with the draft model's signals there: tokens a second of streaming, of the
+best fixed k, and of `--k auto` with a calibration and without, over round trips. Simulated: a draft step and a forward,
+whatever its rows, take what is stated; nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from skydraft.decoding.block_length import AutoK, BlockLength
+from skydraft.decoding.cost_model import CostModel
+from skydraft.evaluation.fitting import LabelledText, labelled
+from skydraft.evaluation.records import read_records
+from skydraft.gating.calibration import Calibration, find_calibration
+from skydraft.gating.risk import CalibratedRisk, LearnedRisk
+from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord
+
+_FOLDER = Path(__file__).parent.parent / "docs" / "report-zh-dev"
+ROUND_TRIPS = (0, 10, 20, 40, 60, 80, 120, 150)
+FIXED = range(1, 13)
+
+
+@dataclass
+class Replayed:
+    """Sums over texts."""
+
+    num_tokens: int = 0
+    num_draft: int = 0
+    num_accepted: int = 0
+    spent_ms: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1e3 * self.num_tokens / self.spent_ms
+
+    @property
+    def acceptance(self) -> float:
+        return self.num_accepted / max(self.num_draft, 1)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of a draft step, a forward of the target, and a round trip that may change within a text."""
+
+    draft_ms: float
+    target_ms: float
+    rtt_ms: Callable[[int], float]
+
+    @property
+    def costs(self) -> CostModel:
+        return CostModel(self.draft_ms, (self.target_ms,) * 16, 16, wire_ms=self.rtt_ms(0), streams=True)
+
+
+def replay(text: LabelledText, length: BlockLength | int, times: Times, total: Replayed) -> None:
+    """One text, its rounds added to `total`."""
+    base, number, size = 0, 0, len(text.disagrees)
+    while base < size:
+        block = _drafted(text, base, length)
+        accepted = next((i for i in range(len(block)) if text.disagrees[base + i]), len(block))
+        committed = min(accepted + 1, size - base)
+        draft_ms, rtt_ms = times.draft_ms * len(block), times.rtt_ms(base) if block else 0.0
+        spent_ms = draft_ms + times.target_ms + rtt_ms
+        if not isinstance(length, int):
+            record = StepRecord(
+                number + 1, base, len(block), accepted, committed, "verified", "always", spent_ms, 0.0,
+                draft=Cost(len(block), len(block), draft_ms), target=Cost(1, len(block) + 1, times.target_ms),
+                link=LinkCost(times.target_ms + rtt_ms),
+            )  # fmt: skip
+            signals = tuple(text.signals[base : base + len(block)])
+            length.observe(Round(record, DraftBlock(base, tuple(range(len(block))), signals), (), ()))
+        total.num_tokens += committed
+        total.num_draft += len(block)
+        total.num_accepted += accepted
+        total.spent_ms += spent_ms
+        base, number = base + committed, number + 1
+
+
+def _drafted(text: LabelledText, base: int, length: BlockLength | int) -> range:
+    longest = min(length if isinstance(length, int) else length.longest(), len(text.disagrees) - base)
+    for num in range(1, longest + 1):
+        if not isinstance(length, int) and length.is_enough(text.signals[base : base + num]):
+            return range(num)
+    return range(longest)
+
+
+def over(texts: Iterable[LabelledText], times: Times, make: Callable[[], BlockLength | int]) -> Replayed:
+    total = Replayed()
+    for text in texts:
+        replay(text, make(), times, total)
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=_FOLDER, help="with the records.jsonl of a comparison")
+    parser.add_argument("--draft-ms", type=float, default=12.0)
+    parser.add_argument("--target-ms", type=float, default=45.0)
+    asked = parser.parse_args()
+    records = read_records(asked.folder / "records.jsonl")
+    run = records.run
+    calibration = find_calibration([], run.draft.fingerprint, run.target.fingerprint, "these models")
+    alone = {(line.prompt, line.token_ids) for line in records.generations if line.mode == "cloud"}
+    texts = [labelled(line, "target") for line in records.scores if (line.prompt, line.token_ids) in alone]
+    links = {f"{rtt} ms": (lambda base, rtt=rtt: float(rtt)) for rtt in ROUND_TRIPS}
+    links |= {"10, 120, 10 ms": lambda base: 120.0 if 12 <= base < 24 else 10.0}
+    print(f"{len(texts)} texts; t_d {asked.draft_ms:g} ms, t_v {asked.target_ms:g} ms; tokens/s, simulated")
+    print(f"{'round trip':<16}{'stream':>8}{'best k':>14}{'learned':>10}{'calibrated':>12}{'/ max':>8}"
+          f"{'never streams':>16}{'/ best':>8}{'acceptance':>12}")  # fmt: skip
+    for name, rtt_ms in links.items():
+        times = Times(asked.draft_ms, asked.target_ms, rtt_ms)
+        print(f"{name:<16}{line(texts, times, calibration)}")
+
+
+def line(texts: list[LabelledText], times: Times, calibration: Calibration) -> str:
+    plain = over(texts, times, lambda: 0)
+    fixed = {k: over(texts, times, partial(int, k)) for k in FIXED}
+    k = max(fixed, key=lambda k: fixed[k].tokens_per_s)
+    learned = over(texts, times, lambda: AutoK(times.costs, LearnedRisk()))
+    calibrated = over(texts, times, lambda: AutoK(times.costs, CalibratedRisk(calibration.risk)))
+    always = over(texts, times, lambda: AutoK(times.costs, CalibratedRisk(calibration.risk), may_stream=False))
+    best = max(plain.tokens_per_s, fixed[k].tokens_per_s)
+    return (
+        f"{plain.tokens_per_s:>8.1f}{fixed[k].tokens_per_s:>8.1f} (k={k:>2}){learned.tokens_per_s:>10.1f}"
+        f"{calibrated.tokens_per_s:>12.1f}{calibrated.tokens_per_s / best:>8.2f}"
+        f"{always.tokens_per_s:>16.1f}{always.tokens_per_s / fixed[k].tokens_per_s:>8.2f}{always.acceptance:>12.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
