@@ -18,6 +18,7 @@ from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
 from skydraft.errors import CloudBusy, CloudFailure, GrammarRefused, LimitExceeded, MissingDependency, SkydraftError
 from skydraft.protocol import codec
+from skydraft.protocol.info import encode_info
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
 from skydraft.types import Cost, Verdict
@@ -76,7 +77,7 @@ class VerifierService:
         return self._keyring.label(str(metadata.get("authorization", "")))
 
     async def _get_info(self, data: bytes, owner: str) -> bytes:
-        return codec.encode_info(self._info())
+        return encode_info(self._info())
 
     async def _open(self, data: bytes, owner: str) -> bytes:
         call = codec.decode_session_call(data, self._context_len)

@@ -18,8 +18,8 @@ import grpc
 
 from skydraft.characters import one_line
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, ProtocolError, SkydraftError, TlsFailure
-from skydraft.protocol import codec
 from skydraft.protocol.address import is_loopback, parse_address
+from skydraft.protocol.info import decode_info
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import SERVICE, ServerInfo
 
@@ -199,7 +199,7 @@ class Link:
     def info(self, timeout_s: float) -> ServerInfo:
         """What the server runs. Names are one line without control characters, since they are shown."""
         try:
-            info = codec.decode_info(self.call("GetInfo", b"", timeout_s))
+            info = decode_info(self.call("GetInfo", b"", timeout_s))
         except ProtocolError as error:
             raise CloudFailure(f"The cloud at {self.target} says of itself what cannot be: {error.message}") from error
         return replace(info, model=one_line(info.model), version=one_line(info.version))

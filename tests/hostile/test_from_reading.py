@@ -18,7 +18,7 @@ from skydraft.cloud.access import Keyring
 from skydraft.edge.link import Link
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudFailure, CloudLost, NotAuthorized, PromptError, SessionNotFound
-from skydraft.protocol import codec
+from skydraft.protocol.info import encode_info
 from tests.serving import free_port, serving
 
 PARAMS = DecodingParams(max_new_tokens=20, min_new_tokens=20)
@@ -132,7 +132,7 @@ def test_a_token_that_was_replaced_is_seen_whatever_the_file_says_of_itself(tmp_
 def test_a_server_that_says_zero_of_itself_is_a_failure_of_its_own(zero: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(open_toy("toy", 4096, 2)) as server:
         value: Any = (0.0, 0.0) if zero == "forward_ms" else 0
-        said = codec.encode_info(dataclasses.replace(server.server.info(), **{zero: value}))
+        said = encode_info(dataclasses.replace(server.server.info(), **{zero: value}))
         sound = Link.call
         monkeypatch.setattr(
             Link, "call", lambda self, method, *rest: said if method == "GetInfo" else sound(self, method, *rest)

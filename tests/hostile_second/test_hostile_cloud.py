@@ -19,6 +19,7 @@ from skydraft.decoding.block_length import AutoK
 from skydraft.decoding.cost_model import CostModel
 from skydraft.errors import CloudError, CloudFailure, LimitExceeded, RateLimited
 from skydraft.protocol import codec
+from skydraft.protocol.info import encode_info
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import Emission, Opened, ServerInfo
 from skydraft.types import Cost, LinkCost, StepRecord, Verdict
@@ -40,7 +41,7 @@ class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types f
         self._verify, self._generate = verify, generate
 
     def service(self, details: Any) -> Any:
-        known = {"Check": b"\x08\x01", "GetInfo": codec.encode_info(INFO), "Open": codec.encode_opened(Opened(0))}
+        known = {"Check": b"\x08\x01", "GetInfo": encode_info(INFO), "Open": codec.encode_opened(Opened(0))}
         name = details.method.rpartition("/")[2]
 
         def unary(request: bytes, context: Any) -> bytes:
