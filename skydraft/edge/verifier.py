@@ -165,7 +165,7 @@ class RemoteVerifier:
     def _await_open(self) -> Opened | None:
         """Wait for an Open that was sent ahead, if one was. Raises what came of it."""
         ahead, self._ahead = self._ahead, None
-        if isinstance(ahead, SessionStream):
+        if ahead is not None and ahead is self._session:
             if (reply := ahead.receive(self._patience.timeout_s, self._patience.ping_s)) is None:
                 return None
             opened = self._read(codec.decode_streamed_opened, reply)

@@ -15,7 +15,7 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.cloud.access import Keyring
-from skydraft.edge.link import Link
+from skydraft.edge.link import Link, SessionStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudFailure, CloudLost, NotAuthorized, PromptError, SessionNotFound
 from skydraft.protocol.info import encode_info
@@ -77,12 +77,17 @@ def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(monkey
         cloud = skydraft.connect(server.address, timeout_s=1.5)
         sound = Link.call
 
+        def forgotten(self: SessionStream, *waits: float) -> bytes:
+            asked.append(time.monotonic())
+            raise SessionNotFound("gone")
+
         def forgets(self: Link, method: str, request: bytes, timeout_s: float, ping_s: float = 5.0) -> bytes:
             if method == "Verify":
                 asked.append(time.monotonic())
                 raise SessionNotFound("gone")
             return sound(self, method, request, timeout_s)
 
+        monkeypatch.setattr(SessionStream, "receive", forgotten)
         monkeypatch.setattr(Link, "call", forgets)
         monkeypatch.setattr(Link, "call_watched", forgets)
         with pytest.raises(skydraft.errors.CloudError):
