@@ -150,6 +150,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
         self.requests: list[tuple[str, bytes]] = []
         self.replies: list[tuple[str, bytes]] = []
         self.is_down = False
+        self.has_sessions = True
+        self.num_refused = 0  # streams that a server without them was asked for
         self._channel = grpc.insecure_channel(address)
         self._server = grpc.server(ThreadPoolExecutor(16), [self], options=[("grpc.so_reuseport", 0)])
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -196,6 +198,9 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
                 context.set_trailing_metadata(error.trailing_metadata())
                 context.abort(error.code(), error.details())
 
+        if name == "Session" and not self.has_sessions:
+            self.num_refused += 1
+            return None
         if name == "Session":
             return grpc.stream_stream_rpc_method_handler(session)
         if name == "Generate":

@@ -165,8 +165,9 @@ class RemoteVerifier:
     def _await_open(self) -> Opened | None:
         """Wait for an Open that was sent ahead, if one was. Raises what came of it."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead is self._session:
-            if (reply := ahead.receive(self._patience.timeout_s, self._patience.ping_s)) is None:
+        session = self._session
+        if session is not None and ahead is session:
+            if (reply := session.receive(self._patience.timeout_s, self._patience.ping_s)) is None:
                 return None
             opened = self._read(codec.decode_streamed_opened, reply)
             self._learn(reply, "VerifyReply")

@@ -245,25 +245,27 @@ def test_silence_and_garbage_take_nobody_elses_place(tmp_path: Path) -> None:
     """One token opens streams without end, says nothing or nonsense; another is served, and health stays."""
     token_file = tmp_path / "tokens"
     token_file.write_text(TOKENS)
-    with serving(open_toy("toy"), token_file=token_file, max_queue=8) as server:
-        with grpc.insecure_channel(server.address) as channel:
-            mine = Link(LinkOptions(server.address, token="another-token-of-24-chars"))
-            own = mine.session()
-            own.send(verify_call(99))
-            assert own.receive(PATIENCE_S, PATIENCE_S)
-            silent = []
-            for number in range(100):
-                silent.append(Stream(channel, "a-token-of-24-characters"))
-                if number % 10 == 9:
-                    silent[-1].send(b"\xff" * 40)
-                    assert mine.ping(PATIENCE_S) < 1e3 * PATIENCE_S
-            server.wait_until(lambda: sum(stream.call.is_active() for stream in silent) <= 32)
-            assert not own.is_over  # those of whoever has more made way
-            assert_serves(server.address, token="another-token-of-24-chars")
-            for stream in silent:
-                stream.end()
-            own.close()
-            mine.close()
+    with (
+        serving(open_toy("toy"), token_file=token_file, max_queue=8) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        mine = Link(LinkOptions(server.address, token="another-token-of-24-chars"))
+        own = mine.session()
+        own.send(verify_call(99))
+        assert own.receive(PATIENCE_S, PATIENCE_S)
+        silent = []
+        for number in range(100):
+            silent.append(Stream(channel, "a-token-of-24-characters"))
+            if number % 10 == 9:
+                silent[-1].send(b"\xff" * 40)
+                assert mine.ping(PATIENCE_S) < 1e3 * PATIENCE_S
+        server.wait_until(lambda: sum(stream.call.is_active() for stream in silent) <= 32)
+        assert not own.is_over  # those of whoever has more made way
+        assert_serves(server.address, token="another-token-of-24-chars")
+        for stream in silent:
+            stream.end()
+        own.close()
+        mine.close()
 
 
 def test_a_server_full_of_busy_streams_says_so(server: Serving) -> None:
