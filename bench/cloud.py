@@ -2,9 +2,10 @@
 
     python -m bench.cloud [overhead] [identity] [payload] [faults]
 
-overhead: 2,000 rounds against a toy target on loopback, beyond both models' time. identity: remote against local on
+overhead: 2,000 rounds against a toy target on loopback, beyond both models' time, in streams, in unary calls and in
+process. identity: remote against local on
 the real pair, lossless and gated. payload: bytes of messages a token, k = 5, all dev prompts; and bytes on the socket
-with TLS. faults: kill and restart, cuts, a stall and an outage on the real pair, against the undisturbed run.
+with TLS, in streams and in unary calls. faults: kill and restart, cuts, a stall and an outage on the real pair, against the undisturbed run.
 """
 
 from __future__ import annotations
@@ -118,18 +119,25 @@ def payload(edge: Engine, num_tokens: int = 128) -> None:
     print(f"  quality, 12 prompts: {sum(s.bytes_up + s.bytes_down for s in gated) / tokens:.2f} bytes a token")
     cloud.close()
     server.stop()
+    on_the_socket(edge, num_tokens)
+
+
+def on_the_socket(edge: Engine, num_tokens: int = 128) -> None:
+    """Bytes on the socket with TLS and a token, of twelve prompts over one connection, handshake included."""
+    dev = prompts(12)
     with tempfile.TemporaryDirectory() as folder:
         ca, options = certificates(Path(folder))
         server = ServerProcess(default_pair().target, *options)
-        with EmulatedLink(("127.0.0.1", server.port)) as link:
-            cloud = skydraft.connect(link.address, tls_ca=ca, token="a-token-of-24-characters")
-            tokens = sum(len(run(prompt, edge, cloud, "lossless", num_tokens, 5).token_ids) for prompt in dev[:12])
-            print(
-                f"  on the socket with TLS and a token, 12 prompts over one connection: "
-                f"{(link.bytes_up + link.bytes_down) / tokens:.1f} bytes a token "
-                f"({link.bytes_up / tokens:.1f} up, {link.bytes_down / tokens:.1f} down), handshake included"
-            )
-            cloud.close()
+        print(f"  on the socket with TLS and a token, {len(dev)} prompts over one connection, handshake included:")
+        for name, unary in (("a stream", False), ("unary calls", True)):
+            with EmulatedLink(("127.0.0.1", server.port)) as link:
+                cloud = skydraft.connect(link.address, tls_ca=ca, token="a-token-of-24-characters", unary=unary)
+                tokens = sum(len(run(prompt, edge, cloud, "lossless", num_tokens, 5).token_ids) for prompt in dev)
+                cloud.close()
+                print(
+                    f"    {name}: {(link.bytes_up + link.bytes_down) / tokens:.1f} bytes a token "
+                    f"({link.bytes_up / tokens:.1f} up, {link.bytes_down / tokens:.1f} down), {tokens} tokens"
+                )
         server.stop()
 
 

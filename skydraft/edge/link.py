@@ -291,6 +291,13 @@ class SessionStream:
         self._ended = threading.Event()
         self.is_named = False  # whether the server knows which session it is about
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        if not call.add_callback(self._end):
+            self._end()
+
+    def _end(self) -> None:
+        """The call is over, however it came: let go of the threads that wait for it."""
+        self._ended.set()
+        self._requests.put(None)
 
     @property
     def is_over(self) -> bool:
@@ -352,8 +359,6 @@ class SessionStream:
 
     def cancel(self) -> None:
         """Break off; the session stays."""
-        self._ended.set()
-        self._requests.put(None)
         self._call.cancel()
 
     def close(self) -> bool:
@@ -361,8 +366,6 @@ class SessionStream:
         if self.is_over:
             self.cancel()
             return False
-        self._ended.set()
-        for message in (codec.CLOSES, None):
-            self._requests.put(message)
+        self._requests.put(codec.CLOSES)
         self._link.hold(self._call)
         return True
