@@ -3,9 +3,9 @@
     python -m bench.cloud [overhead] [identity] [payload] [faults]
 
 overhead: 2,000 rounds against a toy target on loopback, beyond both models' time, in streams, in unary calls and in
-process. identity: remote against local on
-the real pair, lossless and gated. payload: bytes of messages a token, k = 5, all dev prompts; and bytes on the socket
-with TLS, in streams and in unary calls. faults: kill and restart, cuts, a stall and an outage on the real pair, against the undisturbed run.
+process. identity: remote against local on the real pair, lossless and gated. payload: bytes of messages a token, k = 5,
+all dev prompts; and bytes on the socket with TLS, in streams and in unary calls. faults: kill and restart, cuts, a
+stall and an outage on the real pair, against the undisturbed run.
 """
 
 from __future__ import annotations
