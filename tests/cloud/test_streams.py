@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams
+from skydraft.cloud.access import Keyring
+from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import ServeOptions
+from skydraft.cloud.streams import Streams
 from skydraft.edge.link import Link, LinkOptions, SessionStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import (
@@ -268,6 +273,51 @@ def test_silence_and_garbage_take_nobody_elses_place(tmp_path: Path) -> None:
         mine.close()
 
 
+class Task:
+    """Stands in for what serves a stream."""
+
+    was_cancelled = False
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+
+@pytest.mark.parametrize(
+    ("open_", "newcomer", "ended"),
+    [
+        ("aaabbcd", "d", "a0"),  # of whoever has the most, the one used least recently
+        ("aaabbcd", "a", "a0"),
+        ("Aaabbcd", "d", "a1"),  # not one that is being answered
+        ("AAAbbcd", "d", "b3"),
+        ("AAAbbcd", "b", "b3"),
+        ("AAAbcde", "b", "b3"),  # its own, since the others have no more
+        ("AAAbcde", "f", "b3"),
+        ("AAABCDE", "f", None),
+        ("AAABBcd", "b", None),  # those of who has fewer are not taken
+    ],
+)
+def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, tmp_path: Path) -> None:
+    token_file = tmp_path / "tokens"
+    token_file.write_text("".join(f"{name} {name * 20}\n" for name in "abcdef"))
+
+    async def crowd() -> list[str]:
+        times = iter(range(100))
+        streams = Streams(Keyring(token_file), Limits(max_queue=2), lambda: float(next(times)))
+        streams._most = len(open_)
+        tasks: list[Any] = [Task() for _ in open_]
+        with ExitStack() as stack:
+            for name, task in zip(open_, tasks, strict=True):
+                entered = stack.enter_context(streams.entered(f"Bearer {name.lower() * 20}", task))
+                entered.is_busy = name.isupper()
+            with suppress(CloudBusy):
+                stack.enter_context(streams.entered(f"Bearer {newcomer * 20}", Task()))  # type: ignore[arg-type]
+            gone = [f"{open_[number].lower()}{number}" for number, task in enumerate(tasks) if task.was_cancelled]
+            streams.drain()
+        return gone
+
+    assert asyncio.run(crowd()) == ([ended] if ended else [])
+
+
 def test_a_server_full_of_busy_streams_says_so(server: Serving) -> None:
     engine = open_toy("toy")
     with serving(engine, max_queue=1) as running, grpc.insecure_channel(running.address) as channel:
@@ -296,7 +346,9 @@ def test_an_empty_budget_ends_a_stream_and_says_for_how_long() -> None:
 
 
 @pytest.mark.parametrize("idle", [True, False])
-def test_a_token_that_is_revoked_ends_its_streams(tmp_path: Path, idle: bool) -> None:
+def test_a_token_that_is_revoked_ends_its_streams(tmp_path: Path, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not idle:
+        monkeypatch.setattr("skydraft.cloud.streams._SWEEP_S", 3600.0)  # it is noticed when something is asked
     token_file = tmp_path / "tokens"
     token_file.write_text(TOKENS)
     with serving(open_toy("toy"), token_file=token_file) as server, grpc.insecure_channel(server.address) as channel:

@@ -317,3 +317,24 @@ def test_an_answer_that_never_comes_breaks_the_stream_in_time(is_there: bool, mo
         assert stream.is_over and not stream.close()
         slow.may_go_on.set()
         link.close()
+
+
+def test_a_stream_that_owes_an_answer_is_not_asked_again(server: Serving) -> None:
+    """Whoever stopped waiting, at Ctrl-C, would take the old answer for that to the next request."""
+    link = Link(LinkOptions(server.address))
+    stream = link.session()
+    assert not stream.is_over
+    stream.send(open_call(50))
+    assert stream.is_over and not stream.close()
+    link.close()
+
+
+def test_a_text_that_is_left_ends_its_session_in_its_stream(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Link, "start", lambda *_: pytest.fail("a call beside the stream"))
+    cloud = skydraft.connect(server.address)
+    generation = begin(cloud)
+    next(generation.rounds())
+    server.wait_until(lambda: server.num_sessions == 1)
+    generation.close()
+    server.wait_until(lambda: server.num_sessions == 0)
+    cloud.close()
