@@ -95,6 +95,8 @@ class VerifierService:
         try:
             with self._streams.entered(_authorization(context), _current_task()) as stream:
                 await self._answer_all(stream, context)
+        except grpc.aio.InternalError:
+            return  # the client has left while it was being answered
         except Exception as error:
             with suppress(grpc.aio.InternalError):  # the client has left meanwhile
                 await _abort(context, error)

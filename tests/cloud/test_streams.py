@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -398,6 +400,31 @@ def test_whoever_leaves_in_the_middle_may_come_back_for_the_verdict() -> None:
         gate.set()
         assert codec.decode_verdict(back.answer(), 0).base == 0
         assert server.server._service._pending == {}  # each place was given back
+
+
+def test_clients_that_leave_at_any_moment_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    engine, rng = open_toy("toy"), random.Random(5)
+    sound = engine.forward
+
+    def slow(feeds: Any, *, want_logits: bool) -> Any:
+        time.sleep(0.002)
+        return sound(feeds, want_logits=want_logits)
+
+    engine.forward = slow  # type: ignore[method-assign]
+    with serving(engine) as server:
+        for number in range(1, 41):
+            channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+            stream = Stream(channel)
+            stream.send(*[verify_call(number)] * 4)
+            time.sleep(rng.random() * 0.02)
+            if number % 2:
+                stream.call.cancel()
+            channel.close()
+            stream.end()
+        service = server.server._service
+        server.wait_until(lambda: not service._pending and not service._streams._open)
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert_serves(server.address)
 
 
 def test_a_server_that_stops_ends_idle_streams_at_once_and_answers_the_others_first() -> None:
