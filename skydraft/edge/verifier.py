@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -157,8 +158,9 @@ class RemoteVerifier:
         """Open the session now, so that the prompt is in the target's cache at the first verification."""
         call = SessionCall(self._number, self._epoch, self._opening_to_send())
         if self._link.has_sessions:
-            self._ahead = session = self._stream_of_session()
-            session.send(codec.encode_streamed_open(call))
+            with suppress(CloudLost):  # the link was closed, which the first verification will say
+                self._ahead = session = self._stream_of_session()
+                session.send(codec.encode_streamed_open(call))
         else:
             self._ahead = self._link.start("Open", codec.encode_session_call(call), self._patience.timeout_s)
 

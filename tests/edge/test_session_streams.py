@@ -338,3 +338,13 @@ def test_a_text_that_is_left_ends_its_session_in_its_stream(server: Serving, mon
     generation.close()
     server.wait_until(lambda: server.num_sessions == 0)
     cloud.close()
+
+
+def test_a_connection_that_was_closed_is_a_cloud_that_is_gone(server: Serving, unhurried: None) -> None:
+    lines: list[str] = []
+    cloud = skydraft.connect(server.address, open_ahead=True, timeout_s=0.5, notify=lines.append)
+    cloud.close()
+    assert begin(cloud, GATED).run().finish_reason == "length"  # alone
+    assert len(lines) == 1 and "gone" in lines[0]
+    with pytest.raises(CloudTimeout, match="closed"):
+        begin(cloud, LOSSLESS).run()
