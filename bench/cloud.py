@@ -2,9 +2,10 @@
 
     python -m bench.cloud [overhead] [identity] [payload] [faults]
 
-overhead: 2,000 rounds against a toy target on loopback, beyond both models' time. identity: remote against local on
-the real pair, lossless and gated. payload: bytes of messages a token, k = 5, all dev prompts; and bytes on the socket
-with TLS. faults: kill and restart, cuts, a stall and an outage on the real pair, against the undisturbed run.
+overhead: 2,000 rounds against a toy target on loopback, beyond both models' time, in streams, in unary calls and in
+process. identity: remote against local on the real pair, lossless and gated. payload: bytes of messages a token, k = 5,
+all dev prompts; and bytes on the socket with TLS, in streams and in unary calls. faults: kill and restart, cuts, a
+stall and an outage on the real pair, against the undisturbed run.
 """
 
 from __future__ import annotations
@@ -45,33 +46,39 @@ def beyond_models(record: StepRecord) -> float:
 
 
 def overhead(num_rounds: int = 2000) -> None:
-    """Toys: the models take next to no time, so what is left is ours."""
+    """Toys: the models take next to no time, so what is left is ours. The ways take turns, text by text."""
     edge, toy = open_toy("toy:drift=0.1"), open_toy("toy")
     server = ServerProcess("toy")
-    cloud = skydraft.connect(server.address)
+    stream, unary = (skydraft.connect(server.address, unary=flag) for flag in (False, True))
+    ways: dict[str, Engine | Cloud] = {"a stream": stream, "unary calls": unary, "in process": toy}
     print(f"\noverhead a round beyond both models' forwards, toy pair, k=5, {num_rounds} rounds, ms")
     print(f"{'':<24}{'p50':>8}{'p99':>8}{'wire p50':>10}{'queue p50':>11}")
     for temperature in (0.0, 0.8):
-        for name, target in (("over loopback", cloud), ("in process", toy)):
-            records: list[StepRecord] = []
-            seed = 0
-            while len(records) < num_rounds:
-                seed += 1
-                params = decoding_params(
-                    max_new_tokens=400, min_new_tokens=400, temperature=temperature, seed=seed, repetition_penalty=1.0
-                )
-                generation = skydraft.generate(
-                    f"语速{seed}", edge=edge, cloud=target, plan=make_plan(k=5), params=params
-                )
-                records += generation.run().records[1:]  # the first one opens the session
-            ours = [beyond_models(record) for record in records]
-            wire = [record.link.rtt_ms - record.target.queue_ms - record.target.forward_ms for record in records]
-            queue = [record.target.queue_ms for record in records]
+        records: dict[str, list[StepRecord]] = {name: [] for name in ways}
+        seed = 0
+        while min(map(len, records.values())) < num_rounds:
+            seed += 1
+            params = decoding_params(
+                max_new_tokens=400, min_new_tokens=400, temperature=temperature, seed=seed, repetition_penalty=1.0
+            )
+            for name, target in ways.items():
+                plan = make_plan(k=5)
+                with skydraft.generate(f"语速{seed}", edge=edge, cloud=target, plan=plan, params=params) as generation:
+                    records[name] += generation.run().records[1:]  # the first one opens the session
+        for name, found in records.items():
+            ours = [beyond_models(record) for record in found]
+            wire = [record.link.rtt_ms - record.target.queue_ms - record.target.forward_ms for record in found]
+            queue = [record.target.queue_ms for record in found]
             print(
                 f"{name + f', T={temperature}':<24}{percentile(ours, 50):>8.3f}{percentile(ours, 99):>8.3f}"
                 f"{max(percentile(wire, 50) or 0, 0):>10.3f}{percentile(queue, 50):>11.3f}"
             )
-    cloud.close()
+        halves = [
+            percentile([beyond_models(r) for r in records[name]], 50) or 0 for name in ("a stream", "unary calls")
+        ]
+        print(f"  a stream / unary calls, p50: {halves[0] / halves[1]:.2f}")
+    for cloud in (stream, unary):
+        cloud.close()
     server.stop()
 
 
@@ -112,18 +119,25 @@ def payload(edge: Engine, num_tokens: int = 128) -> None:
     print(f"  quality, 12 prompts: {sum(s.bytes_up + s.bytes_down for s in gated) / tokens:.2f} bytes a token")
     cloud.close()
     server.stop()
+    on_the_socket(edge, num_tokens)
+
+
+def on_the_socket(edge: Engine, num_tokens: int = 128) -> None:
+    """Bytes on the socket with TLS and a token, of twelve prompts over one connection, handshake included."""
+    dev = prompts(12)
     with tempfile.TemporaryDirectory() as folder:
         ca, options = certificates(Path(folder))
         server = ServerProcess(default_pair().target, *options)
-        with EmulatedLink(("127.0.0.1", server.port)) as link:
-            cloud = skydraft.connect(link.address, tls_ca=ca, token="a-token-of-24-characters")
-            tokens = sum(len(run(prompt, edge, cloud, "lossless", num_tokens, 5).token_ids) for prompt in dev[:12])
-            print(
-                f"  on the socket with TLS and a token, 12 prompts over one connection: "
-                f"{(link.bytes_up + link.bytes_down) / tokens:.1f} bytes a token "
-                f"({link.bytes_up / tokens:.1f} up, {link.bytes_down / tokens:.1f} down), handshake included"
-            )
-            cloud.close()
+        print(f"  on the socket with TLS and a token, {len(dev)} prompts over one connection, handshake included:")
+        for name, unary in (("a stream", False), ("unary calls", True)):
+            with EmulatedLink(("127.0.0.1", server.port)) as link:
+                cloud = skydraft.connect(link.address, tls_ca=ca, token="a-token-of-24-characters", unary=unary)
+                tokens = sum(len(run(prompt, edge, cloud, "lossless", num_tokens, 5).token_ids) for prompt in dev)
+                cloud.close()
+                print(
+                    f"    {name}: {(link.bytes_up + link.bytes_down) / tokens:.1f} bytes a token "
+                    f"({link.bytes_up / tokens:.1f} up, {link.bytes_down / tokens:.1f} down), {tokens} tokens"
+                )
         server.stop()
 
 

@@ -24,6 +24,7 @@ from bench.server import ServerProcess
 from skydraft import DecodingParams, make_plan
 from skydraft.edge.connection import Cloud
 from skydraft.edge.link import Link, LinkOptions
+from skydraft.edge.token_stream import TokenStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import SkydraftError
 from skydraft.protocol import codec
@@ -111,7 +112,7 @@ def open_and_close(link: Link, times: int) -> None:
 
 def leave_streams(link: Link, times: int) -> None:
     for number in range(1, times + 1):
-        stream = link.stream(opened(number), 10)
+        stream = TokenStream(link, opened(number), 10)
         next(stream.messages(10, 5))
         stream.cancel()
 

@@ -65,6 +65,7 @@ def connect(
     timeout_s: float = 30.0,
     require: bool = False,
     open_ahead: bool = False,
+    unary: bool = False,
     on_target_change: Literal["stop", "continue"] = "continue",
     notify: Callable[[str], None] | None = None,
 ) -> Cloud:
@@ -75,12 +76,13 @@ def connect(
     alone within a second of silence, unless `require`. `open_ahead` opens each session in the
     background at once. When the server comes back with another model, execution or a smaller context, a lossless text
     stops, and a gated one goes on and says so, unless `on_target_change` is "stop". `notify` gets a line when the cloud
-    goes and when it is back. Raises OptionError.
+    goes and when it is back. A session is one stream; with `unary` each of its requests is a call of its own, which is
+    slower. Raises OptionError.
     """
     from skydraft.edge.connection import Cloud
     from skydraft.edge.link import LinkOptions
 
-    link = LinkOptions(address, token=token, tls_ca=tls_ca, tls_name=tls_name, insecure=insecure)
+    link = LinkOptions(address, token=token, tls_ca=tls_ca, tls_name=tls_name, insecure=insecure, unary=unary)
     behaviour: dict[str, Any] = {"notify": notify} if notify else {}
     return Cloud(
         link,

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from skydraft.edge.link import Link, LinkOptions
 from skydraft.edge.verifier import Patience
 from skydraft.engines.base import Engine
 from skydraft.protocol import codec
-from skydraft.protocol.values import MAX_SESSION, Opening, SessionCall
+from skydraft.protocol import verifier_pb2 as pb
+from skydraft.protocol.values import MAX_SESSION, Opening, SessionCall, VerifyCall
 from skydraft.types import Prompt
 
+METHODS = {pb.ACTION_VERIFY: "Verify", pb.ACTION_OPEN: "Open", pb.ACTION_CLOSE: "Close"}
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
 
@@ -126,16 +129,29 @@ def serving(engine: Engine, *, port: int = 0, **options: Any) -> Iterator[Servin
         running.stop()
 
 
+def asked(name: str, request: bytes) -> VerifyCall | SessionCall:
+    """What a message says, be it a call of its own or one of a Session; 1 stands for a session that it leaves out."""
+    if name in ("Open", "Generate") and not pb.VerifyRequest.FromString(request).action:
+        return codec.decode_session_call(request)
+    message = pb.VerifyRequest.FromString(request)
+    call = codec.decode_streamed(request, message.session or 1)
+    assert call is not None
+    return call
+
+
 class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types for it
     """A server between edge and cloud that passes all calls on and remembers each message.
 
-    `requests` and `replies` are (method, bytes) in the order in which they came. While `is_down` nothing is passed on.
+    `requests` and `replies` are (method, bytes) in the order in which they came; a message of a Session has the name of
+    the method that it stands for. While `is_down` nothing is passed on.
     """
 
     def __init__(self, address: str) -> None:
         self.requests: list[tuple[str, bytes]] = []
         self.replies: list[tuple[str, bytes]] = []
         self.is_down = False
+        self.has_sessions = True
+        self.num_refused = 0  # streams that a server without them was asked for
         self._channel = grpc.insecure_channel(address)
         self._server = grpc.server(ThreadPoolExecutor(16), [self], options=[("grpc.so_reuseport", 0)])
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -158,6 +174,35 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
                     self.replies.append((name, message))
                     yield message
 
+        def session(requests: Any, context: Any) -> Any:
+            asked: deque[str] = deque()
+
+            def passed_on() -> Iterator[bytes]:
+                for request in requests:
+                    asked.append(METHODS[pb.VerifyRequest.FromString(request).action])
+                    self.requests.append((asked[-1], request))
+                    if self.is_down:
+                        call.cancel()
+                        return
+                    yield request
+
+            call = self._channel.stream_stream(details.method)(passed_on(), metadata=context.invocation_metadata())
+            context.add_callback(call.cancel)
+            try:
+                for message in call:
+                    self.replies.append((asked.popleft(), message))
+                    yield message
+            except grpc.RpcError as error:
+                if self.is_down:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
+                context.set_trailing_metadata(error.trailing_metadata())
+                context.abort(error.code(), error.details())
+
+        if name == "Session" and not self.has_sessions:
+            self.num_refused += 1
+            return None
+        if name == "Session":
+            return grpc.stream_stream_rpc_method_handler(session)
         if name == "Generate":
             return grpc.unary_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(unary)

@@ -26,7 +26,7 @@ from skydraft.engines.base import Engine
 from skydraft.errors import EngineError, MissingDependency, OptionError
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
-from skydraft.protocol.values import SERVICE, ServerInfo
+from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
 
 log = logging.getLogger("skydraft.cloud")
 
@@ -117,6 +117,7 @@ class CloudServer:
             options=[
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share its calls, and no session be found
+                *FEW_FRAMES,
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             ]
@@ -192,6 +193,7 @@ class CloudServer:
         Only then may the engine be closed.
         """
         await self._set_health(serving=False)
+        self._service.drain()
         await self._server.stop(grace_s)
         self._worker.stop()
         await asyncio.to_thread(self._thread.join)

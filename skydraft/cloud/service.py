@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -15,9 +15,20 @@ from skydraft.choosing.grammar import compile_grammar
 from skydraft.cloud.access import Keyring, RowBudget
 from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob, VerifyJob
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
-from skydraft.errors import CloudBusy, CloudFailure, GrammarRefused, LimitExceeded, MissingDependency, SkydraftError
+from skydraft.errors import (
+    CloudBusy,
+    CloudFailure,
+    CloudLost,
+    GrammarRefused,
+    LimitExceeded,
+    MissingDependency,
+    SkydraftError,
+)
 from skydraft.protocol import codec
+from skydraft.protocol import verifier_pb2 as pb
+from skydraft.protocol.info import encode_info
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
 from skydraft.types import Cost, Verdict
@@ -48,6 +59,7 @@ class VerifierService:
         self._keyring = keyring
         self._limits = limits
         self._budget = RowBudget(limits.rows_per_s)
+        self._streams = Streams(keyring, limits, clock)
         self._clock = clock
         self._log_prompts = log_prompts
         self._pending: Counter[str] = Counter()  # places taken, by owner
@@ -60,6 +72,7 @@ class VerifierService:
             name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in unary.items()
         }
         methods["Generate"] = grpc.unary_stream_rpc_method_handler(self._generate)
+        methods["Session"] = grpc.stream_stream_rpc_method_handler(self._session)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _guarded(self, method: Callable[[bytes, str], Awaitable[bytes]]) -> Any:
@@ -72,22 +85,60 @@ class VerifierService:
         return respond
 
     def _label(self, context: RpcContext) -> str:
-        metadata = dict(context.invocation_metadata() or ())
-        return self._keyring.label(str(metadata.get("authorization", "")))
+        return self._keyring.label(_authorization(context))
+
+    def drain(self) -> None:
+        """The server is about to stop: end streams that ask for nothing, the others when they are answered."""
+        self._streams.drain()
+
+    async def _session(self, requests: Any, context: RpcContext) -> None:
+        try:
+            with self._streams.entered(_authorization(context), _current_task()) as stream:
+                await self._answer_all(stream, context)
+        except grpc.aio.InternalError:
+            return  # the client has left while it was being answered
+        except Exception as error:
+            with suppress(grpc.aio.InternalError):  # the client has left meanwhile
+                await _abort(context, error)
+
+    async def _answer_all(self, stream: Stream, context: RpcContext) -> None:
+        """One request of a session after the other, each answered before the next is read.
+
+        Whoever breaks off may come back: only his last message ends the session.
+        """
+        session = 0
+        while isinstance(data := await context.read(), bytes):
+            owner = self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
+            call = codec.decode_streamed(data, session, self._context_len)
+            if call is None:
+                self._worker.close_session(session, owner)
+                return
+            session = call.session
+            stream.is_busy = True
+            reply = await (self._judge(call, owner) if isinstance(call, VerifyCall) else self._begin(call, owner))
+            stream.is_busy, stream.used_at = False, self._clock()
+            await context.write(reply)
+            if self._streams.is_draining:
+                raise CloudLost("The server is shutting down.")
 
     async def _get_info(self, data: bytes, owner: str) -> bytes:
-        return codec.encode_info(self._info())
+        return encode_info(self._info())
 
     async def _open(self, data: bytes, owner: str) -> bytes:
-        call = codec.decode_session_call(data, self._context_len)
+        return await self._begin(codec.decode_session_call(data, self._context_len), owner, pb.OpenReply)
+
+    async def _begin(self, call: SessionCall, owner: str, reply: codec.OpenedKind = pb.VerifyReply) -> bytes:
         self._check_opening(call.opening)
         self._budget.spend(owner, call.opening.num_ids)
         self._log("open", call, owner)
         async with self._compiled(call.opening, owner):
-            return codec.encode_opened(await self._ask(OpenJob, call, owner, Opened), self._asked_for(call.opening))
+            opened = await self._ask(OpenJob, call, owner, Opened)
+        return codec.encode_opened(opened, self._asked_for(call.opening), reply)
 
     async def _verify(self, data: bytes, owner: str) -> bytes:
-        call = codec.decode_verify_call(data, self._context_len)
+        return await self._judge(codec.decode_verify_call(data, self._context_len), owner)
+
+    async def _judge(self, call: VerifyCall, owner: str) -> bytes:
         if len(call.draft_ids) > self._limits.max_block:
             raise LimitExceeded(
                 f"The block has {len(call.draft_ids)} tokens; this server accepts up to {self._limits.max_block}.",
@@ -255,6 +306,17 @@ class VerifierService:
         if self._log_prompts and call.opening:
             extra["prompt_ids"] = call.opening.prompt.token_ids
         log.log(logging.INFO if call.opening else logging.DEBUG, "verify", extra=extra)
+
+
+def _authorization(context: RpcContext) -> str:
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get("authorization", ""))
+
+
+def _current_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None  # of a coroutine that runs
+    return task
 
 
 def _merge(emissions: list[Emission]) -> Emission:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import re
 import socket
 import ssl
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,16 +19,16 @@ from skydraft.characters import one_line
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, ProtocolError, SkydraftError, TlsFailure
 from skydraft.protocol import codec
 from skydraft.protocol.address import is_loopback, parse_address
+from skydraft.protocol.info import decode_info
 from skydraft.protocol.status import from_rpc
-from skydraft.protocol.values import SERVICE, ServerInfo
+from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
 
 PING_S = 5.0  # a server that is there answers a health check at once, however busy its model is
-_WATCH_S = 0.3  # how long a slow answer is waited for before the server is asked for a sign of life
+WATCH_S = 0.3  # how long a slow answer is waited for before the server is asked for a sign of life
 _TLS_S = 1.0  # how long a server may take to answer a greeting
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 _CLOSE_S = 0.3
-_READ_AHEAD = 1024 * 1024  # bytes of a stream that nobody has asked for yet; beyond them the server has to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,7 @@ class LinkOptions:
 
     Loopback is spoken to in plaintext, everything else with TLS: by the system's roots, or by `tls_ca` (PEM). With
     `tls_ca` loopback uses TLS too. `tls_name` is the name in the server's certificate where it is not the host's.
+    With `unary` each request of a session is a call of its own.
     """
 
     address: str
@@ -45,6 +45,7 @@ class LinkOptions:
     tls_ca: bytes | None = None
     tls_name: str | None = None
     insecure: bool = False
+    unary: bool = False
 
     def __post_init__(self) -> None:
         host, _ = parse_address(self.address)
@@ -84,6 +85,7 @@ class Link:
         self._bytes_up = self._bytes_down = 0
         self._started: list[Any] = []
         self._is_closed = False
+        self.has_sessions = not options.unary  # until a server turns out to know no such streams
         self.heard_at = 0.0  # when the server last answered anything, by the monotonic clock
         self._wires = self._connect()
 
@@ -98,6 +100,7 @@ class Link:
             ("grpc.enable_retries", 0),  # what may be repeated, and when, is decided in one place: not here
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
+            *FEW_FRAMES,
         ]
         if is_loopback(parse_address(self._options.address)[0]):
             settings.append(("grpc.enable_http_proxy", 0))
@@ -117,14 +120,14 @@ class Link:
 
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """One unary call; blocks for at most `timeout_s`. The fast way: no other thread is woken."""
-        self._count(up=len(request))
+        self.count(up=len(request))
         try:
             reply: bytes = self._wires.unary[method](request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise self._reason(error) from error
+            raise self.reason(error) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise CloudLost("The connection was closed.") from error
-        self._count(down=len(reply))
+        self.count(down=len(reply))
         self.heard_at = time.monotonic()
         return reply
 
@@ -139,34 +142,37 @@ class Link:
         """Begin a call, to `wait` for or to forget. None while the interpreter ends: gRPC needs a thread for it."""
         if sys.is_finalizing():
             return None
-        self._count(up=len(request))
-        self._started = [call for call in self._started if not call.done()]
+        self.count(up=len(request))
         try:
             call = self._wires.unary[method].future(request, timeout=timeout_s, metadata=self._metadata)
         except ValueError:
             return None  # the link was closed
-        self._started.append(call)  # a call that nobody holds is cancelled
+        self.hold(call)
         return call
+
+    def hold(self, call: Any) -> None:
+        """Keep a call until it is done, since one that nobody holds is cancelled."""
+        self._started = [*(held for held in self._started if not held.done()), call]
 
     def wait(self, started: Any, ping_s: float = PING_S) -> bytes:
         """The answer to a call that was started. Raises CloudLost when the server shows no sign of life meanwhile."""
         try:
             while True:
                 try:
-                    reply: bytes = started.result(timeout=_WATCH_S)
-                    self._count(down=len(reply))
+                    reply: bytes = started.result(timeout=WATCH_S)
+                    self.count(down=len(reply))
                     self.heard_at = time.monotonic()
                     return reply
                 except grpc.FutureTimeoutError:
                     self.ping(ping_s)
         except grpc.RpcError as error:
-            raise self._reason(error) from error
+            raise self.reason(error) from error
         except grpc.FutureCancelledError as error:
             raise CloudLost("The connection was closed.") from error
         finally:
             started.cancel()
 
-    def _reason(self, error: grpc.RpcError) -> SkydraftError:
+    def reason(self, error: grpc.RpcError) -> SkydraftError:
         """What a failed call stands for. A connection that was closed at once may be one to a server with TLS."""
         found = from_rpc(error)
         if not (isinstance(found, CloudLost) and "Socket closed" in found.message) or self.uses_tls or self.heard_at:
@@ -176,14 +182,24 @@ class Link:
         hint = "Give the certificate that signs its own with --tls-ca."
         return TlsFailure(f"The server at {self.target} wants TLS, and this connection is plaintext.", hint=hint)
 
-    def stream(self, request: bytes, timeout_s: float) -> TokenStream:
-        """A Generate call under way. Raises CloudLost on a closed link."""
-        self._count(up=len(request))
+    def generate(self, request: bytes, timeout_s: float) -> Any:
+        """A Generate call under way: an iterator of messages, to be counted. Raises CloudLost on a closed link."""
+        self.count(up=len(request))
         try:
-            call = self._wires.generate(request, timeout=timeout_s, metadata=self._metadata)
+            return self._wires.generate(request, timeout=timeout_s, metadata=self._metadata)
         except ValueError as error:
             raise CloudLost("The connection was closed.") from error
-        return TokenStream(self, call)
+
+    def session(self) -> SessionStream:
+        """A stream for one session. Raises CloudLost on a closed link."""
+        if sys.is_finalizing():
+            raise CloudLost("The interpreter is ending.")
+        requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        try:
+            call = self._wires.session(iter(requests.get, None), metadata=self._metadata)
+        except ValueError as error:
+            raise CloudLost("The connection was closed.") from error
+        return SessionStream(self, call, requests)
 
     def ping(self, timeout_s: float = PING_S) -> float:
         """Ask for a sign of life; returns the round trip in milliseconds. Raises CloudLost."""
@@ -199,19 +215,16 @@ class Link:
     def info(self, timeout_s: float) -> ServerInfo:
         """What the server runs. Names are one line without control characters, since they are shown."""
         try:
-            info = codec.decode_info(self.call("GetInfo", b"", timeout_s))
+            info = decode_info(self.call("GetInfo", b"", timeout_s))
         except ProtocolError as error:
             raise CloudFailure(f"The cloud at {self.target} says of itself what cannot be: {error.message}") from error
         return replace(info, model=one_line(info.model), version=one_line(info.version))
 
-    def _count(self, *, up: int = 0, down: int = 0) -> None:
+    def count(self, *, up: int = 0, down: int = 0) -> None:
+        """Note bytes of messages."""
         with self._lock:
             self._bytes_up += up
             self._bytes_down += down
-
-    def count_streamed(self, message: bytes) -> None:
-        """Note a message that came in a stream."""
-        self._count(down=len(message))
 
     def take_bytes(self) -> tuple[int, int]:
         """Bytes of messages up and down since the last time this was asked."""
@@ -249,64 +262,110 @@ class _Wires:
         self.channel = channel
         self.unary: dict[str, Any] = {name: channel.unary_unary(path) for name, path in paths.items()}
         self.generate: Any = channel.unary_stream(f"/{SERVICE}/Generate")
+        self.session: Any = channel.stream_stream(f"/{SERVICE}/Session")
 
 
-class TokenStream:
-    """Messages of one Generate call, read by a thread so that silence can be told from death."""
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """For an answer: when to look whether anybody is there, and until when; times by the monotonic clock."""
 
-    def __init__(self, link: Link, call: Any) -> None:
+    look_at: float
+    until: float
+    ping_s: float
+
+
+class SessionStream:
+    """The messages of one session, with one answer to each, for one thread.
+
+    That thread sends and reads itself. gRPC lets it wait for an answer without an end, so a second one looks now and
+    then whether it has been waiting for long, asks the server for a sign of life, and breaks off if there is none.
+    """
+
+    def __init__(self, link: Link, call: Any, requests: queue.SimpleQueue[bytes | None]) -> None:
         self._link = link
         self._call = call
-        self._arrived: deque[bytes | Exception] = deque()
-        self._num_bytes = 0  # of what has arrived
-        self._is_cancelled = False
-        self._changed = threading.Condition()
-        threading.Thread(target=self._read, name="stream", daemon=True).start()
+        self._requests = requests
+        self._num_owed = 0
+        self._wait: _Wait | None = None
+        self._broken_by: SkydraftError | None = None
+        self._ended = threading.Event()
+        self.is_named = False  # whether the server knows which session it is about
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        if not call.add_callback(self._end):
+            self._end()
 
-    def _read(self) -> None:
+    def _end(self) -> None:
+        """The call is over, however it came: let go of the threads that wait for it."""
+        self._ended.set()
+        self._requests.put(None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be asked here any more: it broke, or what was asked was given up."""
+        return self._num_owed > 0 or not self._call.is_active()
+
+    def send(self, request: bytes) -> None:
+        """Ask for what `receive` will return."""
+        self._link.count(up=len(request))
+        self._num_owed += 1
+        self.is_named = True
+        self._requests.put(request)
+
+    def receive(self, timeout_s: float, ping_s: float, quick_s: float = WATCH_S) -> bytes | None:
+        """The next answer, or None from a server that knows no such streams.
+
+        After `quick_s` the server is asked for signs of life. Raises what the unary call would, and is over then.
+        """
+        now = time.monotonic()
+        self._wait = _Wait(now + quick_s, now + timeout_s, ping_s)
         try:
-            for message in self._call:
-                self._put(message)
-            self._put(CloudLost("The stream ended early."))
+            reply: bytes = next(self._call)
+        except StopIteration as error:
+            raise CloudLost("The stream ended early.") from error
         except grpc.RpcError as error:
-            self._put(from_rpc(error))
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                self._link.has_sessions = False
+                return None
+            raise self._broken_by or self._link.reason(error) from error
+        finally:
+            self._wait = None
+        self._num_owed -= 1
+        self._link.count(down=len(reply))
+        self._link.heard_at = time.monotonic()
+        return reply
 
-    def _put(self, item: bytes | Exception) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_bytes < _READ_AHEAD or self._is_cancelled)
-            self._arrived.append(item)
-            self._num_bytes += _size(item)
-            self._changed.notify_all()
+    def _watch(self) -> None:
+        pause_s = WATCH_S
+        while not self._ended.wait(pause_s):
+            wait, pause_s = self._wait, WATCH_S
+            if wait is None:
+                continue
+            early_s = wait.look_at - time.monotonic()
+            if early_s > 0:
+                pause_s = min(early_s, WATCH_S)
+            elif (error := self._silence(wait)) and self._wait is wait:
+                self._broken_by = error
+                self._call.cancel()
 
-    def messages(self, timeout_s: float, ping_s: float = PING_S) -> Iterator[bytes]:
-        """One message after the other. Raises CloudError when the stream fails, when nobody is at the other end, and
-        when the next message takes longer than `timeout_s`."""
-        while True:
-            item = self._next(time.monotonic() + timeout_s, ping_s)
-            if isinstance(item, Exception):
-                raise item
-            self._link.count_streamed(item)
-            yield item
-
-    def _next(self, until: float, ping_s: float) -> bytes | Exception:
-        while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: self._arrived, _WATCH_S):
-                    item = self._arrived.popleft()
-                    self._num_bytes -= _size(item)
-                    self._changed.notify_all()
-                    return item
-            if time.monotonic() > until:
-                raise CloudTimeout("the stream is silent.")
-            self._link.ping(ping_s)
+    def _silence(self, wait: _Wait) -> SkydraftError | None:
+        """What an answer that is late means, if it means anything."""
+        if time.monotonic() > wait.until:
+            return CloudTimeout("no answer in time.")
+        try:
+            self._link.ping(wait.ping_s)
+        except SkydraftError as error:
+            return error
+        return None
 
     def cancel(self) -> None:
-        """Read no more."""
+        """Break off; the session stays."""
         self._call.cancel()
-        with self._changed:
-            self._is_cancelled = True
-            self._changed.notify_all()
 
-
-def _size(item: bytes | Exception) -> int:
-    return len(item) if isinstance(item, bytes) else 0
+    def close(self) -> bool:
+        """End the session with the stream. False where that cannot be said here: it broke, or an answer is awaited."""
+        if self.is_over:
+            self.cancel()
+            return False
+        self._requests.put(codec.CLOSES)
+        self._link.hold(self._call)
+        return True

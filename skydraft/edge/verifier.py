@@ -10,14 +10,16 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from skydraft.decoding.context import Committed
-from skydraft.edge.link import PING_S, Link, TokenStream
+from skydraft.edge.link import PING_S, WATCH_S, Link, SessionStream
 from skydraft.edge.outage import Notify, Outage
+from skydraft.edge.token_stream import TokenStream
 from skydraft.errors import (
     BaseMismatch,
     CloudBusy,
@@ -107,7 +109,8 @@ class RemoteVerifier:
         self._epoch = 0
         self._is_open = False
         self._is_cancelled = False
-        self._ahead: Any = None  # an Open under way
+        self._session: SessionStream | None = None
+        self._ahead: Any = None  # an Open under way, as a call or in the session's stream
         self._stream: TokenStream | None = None
         self._emissions: Iterator[Emission] = iter(())
         link.take_bytes()  # what came before belongs to somebody else
@@ -154,18 +157,43 @@ class RemoteVerifier:
     def open_ahead(self) -> None:
         """Open the session now, so that the prompt is in the target's cache at the first verification."""
         call = SessionCall(self._number, self._epoch, self._opening_to_send())
-        self._ahead = self._link.start("Open", codec.encode_session_call(call), self._patience.timeout_s)
+        if self._link.has_sessions:
+            with suppress(CloudLost):  # the link was closed, which the first verification will say
+                self._ahead = session = self._stream_of_session()
+                session.send(codec.encode_streamed_open(call))
+        else:
+            self._ahead = self._link.start("Open", codec.encode_session_call(call), self._patience.timeout_s)
 
     def _await_open(self) -> Opened | None:
         """Wait for an Open that was sent ahead, if one was. Raises what came of it."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
+        session = self._session
+        if session is not None and ahead is session:
+            if (reply := session.receive(self._patience.timeout_s, self._patience.ping_s)) is None:
+                return None
+            opened = self._read(codec.decode_streamed_opened, reply)
+            self._learn(reply, "VerifyReply")
+        elif ahead is not None:
             reply = self._link.wait(ahead, self._patience.ping_s)
             opened = self._read(codec.decode_opened, reply)
             self._learn(reply, "OpenReply")
-            self._is_open = True
-            return opened
-        return None
+        else:
+            return None
+        self._is_open = True
+        return opened
+
+    def _stream_of_session(self) -> SessionStream:
+        """The session's stream; a new one where there is none, or where it broke while nothing was asked."""
+        if self._session is not None and self._session.is_over:
+            self._break_off()
+        if self._session is None:
+            self._session = self._link.session()
+        return self._session
+
+    def _break_off(self) -> None:
+        if self._session is not None:
+            self._session.cancel()
+            self._session = None
 
     def _opening_to_send(self) -> Opening:
         """The opening with all that the target has seen so far, about to be sent."""
@@ -180,19 +208,30 @@ class RemoteVerifier:
         opening = None if self._is_open else self._opening_to_send()
         checksum = codec.digest(self._prompt_ids, self._context.generated)
         call = VerifyCall(self._number, self._epoch, block.base, catch_up, block.token_ids, checksum, opening)
-        request = codec.encode_verify_call(call)
-        patience = self._patience
-        # An opening takes long and is long: it is not sent twice to find that out.
-        if quick and opening is None:
-            reply = self._link.call("Verify", request, patience.quick_s)
-        else:
-            reply = self._link.call_watched("Verify", request, patience.timeout_s, patience.ping_s)
+        reply = self._ask(call, quick=quick and opening is None)
         verdict = self._read(lambda data: codec.decode_verdict(data, len(catch_up)), reply)
         self._check(verdict, block)
         if opening is not None:
             self._learn(reply, "VerifyReply")
         self._is_open = True
         return replace(verdict, cost=opened.cost + verdict.cost) if opened else verdict
+
+    def _ask(self, call: VerifyCall, *, quick: bool) -> bytes:
+        """The answer to a request: in the session's stream, or to a call of its own where the server has none.
+
+        An opening, which is not `quick`, takes long and is long: it is not sent twice to find that out.
+        """
+        patience = self._patience
+        if self._link.has_sessions:
+            session = self._stream_of_session()
+            session.send(codec.encode_verify_call(replace(call, session=0) if session.is_named else call))
+            quick_s = patience.quick_s if quick else WATCH_S
+            if (reply := session.receive(patience.timeout_s, patience.ping_s, quick_s)) is not None:
+                return reply
+        request = codec.encode_verify_call(call)
+        if quick:
+            return self._link.call("Verify", request, patience.quick_s)
+        return self._link.call_watched("Verify", request, patience.timeout_s, patience.ping_s)
 
     def _learn(self, reply: bytes, kind: Literal["OpenReply", "VerifyReply", "GenerateReply"]) -> None:
         """Note what the text is begun with, so that nothing else goes on with it."""
@@ -224,7 +263,7 @@ class RemoteVerifier:
         if self._stream is None:
             self._begin_epoch()
             call = SessionCall(self._number, self._epoch, self._opening_to_send())
-            self._stream = self._link.stream(codec.encode_session_call(call), _STREAM_S)
+            self._stream = TokenStream(self._link, codec.encode_session_call(call), _STREAM_S)
             self._emissions = self._one_by_one(self._stream)
         try:
             emission = next(self._emissions)
@@ -292,6 +331,7 @@ class RemoteVerifier:
     def _mend(self, error: SkydraftError) -> None:
         """Prepare another try after a failure: another connection, another epoch, another number."""
         self._end_stream()
+        self._break_off()
         if isinstance(error, CloudLost):
             self._link.reconnect()
             return
@@ -327,9 +367,11 @@ class RemoteVerifier:
         """End the session on the server, if it can be told."""
         self._outage.close()
         self._end_stream()
-        if self._is_open or self._ahead is not None:
-            self._is_open, self._ahead = False, None
+        session, self._session = self._session, None
+        is_told = session is not None and session.close()
+        if not is_told and (self._is_open or self._ahead is not None):
             self._link.start("Close", codec.encode_close(self._number), _CLOSE_S)
+        self._is_open, self._ahead = False, None
 
 
 def _new_number() -> int:

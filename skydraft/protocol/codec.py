@@ -17,12 +17,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from skydraft.config import DecodingParams
 from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
+from skydraft.protocol.values import Emission, Opened, Opening, SessionCall, TargetId, VerifyCall
 from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
 P = ParamSpec("P")
+OpenedKind = type[pb.OpenReply] | type[pb.VerifyReply]
 
 FINGERPRINT_DIGITS = 16
 _MAX_ID = 2**31 - 1
@@ -36,7 +37,6 @@ _FINISH: dict[FinishReason | None, pb.Finish] = {
     "length": pb.FINISH_LENGTH,
 }
 _FINISH_OF = {number: reason for reason, number in _FINISH.items()}
-_EXECUTIONS: dict[str, pb.Execution] = {"exact": pb.EXECUTION_EXACT, "throughput": pb.EXECUTION_THROUGHPUT}
 _PARAM_NAMES = tuple(field.name for field in fields(DecodingParams))
 _DEFAULT_PARAMS = DecodingParams()
 
@@ -51,7 +51,7 @@ def short_fingerprint(fingerprint: str) -> str:
     return fingerprint[:FINGERPRINT_DIGITS]
 
 
-def _decoder(kind: type[M]) -> Callable[[Callable[Concatenate[M, P], V]], Callable[Concatenate[bytes, P], V]]:
+def decoder(kind: type[M]) -> Callable[[Callable[Concatenate[M, P], V]], Callable[Concatenate[bytes, P], V]]:
     """Turn a function of a parsed message into one of bytes, in which every defect is a ProtocolError.
 
     GrammarRefused stays what it is: it is no defect of the message.
@@ -72,7 +72,7 @@ def _decoder(kind: type[M]) -> Callable[[Callable[Concatenate[M, P], V]], Callab
     return decorate
 
 
-def _encoder(write: Callable[P, Message]) -> Callable[P, bytes]:
+def encoder(write: Callable[P, Message]) -> Callable[P, bytes]:
     """Turn a function that makes a message into one that makes its bytes; what cannot be said is a ProtocolError."""
 
     @functools.wraps(write)
@@ -204,13 +204,13 @@ def _read_cost(numbers: Sequence[int]) -> Cost:
     return Cost(num_extra + (num_rows > 0), num_rows, num_cached=num_cached, **known)
 
 
-@_encoder
+@encoder
 def encode_session_call(call: SessionCall) -> pb.OpenRequest:
     """Bytes of an OpenRequest or a GenerateRequest, which have the same fields."""
     return pb.OpenRequest(session=call.session, epoch=call.epoch, opening=_opening_message(call.opening))
 
 
-@_decoder(pb.OpenRequest)
+@decoder(pb.OpenRequest)
 def decode_session_call(message: pb.OpenRequest, most: int = _MAX_ID) -> SessionCall:
     """The value of an OpenRequest or a GenerateRequest. Raises LimitExceeded for lists of more than `most` tokens."""
     if not message.HasField("opening"):
@@ -218,19 +218,22 @@ def decode_session_call(message: pb.OpenRequest, most: int = _MAX_ID) -> Session
     return SessionCall(_named(message.session), message.epoch, _read_opening(message.opening, most))
 
 
-@_encoder
-def encode_opened(opened: Opened, target: TargetId | None = None) -> pb.OpenReply:
-    """Bytes of an OpenReply, which says who opened where the call did not."""
-    return pb.OpenReply(base=opened.base, cost=_cost_list(opened.cost), target=_target_message(target))
+@encoder
+def encode_opened(opened: Opened, target: TargetId | None = None, reply: OpenedKind = pb.OpenReply) -> Message:
+    """Bytes of an OpenReply, which says who opened where the call did not; in a Session of a VerifyReply."""
+    return reply(base=opened.base, cost=_cost_list(opened.cost), target=_target_message(target))
 
 
-@_decoder(pb.OpenReply)
-def decode_opened(message: pb.OpenReply) -> Opened:
-    """The value of an OpenReply."""
+def _read_opened(message: pb.OpenReply | pb.VerifyReply) -> Opened:
+    """The value of an OpenReply, or of what stands for one in a Session."""
     return Opened(message.base, _read_cost(message.cost))
 
 
-@_encoder
+decode_opened = decoder(pb.OpenReply)(_read_opened)
+decode_streamed_opened = decoder(pb.VerifyReply)(_read_opened)
+
+
+@encoder
 def encode_verify_call(call: VerifyCall) -> pb.VerifyRequest:
     """Bytes of a VerifyRequest."""
     return pb.VerifyRequest(
@@ -244,11 +247,45 @@ def encode_verify_call(call: VerifyCall) -> pb.VerifyRequest:
     )
 
 
-@_decoder(pb.VerifyRequest)
+@encoder
+def encode_streamed_open(call: SessionCall) -> pb.VerifyRequest:
+    """Bytes of a message of a Session that opens it and judges nothing yet."""
+    opening = _opening_message(call.opening)
+    return pb.VerifyRequest(session=call.session, epoch=call.epoch, opening=opening, action=pb.ACTION_OPEN)
+
+
+CLOSES = pb.VerifyRequest(action=pb.ACTION_CLOSE).SerializeToString()  # a message that ends a Session
+
+
+@decoder(pb.VerifyRequest)
 def decode_verify_call(message: pb.VerifyRequest, most: int = _MAX_ID) -> VerifyCall:
     """The value of a VerifyRequest. Raises LimitExceeded for lists of more than `most` tokens."""
+    if message.action:
+        raise ValueError("it asks for what only a Session does")
+    return _read_verify_call(message, message.session, most)
+
+
+@decoder(pb.VerifyRequest)
+def decode_streamed(message: pb.VerifyRequest, session: int, most: int = _MAX_ID) -> VerifyCall | SessionCall | None:
+    """What a message of a Session asks for: None is its end. `session` is the one that it is about, 0 before the first.
+
+    Raises LimitExceeded for lists of more than `most` tokens.
+    """
+    if session and message.session not in (0, session):
+        raise ValueError(f"this stream is about session {session}, and none but that")
+    number = session or message.session
+    if message.action == pb.ACTION_VERIFY:
+        return _read_verify_call(message, number, most)
+    if message.action == pb.ACTION_CLOSE:
+        return None
+    if message.action != pb.ACTION_OPEN or not message.HasField("opening"):
+        raise ValueError("it has no opening, or asks for something unknown")
+    return SessionCall(_named(number), message.epoch, _read_opening(message.opening, most))
+
+
+def _read_verify_call(message: pb.VerifyRequest, session: int, most: int) -> VerifyCall:
     call = VerifyCall(
-        session=_named(message.session),
+        session=_named(session),
         epoch=message.epoch,
         base=message.base,
         catch_up_ids=_checked(message.catch_up_ids, most),
@@ -263,7 +300,7 @@ def decode_verify_call(message: pb.VerifyRequest, most: int = _MAX_ID) -> Verify
     return call
 
 
-@_encoder
+@encoder
 def encode_verdict(verdict: Verdict, target: TargetId | None = None) -> pb.VerifyReply:
     """Bytes of a VerifyReply, which says who judges where the call opened a session and did not."""
     return pb.VerifyReply(
@@ -283,7 +320,7 @@ def decode_verdict(data: bytes, num_audited: int) -> Verdict:
     return _read_verdict(data)(num_audited)
 
 
-@_decoder(pb.VerifyReply)
+@decoder(pb.VerifyReply)
 def _read_verdict(message: pb.VerifyReply) -> Callable[[int], Verdict]:
     token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
     finish, cost = _FINISH_OF[message.finish], _read_cost(message.cost)
@@ -303,7 +340,7 @@ def _read_verdict(message: pb.VerifyReply) -> Callable[[int], Verdict]:
     return of_request
 
 
-@_encoder
+@encoder
 def encode_emission(emission: Emission, target: TargetId | None = None) -> pb.GenerateReply:
     """Bytes of a GenerateReply, the first of which says who writes where the call did not."""
     return pb.GenerateReply(
@@ -315,7 +352,7 @@ def encode_emission(emission: Emission, target: TargetId | None = None) -> pb.Ge
     )
 
 
-@_decoder(pb.GenerateReply)
+@decoder(pb.GenerateReply)
 def decode_emission(message: pb.GenerateReply) -> Emission:
     """The value of a GenerateReply."""
     if not message.token_ids:
@@ -329,61 +366,19 @@ def decode_target(data: bytes, reply: Literal["OpenReply", "VerifyReply", "Gener
 
 
 _TARGET_OF: dict[str, Callable[[bytes], TargetId | None]] = {
-    "OpenReply": _decoder(pb.OpenReply)(_read_target),
-    "VerifyReply": _decoder(pb.VerifyReply)(_read_target),
-    "GenerateReply": _decoder(pb.GenerateReply)(_read_target),
+    "OpenReply": decoder(pb.OpenReply)(_read_target),
+    "VerifyReply": decoder(pb.VerifyReply)(_read_target),
+    "GenerateReply": decoder(pb.GenerateReply)(_read_target),
 }
 
 
-@_encoder
+@encoder
 def encode_close(session: int) -> pb.CloseRequest:
     """Bytes of a CloseRequest."""
     return pb.CloseRequest(session=session)
 
 
-@_decoder(pb.CloseRequest)
+@decoder(pb.CloseRequest)
 def decode_close(message: pb.CloseRequest) -> int:
     """The session in a CloseRequest."""
     return message.session
-
-
-@_encoder
-def encode_info(info: ServerInfo) -> pb.GetInfoReply:
-    """Bytes of a GetInfoReply."""
-    message = pb.GetInfoReply(
-        fingerprint=bytes.fromhex(info.fingerprint),
-        execution=_EXECUTIONS[info.execution],
-        forward_us=[round(ms * 1e3) for ms in info.forward_ms],
-    )
-    for name in _INFO_NAMES:
-        setattr(message, name, getattr(info, name))
-    return message
-
-
-_INFO_NAMES = (
-    "version",
-    "model",
-    "vocab_size",
-    "context_len",
-    "max_rows",
-    "max_block",
-    "max_sessions",
-    "num_sessions",
-    "invariant_rows",
-    "weights",
-)
-
-
-@_decoder(pb.GetInfoReply)
-def decode_info(message: pb.GetInfoReply) -> ServerInfo:
-    """The value of a GetInfoReply."""
-    executions = {number: name for name, number in _EXECUTIONS.items()}
-    sizes = message.vocab_size, message.context_len, message.max_rows, message.max_block, message.max_sessions
-    if min(*sizes, *message.forward_us, len(message.forward_us)) < 1:
-        raise ValueError("a size or a time is 0")
-    return ServerInfo(
-        fingerprint=message.fingerprint.hex(),
-        execution=executions[message.execution],  # type: ignore[arg-type]  # keys of a table of literals
-        forward_ms=tuple(us / 1e3 for us in message.forward_us),
-        **{name: getattr(message, name) for name in _INFO_NAMES},
-    )

@@ -10,6 +10,10 @@ from skydraft.types import Cost, DraftBlock, FinishReason, Prompt
 SERVICE = "skydraft.verifier.v1.Verifier"
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
 
+# How both sides set up their channels: no pings that probe the bandwidth; and a stream's window well below that of the
+# connection, which is 64 kB, so that the latter is not renewed with each message before 48 kB have come.
+FEW_FRAMES = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 * 1024))
+
 TokenTuple = tuple[int, ...]
 
 

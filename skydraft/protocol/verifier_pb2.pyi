@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTION_VERIFY: _ClassVar[Action]
+    ACTION_OPEN: _ClassVar[Action]
+    ACTION_CLOSE: _ClassVar[Action]
+
 class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_NONE: _ClassVar[Finish]
@@ -20,6 +26,9 @@ class Execution(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXECUTION_UNSPECIFIED: _ClassVar[Execution]
     EXECUTION_EXACT: _ClassVar[Execution]
     EXECUTION_THROUGHPUT: _ClassVar[Execution]
+ACTION_VERIFY: Action
+ACTION_OPEN: Action
+ACTION_CLOSE: Action
 FINISH_NONE: Finish
 FINISH_EOS: Finish
 FINISH_STOP_STRING: Finish
@@ -142,7 +151,7 @@ class OpenReply(_message.Message):
     def __init__(self, base: _Optional[int] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening")
+    __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening", "action")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +159,7 @@ class VerifyRequest(_message.Message):
     DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base: int
@@ -157,7 +167,8 @@ class VerifyRequest(_message.Message):
     draft_ids: _containers.RepeatedScalarFieldContainer[int]
     digest: int
     opening: Opening
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
+    action: Action
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
     __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "cost", "target")

@@ -25,6 +25,7 @@ from skydraft import DecodingParams, Plan, make_plan
 from skydraft.cloud.logs import JsonLines
 from skydraft.cloud.server import ServeOptions
 from skydraft.edge.link import Link, LinkOptions
+from skydraft.edge.token_stream import TokenStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import (
     BaseMismatch,
@@ -275,7 +276,7 @@ def test_tokens_are_wanted_by_every_method_but_not_for_health(tmp_path: Path) ->
                     link.call(method, verify_call(), PATIENCE_S)
             with pytest.raises(NotAuthorized):
                 list(
-                    link.stream(codec.encode_session_call(SessionCall(1, 0, opening())), PATIENCE_S).messages(
+                    TokenStream(link, codec.encode_session_call(SessionCall(1, 0, opening())), PATIENCE_S).messages(
                         PATIENCE_S
                     )
                 )

@@ -42,6 +42,7 @@ class VirtualLink:
     """
 
     target = "cloud.example:7373"
+    has_sessions = True
 
     def __init__(
         self,
@@ -73,9 +74,9 @@ class VirtualLink:
         if took_s > timeout_s:
             raise CloudTimeout("no answer in time.")
         self.heard_at = self._clock.now
-        return self._answer(method, request)
+        return self.answer(method, request)
 
-    def _answer(self, method: str, request: bytes) -> bytes:
+    def answer(self, method: str, request: bytes) -> bytes:
         if method != "Verify":
             return b""
         self.num_verifies += 1
@@ -98,6 +99,26 @@ class VirtualLink:
             self.ping(ping_s)
         return self.call(method, request, timeout_s)
 
+    def session(self) -> VirtualStream:
+        return VirtualStream(self)
+
+    def late(self, timeout_s: float, ping_s: float, quick_s: float) -> None:
+        """Wait for an answer in a stream, as the real one does: from `quick_s` on it asks whether anybody is there."""
+        if self._refuses:
+            raise CloudLost("no connection.")
+        began, look_s = self._clock.now, quick_s
+        comes = began + (float("inf") if self._rtt_s is None else self._left_s + self._rtt_s + self._busy_s)
+        while comes > self._clock.now + look_s:
+            self._clock.now += look_s
+            self._left_s = max(self._left_s - look_s, 0.0)
+            if self._clock.now > began + timeout_s:
+                raise CloudTimeout("no answer in time.")
+            self.ping(ping_s)
+            look_s = 0.3
+        self._clock.now = max(comes, self._clock.now)
+        self._left_s = 0.0
+        self.heard_at = self._clock.now
+
     def ping(self, timeout_s: float) -> float:
         try:
             self.call("Check", b"", timeout_s)
@@ -118,9 +139,32 @@ class VirtualLink:
         return None
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+class VirtualStream:
+    """A session's stream over a virtual link."""
+
+    is_over = is_named = False
+
+    def __init__(self, link: VirtualLink) -> None:
+        self._link = link
+
+    def send(self, request: bytes) -> None:
+        self._request = request
+
+    def receive(self, timeout_s: float, ping_s: float, quick_s: float) -> bytes:
+        self._link.late(timeout_s, ping_s, quick_s)
+        return self._link.answer("Verify", self._request)
+
+    def cancel(self) -> None:
+        return None
+
+    def close(self) -> bool:
+        return True
+
+
+@pytest.fixture(params=["streams", "calls"])
+def clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Clock:
     clock = Clock()
+    monkeypatch.setattr(VirtualLink, "has_sessions", request.param == "streams")
     monkeypatch.setattr("skydraft.edge.verifier.time", clock)
     return clock
 

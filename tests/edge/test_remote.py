@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from skydraft.protocol import codec
 from skydraft.types import LinkCost
 
 from .. import reference, toys
-from ..serving import Relay, Serving, serving
+from ..serving import Relay, Serving, asked, serving
 from ..toys import PROMPT, PROMPT_IDS, law
 
 SEEDS = (4, 17, 33)
@@ -77,6 +78,16 @@ def test_remote_is_local(
     plan = make_plan(gate=gate, k=k, eager=eager and gate != "always")
     edge = toys.toy(seed, drafter[0], sign=drafter[1])
     assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
+
+
+@law(150)
+@given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), gates, st.integers(1, 12))
+def test_so_it_is_by_calls(
+    clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, gate: str, k: int
+) -> None:
+    plan, edge = make_plan(gate=gate, k=k), toys.toy(seed, drafter[0], sign=drafter[1])
+    with closing(skydraft.connect(clouds[seed].link.target, require=True, unary=True)) as cloud:
+        assert_same(decode(plan, params, edge, cloud), decode(plan, params, edge, toys.toy(seed)))
 
 
 @law(500)
@@ -170,7 +181,7 @@ def test_a_first_block_is_on_base_0_and_each_one_on_what_was_committed_before() 
         cloud = skydraft.connect(relay.address, require=True)
         params = DecodingParams(max_new_tokens=30, min_new_tokens=30)
         generation = decode(make_plan(gate="entropy:1.0", k=4), params, toys.toy(4, 0.7), cloud)
-        calls = [codec.decode_verify_call(data) for name, data in relay.requests if name == "Verify"]
+        calls: list[Any] = [asked(name, data) for name, data in relay.requests if name == "Verify"]
         verdicts = [data for name, data in relay.replies if name == "Verify"]
         cloud.close()
     assert generation.records[0].base == 0

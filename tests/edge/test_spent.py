@@ -19,7 +19,7 @@ from skydraft.protocol.values import Opening
 from skydraft.types import DraftBlock, LinkCost, Prompt
 
 from .. import toys
-from ..serving import PATIENCE_S, Relay, Serving, Unhurried, serving
+from ..serving import PATIENCE_S, Relay, Serving, Unhurried, asked, serving
 from ..speech.hearing import NUM_MELS, HearingToy, samples
 from ..toys import PROMPT, PROMPT_IDS, VOCAB
 
@@ -109,12 +109,7 @@ def test_the_records_of_a_run_that_falls_back_hold_every_byte(relay: Relay, ahea
 
 def openings_with_speech(relay: Relay) -> int:
     """How many of the messages that were sent hold an opening with features."""
-    calls: list[Any] = []
-    for name, data in relay.requests:
-        if name in ("Open", "Generate"):
-            calls.append(codec.decode_session_call(data))
-        elif name == "Verify":
-            calls.append(codec.decode_verify_call(data))
+    calls = [asked(name, data) for name, data in relay.requests if name in ("Open", "Generate", "Verify")]
     return sum(call.opening is not None and call.opening.prompt.media != () for call in calls)
 
 

@@ -19,28 +19,91 @@ from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.verification import Verifier
 from skydraft.edge.connection import Cloud
-from skydraft.edge.link import Link, LinkOptions
+from skydraft.edge.link import Link, LinkOptions, SessionStream
 from skydraft.errors import CloudLost, CloudTimeout, SkydraftError
 from skydraft.protocol import codec
+from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Opening, SessionCall
 from skydraft.types import DraftBlock, LinkCost, Prompt, Round, Verdict
 
 from .. import reference, toys
-from ..serving import PATIENCE_S, Relay, Serving
+from ..serving import PATIENCE_S, Relay, Serving, asked
 from ..toys import PROMPT, PROMPT_IDS, VOCAB, law
 
 SEED = 4
 FATES = ["pass", "pass", "pass", "lose request", "lose reply", "late reply", "twice", "old again", "forget", "restart"]
 
 
+class UnreliableStream:
+    """Stands in for a session's stream: each request meets the next fate."""
+
+    def __init__(self, stream: SessionStream, unreliable: UnreliableLink) -> None:
+        self._stream = stream
+        self._unreliable = unreliable
+        self._session = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._stream.is_over
+
+    @property
+    def is_named(self) -> bool:
+        return self._stream.is_named
+
+    def send(self, request: bytes) -> None:
+        message = pb.VerifyRequest.FromString(request)
+        self._session = message.session = message.session or self._session
+        self._fate = self._unreliable.next_fate(message.SerializeToString())
+        if self._fate != "lose request":
+            self._stream.send(request)
+
+    def receive(self, *waits: float) -> bytes | None:
+        if self._fate == "lose request":
+            self._stream.cancel()
+            raise CloudLost("lost on the way up")
+        reply = self._stream.receive(*waits)
+        if self._fate in ("lose reply", "late reply"):
+            self._stream.cancel()
+            raise CloudLost("lost on the way down") if self._fate == "lose reply" else CloudTimeout("too late")
+        return reply
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+    def close(self) -> bool:
+        self._stream.cancel()  # that it is over never arrives
+        return True
+
+
 class UnreliableLink:
-    """Stands in for Link.call: each call meets the next fate. Pings pass."""
+    """Stands in for Link.call and Link.session: each request meets the next fate. Pings pass."""
 
     def __init__(self, link: Link, fates: list[str]) -> None:
         self._call = link.call
+        self._new_stream = link.session
         self._fates = iter(fates)
         self._sent: list[tuple[str, bytes]] = []
         self._sessions: set[int] = set()
+        self.num_streamed = 0
+
+    def session(self) -> UnreliableStream:
+        return UnreliableStream(self._new_stream(), self)
+
+    def next_fate(self, request: bytes) -> str:
+        """What becomes of a request in a stream; what others do meanwhile is done."""
+        self.num_streamed += 1
+        message = pb.VerifyRequest.FromString(request)
+        self._sessions.add(message.session)
+        fate = next(self._fates, "pass")
+        if fate == "old again" and self._sent:
+            self._quietly(*self._sent[0])
+        if fate in ("forget", "restart"):
+            self._forget()
+        if message.action == pb.ACTION_VERIFY:
+            self._sent.append(("Verify", request))
+            if fate == "twice":
+                self._quietly("Verify", request)
+        return "lose request" if fate == "restart" else fate
 
     def __call__(self, method: str, request: bytes, timeout_s: float, ping_s: float = 5.0) -> bytes:
         if method not in ("Verify", "Open"):
@@ -85,16 +148,19 @@ def server() -> Iterator[Serving]:
 
 
 def decode(
-    server: Serving, plan: Plan, params: DecodingParams, edge: Any, fates: list[str]
+    server: Serving, plan: Plan, params: DecodingParams, edge: Any, fates: list[str], unary: bool = False
 ) -> tuple[Generation, list[Round]]:
-    cloud = skydraft.connect(server.address, require=True)
+    cloud = skydraft.connect(server.address, require=True, unary=unary)
     unreliable = UnreliableLink(cloud.link, fates)
+    cloud.link.session = unreliable.session  # type: ignore[assignment, method-assign]
     cloud.link.call = unreliable  # type: ignore[method-assign]
     cloud.link.call_watched = unreliable  # type: ignore[method-assign]
     cloud.link.start = lambda *_: None  # type: ignore[method-assign]  # Close never arrives
     try:
         generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
-        return generation, [done for done, _ in generation.rounds()]
+        rounds = [done for done, _ in generation.rounds()]
+        assert (unreliable.num_streamed > 0) == (not unary and any(done.record.link.bytes_up for done in rounds))
+        return generation, rounds
     finally:
         cloud.close()
 
@@ -103,23 +169,23 @@ fates = st.lists(st.sampled_from(FATES), max_size=12)
 
 
 @law(250)
-@given(st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 8), fates)
+@given(st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 8), fates, st.booleans())
 def test_lossless_over_an_unreliable_link_is_the_target(
-    server: Serving, drafter: tuple[float, int], params: DecodingParams, k: int, fates: list[str]
+    server: Serving, drafter: tuple[float, int], params: DecodingParams, k: int, fates: list[str], unary: bool
 ) -> None:
     edge = toys.toy(SEED, drafter[0], sign=drafter[1])
-    generation, _ = decode(server, make_plan("lossless", k=k), params, edge, fates)
+    generation, _ = decode(server, make_plan("lossless", k=k), params, edge, fates, unary)
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)
 
 
 @law(150)
-@given(toys.params(), st.floats(0, 3), st.integers(1, 8), fates)
+@given(toys.params(), st.floats(0, 3), st.integers(1, 8), fates, st.booleans())
 def test_a_gated_run_that_requires_the_cloud_is_the_undisturbed_one(
-    server: Serving, params: DecodingParams, theta: float, k: int, fates: list[str]
+    server: Serving, params: DecodingParams, theta: float, k: int, fates: list[str], unary: bool
 ) -> None:
     plan = make_plan(gate=f"entropy:{theta}", k=k)
     edge = toys.toy(SEED, 0.7)
-    disturbed, rounds = decode(server, plan, params, edge, fates)
+    disturbed, rounds = decode(server, plan, params, edge, fates, unary)
     calm, undisturbed = decode(server, plan, params, edge, [])
     assert disturbed.token_ids == calm.token_ids
     assert disturbed.origins == calm.origins
@@ -210,18 +276,19 @@ def test_a_divergence_is_noticed_in_its_round_and_mended(server: Serving, held: 
         rounds = generation.rounds()
         for _ in range(3):
             next(rounds)
-        last = codec.decode_verify_call([data for name, data in relay.requests if name == "Verify"][-1])
+        first: Any = asked(*relay.requests[0])  # a stream names its session once
+        last: Any = asked(*[sent for sent in relay.requests if sent[0] == "Verify"][-1])
         own = tuple(PROMPT_IDS)
         prompt = {"another prompt": (own[1], own[0]), "a longer prompt": (*own, 1)}.get(held, own)
         fingerprint = codec.short_fingerprint(VOCAB.fingerprint)
         opening = Opening(fingerprint, Prompt(prompt), COMMITTED[held](generation.token_ids), params)
-        stranger.call("Close", codec.encode_close(last.session), PATIENCE_S)
-        call = codec.encode_session_call(SessionCall(last.session, last.epoch, opening))
+        stranger.call("Close", codec.encode_close(first.session), PATIENCE_S)
+        call = codec.encode_session_call(SessionCall(first.session, last.epoch, opening))
         assert codec.decode_opened(stranger.call("Open", call, PATIENCE_S)).base == len(opening.committed_ids)
         num_asked = len(relay.requests)
         next(rounds)
         assert len(relay.requests) > num_asked + 1  # it was asked again, with an opening
-        assert codec.decode_verify_call(relay.requests[-1][1]).opening is not None
+        assert asked(*relay.requests[-1]).opening is not None
         for _ in rounds:
             pass
         cloud.close()

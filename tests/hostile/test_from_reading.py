@@ -15,10 +15,10 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.cloud.access import Keyring
-from skydraft.edge.link import Link
+from skydraft.edge.link import Link, SessionStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudFailure, CloudLost, NotAuthorized, PromptError, SessionNotFound
-from skydraft.protocol import codec
+from skydraft.protocol.info import encode_info
 from tests.serving import free_port, serving
 
 PARAMS = DecodingParams(max_new_tokens=20, min_new_tokens=20)
@@ -77,12 +77,17 @@ def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(monkey
         cloud = skydraft.connect(server.address, timeout_s=1.5)
         sound = Link.call
 
+        def forgotten(self: SessionStream, *waits: float) -> bytes:
+            asked.append(time.monotonic())
+            raise SessionNotFound("gone")
+
         def forgets(self: Link, method: str, request: bytes, timeout_s: float, ping_s: float = 5.0) -> bytes:
             if method == "Verify":
                 asked.append(time.monotonic())
                 raise SessionNotFound("gone")
             return sound(self, method, request, timeout_s)
 
+        monkeypatch.setattr(SessionStream, "receive", forgotten)
         monkeypatch.setattr(Link, "call", forgets)
         monkeypatch.setattr(Link, "call_watched", forgets)
         with pytest.raises(skydraft.errors.CloudError):
@@ -132,7 +137,7 @@ def test_a_token_that_was_replaced_is_seen_whatever_the_file_says_of_itself(tmp_
 def test_a_server_that_says_zero_of_itself_is_a_failure_of_its_own(zero: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(open_toy("toy", 4096, 2)) as server:
         value: Any = (0.0, 0.0) if zero == "forward_ms" else 0
-        said = codec.encode_info(dataclasses.replace(server.server.info(), **{zero: value}))
+        said = encode_info(dataclasses.replace(server.server.info(), **{zero: value}))
         sound = Link.call
         monkeypatch.setattr(
             Link, "call", lambda self, method, *rest: said if method == "GetInfo" else sound(self, method, *rest)

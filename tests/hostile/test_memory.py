@@ -12,6 +12,7 @@ import pytest
 
 from skydraft.config import DecodingParams
 from skydraft.edge.link import Link, LinkOptions
+from skydraft.edge.token_stream import TokenStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import LimitExceeded
 from skydraft.protocol import codec
@@ -46,7 +47,7 @@ def test_what_a_client_names_is_bounded(opening: dict[str, Any], says: str) -> N
                 if method == "Open":
                     link.call(method, call(1, **opening), PATIENCE_S)
                 else:
-                    for _ in link.stream(call(1, **opening), PATIENCE_S).messages(5, 5):
+                    for _ in TokenStream(link, call(1, **opening), PATIENCE_S).messages(5, 5):
                         pass
         link.close()
 

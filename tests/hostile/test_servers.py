@@ -11,10 +11,12 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.edge.link import TokenStream
+from skydraft.edge.link import SessionStream
+from skydraft.edge.token_stream import TokenStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudFailure
 from skydraft.protocol import codec
+from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Emission
 from skydraft.types import Verdict
 from tests.serving import serving
@@ -28,8 +30,21 @@ LIES: dict[str, Callable[[Verdict], Verdict]] = {
 }
 
 
-def lying(cloud: Any, lie: Callable[[Verdict], Verdict]) -> Any:
+def lying(cloud: Any, lie: Callable[[Verdict], Verdict], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A connection to a server that lies."""
+    soundly_send, soundly_receive = SessionStream.send, SessionStream.receive
+    sent: list[bytes] = []
+
+    def send(self: SessionStream, request: bytes) -> None:
+        sent.append(request)
+        soundly_send(self, request)
+
+    def receive(self: SessionStream, *waits: float) -> bytes | None:
+        reply = soundly_receive(self, *waits)
+        message = pb.VerifyRequest.FromString(sent[-1])
+        if message.action or reply is None:
+            return reply
+        return codec.encode_verdict(lie(codec.decode_verdict(reply, len(message.catch_up_ids))))
 
     def altered(sound: Callable[..., bytes]) -> Callable[..., bytes]:
         def call(method: str, request: bytes, *args: Any) -> bytes:
@@ -42,15 +57,21 @@ def lying(cloud: Any, lie: Callable[[Verdict], Verdict]) -> Any:
         return call
 
     cloud.link.call, cloud.link.call_watched = altered(cloud.link.call), altered(cloud.link.call_watched)
+    monkeypatch.setattr(SessionStream, "send", send)
+    monkeypatch.setattr(SessionStream, "receive", receive)
     return cloud
 
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("mode", ["lossless", "gated"])
-def test_a_lie_is_a_failure_of_the_cloud(lie: str, mode: str) -> None:
+@pytest.mark.parametrize("unary", [False, True])
+def test_a_lie_is_a_failure_of_the_cloud(lie: str, mode: str, unary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(k=4) if mode == "lossless" else make_plan(gate="entropy:0.3", k=4)
-    with serving(open_toy("toy")) as server, closing(skydraft.connect(server.address, timeout_s=2.0)) as honest:
-        cloud = lying(honest, LIES[lie])
+    with (
+        serving(open_toy("toy")) as server,
+        closing(skydraft.connect(server.address, timeout_s=2.0, unary=unary)) as honest,
+    ):
+        cloud = lying(honest, LIES[lie], monkeypatch)
         generation = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=PARAMS)
         if mode == "lossless":
             with pytest.raises(CloudFailure):

@@ -21,12 +21,14 @@ from skydraft.errors import CloudError, CloudFailure, LimitExceeded, RateLimited
 from skydraft.gating.risk import LearnedRisk
 from skydraft.gating.signals import CERTAIN
 from skydraft.protocol import codec
+from skydraft.protocol import verifier_pb2 as pb
+from skydraft.protocol.info import encode_info
 from skydraft.protocol.status import to_status
-from skydraft.protocol.values import Emission, Opened, ServerInfo
+from skydraft.protocol.values import Emission, Opened, ServerInfo, VerifyCall
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord, Verdict
 
 from .. import toys
-from ..serving import Serving
+from ..serving import Serving, asked
 from ..toys import PROMPT, VOCAB
 
 INFO = ServerInfo(
@@ -37,12 +39,14 @@ INFO = ServerInfo(
 class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types for it
     """A server that answers what it is told to; it counts what it was asked, and the bytes that it streamed."""
 
-    def __init__(self, verify: Callable[[bytes, Any], bytes], generate: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(
+        self, verify: Callable[[bytes, Any], bytes], generate: Callable[[], Iterator[bytes]], has_sessions: bool
+    ) -> None:
         self.num_asked = self.num_streamed = 0
-        self._verify, self._generate = verify, generate
+        self._verify, self._generate, self._has_sessions = verify, generate, has_sessions
 
     def service(self, details: Any) -> Any:
-        known = {"Check": b"\x08\x01", "GetInfo": codec.encode_info(INFO), "Open": codec.encode_opened(Opened(0))}
+        known = {"Check": b"\x08\x01", "GetInfo": encode_info(INFO), "Open": codec.encode_opened(Opened(0))}
         name = details.method.rpartition("/")[2]
 
         def unary(request: bytes, context: Any) -> bytes:
@@ -56,17 +60,32 @@ class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types f
                 self.num_streamed += len(message)
                 yield message
 
+        def session(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            for request in requests:
+                action = pb.VerifyRequest.FromString(request).action
+                if action == pb.ACTION_CLOSE:
+                    return
+                if action == pb.ACTION_OPEN:
+                    yield codec.encode_opened(Opened(0), None, pb.VerifyReply)
+                    continue
+                self.num_asked += 1
+                yield self._verify(request, context)
+
         if name == "Generate":
             return grpc.unary_stream_rpc_method_handler(stream)
+        if name == "Session" and self._has_sessions:
+            return grpc.stream_stream_rpc_method_handler(session)
+        if name == "Session":
+            return None
         return grpc.unary_unary_rpc_method_handler(unary)
 
 
 @contextmanager
 def lying(
     verify: Callable[[bytes, Any], bytes] = lambda request, context: b"", *,
-    generate: Callable[[], Iterator[bytes]] = lambda: iter(()), **options: Any,
+    generate: Callable[[], Iterator[bytes]] = lambda: iter(()), has_sessions: bool = True, **options: Any,
 ) -> Iterator[tuple[Liar, str]]:  # fmt: skip
-    liar = Liar(verify, generate)
+    liar = Liar(verify, generate, has_sessions)
     limits = [("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
     server = grpc.server(ThreadPoolExecutor(8), [liar], options=limits, **options)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -127,7 +146,8 @@ def test_no_cost_that_a_server_can_state_breaks_the_choice_of_k(prefill_ms: floa
 
 
 def verdict(request: bytes, **lies: Any) -> bytes:
-    call = codec.decode_verify_call(request)
+    call = asked("Verify", request)
+    assert isinstance(call, VerifyCall)
     told = Verdict(call.base, 0, 3, audit=(True,) * len(call.catch_up_ids))
     return codec.encode_verdict(replace(told, **lies))
 

@@ -19,6 +19,7 @@ from skydraft.config import DecodingParams
 from skydraft.errors import GrammarRefused, ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
+from skydraft.protocol.info import decode_info, encode_info
 from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
 from skydraft.types import Cost, Media, Prompt, Verdict
 from tests.grammars import GRAMMARS
@@ -171,7 +172,7 @@ def test_an_emission_comes_back(emission: Emission) -> None:
 @given(infos)
 def test_server_info_comes_back_with_times_to_a_microsecond(info: ServerInfo) -> None:
     forward_ms = tuple(round(ms * 1e3) / 1e3 for ms in info.forward_ms)
-    assert codec.decode_info(codec.encode_info(info)) == dataclasses.replace(info, forward_ms=forward_ms)
+    assert decode_info(encode_info(info)) == dataclasses.replace(info, forward_ms=forward_ms)
 
 
 @law(200)
@@ -206,7 +207,7 @@ READERS: dict[str, Reader] = {
     "verdict on 0": (partial(codec.decode_verdict, num_audited=0), codec.encode_verdict),
     "verdict on 11": (partial(codec.decode_verdict, num_audited=11), codec.encode_verdict),
     "emission": (codec.decode_emission, codec.encode_emission),
-    "info": (codec.decode_info, codec.encode_info),
+    "info": (decode_info, encode_info),
     "opened": (codec.decode_opened, codec.encode_opened),
     "close": (codec.decode_close, codec.encode_close),
 }
@@ -263,7 +264,7 @@ def messages() -> Iterator[bytes]:
     yield codec.encode_verdict(Verdict(400, 3, None, "stop_string", cost=cost))
     yield codec.encode_emission(Emission(300, (5, 70_000), "eos", cost))
     info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 8, 32, 8, 1, 2, (0.5, 7.125), "aa")
-    yield codec.encode_info(info)
+    yield encode_info(info)
     yield codec.encode_opened(Opened(300, cost))
 
 
@@ -364,7 +365,7 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
      pb.GenerateReply(token_ids=[1], finish=77).SerializeToString()),
     ("no tokens of a stream", codec.decode_emission, pb.GenerateReply(base=3).SerializeToString()),
     ("an id of 32 bits in a stream", codec.decode_emission, pb.GenerateReply(token_ids=[2**31]).SerializeToString()),
-    ("an unknown execution", codec.decode_info, pb.GetInfoReply(execution=3).SerializeToString()),
+    ("an unknown execution", decode_info, pb.GetInfoReply(execution=3).SerializeToString()),
 ]  # fmt: skip
 
 
@@ -387,7 +388,7 @@ def test_what_they_were_made_from_is_accepted() -> None:
 
 
 def test_nothing_at_all_is_neither_a_verdict_nor_an_execution_nor_a_call() -> None:
-    decoders = (codec.decode_info, codec.decode_verify_call, codec.decode_session_call, codec.decode_emission)
+    decoders = (decode_info, codec.decode_verify_call, codec.decode_session_call, codec.decode_emission)
     for decode in (partial(codec.decode_verdict, num_audited=0), *decoders):
         with pytest.raises(ProtocolError):
             decode(b"")
