@@ -39,7 +39,7 @@ def pick(draws: Seq[Draw]) -> list[Picked]:
     """
     picked: list[Picked] = [0] * len(draws)
     away = [index for index, draw in enumerate(draws) if not is_on_host(draw.scores)]
-    for index, token in zip(away, _pick_on_device([draws[index] for index in away]), strict=True):
+    for index, token in zip(away, pick_on_device([draws[index] for index in away]), strict=True):
         picked[index] = token
     here = [index for index in range(len(draws)) if index not in set(away)] if away else range(len(draws))
     for index, token in zip(here, _pick_here([draws[index] for index in here]), strict=True):
@@ -90,7 +90,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(_NUM_THREADS - 1, 1), thread_name_prefix="choosing")
 
 
-def _pick_on_device(draws: Seq[Draw]) -> list[Picked]:
+def pick_on_device(draws: Seq[Draw]) -> list[Picked]:
     """One argmax for all, and one sample for those of a temperature above 0."""
     if not draws:
         return []
