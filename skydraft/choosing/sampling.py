@@ -36,7 +36,6 @@ _NEAR = 12.0  # nats, from the best: what is looked at first
 _EDGE = 1e-6  # nats; what is as close to the end of them may count as in or out
 _SUMMED = 1e-10  # relative; float64 sums of a vocabulary in another order differ by less
 _LIGHT = 1 + 1e-4  # relative; float32 weights and their sums are off by less than a quarter of it
-_NO_WEIGHT = -80.0  # nats; e to that power weighs nothing, and is no denormal number
 _SMALL = 2048  # tokens; a smaller vocabulary is looked at as a whole, which is as fast
 _GROUPED = 16  # tokens of a row whose highest stands for them
 
@@ -189,11 +188,15 @@ def near_top(row: npt.NDArray[Any], params: DecodingParams) -> Near | None:
     columns = np.flatnonzero(highest >= cut)
     if 4 * len(columns) > width:
         return _near_flat_top(row, top, highest, params)
-    heaviest = _weights(highest, top, params.temperature)
-    rest = float(np.minimum(heaviest, math.exp(-reach)).sum()) * (_GROUPED + 1) * _LIGHT
     slices, found = np.nonzero(body[:, columns] >= cut)
     token_ids = np.concatenate([slices * width + columns[found], np.flatnonzero(tail >= cut) + len(row) - len(tail)])
-    return Near(token_ids, row[token_ids], reach, (0.0, rest))
+    rest = (0.0, math.inf)
+    if params.top_p < 1:
+        heaviest = _weights(highest, top, params.temperature)
+        rest = (0.0, float(np.minimum(heaviest, math.exp(-reach)).sum()) * (_GROUPED + 1) * _LIGHT)
+        if rest[1] > (1 - params.top_p) / 4:
+            rest = _rest(row, row[token_ids], top, params)
+    return Near(token_ids, row[token_ids], reach, rest)
 
 
 def _near_flat_top(row: npt.NDArray[Any], top: float, highest: npt.NDArray[Any], params: DecodingParams) -> Near:
@@ -207,18 +210,22 @@ def _near_flat_top(row: npt.NDArray[Any], top: float, highest: npt.NDArray[Any],
     token_ids = np.flatnonzero(row >= _cut(top, reach * params.temperature, row.dtype))
     scores = row[token_ids]
     if params.top_p < 1 and not params.top_k:
-        total = float(_weights(row, top, params.temperature).sum())
-        near = float(_weights(scores, top, params.temperature).sum())
-        # Tokens too far down to count weigh less than the first number is lowered by.
-        rest = (max(total / _LIGHT - near * _LIGHT, 0.0), total * _LIGHT - near / _LIGHT)
+        rest = _rest(row, scores, top, params)
     return Near(token_ids, scores, reach, rest)
+
+
+def _rest(row: npt.NDArray[Any], near: npt.NDArray[Any], top: float, params: DecodingParams) -> tuple[float, float]:
+    """Bounds of what a row weighs without the scores near its top."""
+    total, near_mass = (float(_weights(scores, top, params.temperature).sum()) for scores in (row, near))
+    # Tokens too far down to count weigh less than the first number is lowered by.
+    return max(total / _LIGHT - near_mass * _LIGHT, 0.0), total * _LIGHT - near_mass / _LIGHT
 
 
 def _weights(scores: npt.NDArray[Any], top: float, temperature: float) -> npt.NDArray[np.float32]:
     """e to the power of (scores - top) / T, in float32, off by less than 1e-4 of it."""
     weights: npt.NDArray[np.float32] = np.subtract(scores, top, dtype=np.float32, casting="same_kind")
     weights *= np.float32(1 / temperature)
-    np.exp(np.maximum(weights, _NO_WEIGHT, out=weights), out=weights)
+    np.exp(weights, out=weights)
     return weights
 
 
