@@ -25,7 +25,7 @@ from skydraft.choosing.grammar import GrammarAlong, compile_grammar
 from skydraft.choosing.picking import Draw, Picked, pick
 from skydraft.choosing.sentences import said_along
 from skydraft.config import DecodingParams
-from skydraft.engines.base import at_least_float32
+from skydraft.engines.rows import at_least_float32
 from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
 from skydraft.errors import OptionError
 

@@ -14,6 +14,8 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
+from skydraft.engines.rows import on_host
+
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -69,16 +71,6 @@ def noisier_on_device(noises: list[float], seeds: list[int], positions: list[int
         for row in range(num_rows) if len(rows) else ():
             found[row].append(columns[rows == row] + start)
     return [np.concatenate([np.empty(0, np.int64), *each]) for each in found]
-
-
-def on_host(array: Any) -> npt.NDArray[Any]:
-    """An array in host memory, numpy; not a copy where it lies there already."""
-    if isinstance(array, np.ndarray):
-        return array
-    # numpy has no bfloat16; every bfloat16 and float16 is a float32
-    if array.is_floating_point() and array.element_size() < 4:
-        array = array.float()
-    return np.asarray(array.detach().cpu().numpy())
 
 
 def _lowest_word(noise: float) -> int:

@@ -10,12 +10,11 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import array_api_compat
-import numpy as np
 import numpy.typing as npt
 
-from skydraft.choosing.noise import on_host
 from skydraft.choosing.sampling import no_number, sample, sample_on_device
 from skydraft.config import DecodingParams
+from skydraft.engines.rows import is_on_host, on_host
 from skydraft.errors import EngineError
 
 Picked: TypeAlias = int | Exception
@@ -47,19 +46,14 @@ def pick(draws: Seq[Draw]) -> list[Picked]:
     return picked
 
 
-def is_on_host(scores: Any) -> bool:
-    """Whether numpy can read it where it lies."""
-    return isinstance(scores, np.ndarray) or scores.device.type == "cpu"
-
-
 def _pick_here(draws: Seq[Draw]) -> list[Picked]:
-    best = iter(_best_of_each([np.asarray(draw.scores) for draw in draws if not draw.params.temperature]))
+    best = iter(_best_of_each([on_host(draw.scores) for draw in draws if not draw.params.temperature]))
     return [_sample(draw) if draw.params.temperature else _best(draw, next(best)) for draw in draws]
 
 
 def _sample(draw: Draw) -> Picked:
     try:
-        return sample(np.asarray(draw.scores), draw.params, draw.position)
+        return sample(on_host(draw.scores), draw.params, draw.position)
     except EngineError as error:
         return error
 

@@ -17,17 +17,9 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.choosing.noise import (
-    MAX_NOISE,
-    MIN_NOISE,
-    Floats,
-    Ids,
-    gumbel_noise,
-    noisier_on_device,
-    noisier_than,
-    on_host,
-)
+from skydraft.choosing.noise import MAX_NOISE, MIN_NOISE, Floats, Ids, gumbel_noise, noisier_on_device, noisier_than
 from skydraft.config import DecodingParams
+from skydraft.engines.rows import on_host
 from skydraft.errors import EngineError
 
 # What is further than this from the best logit (in units of the temperature) can never win, whatever its noise.

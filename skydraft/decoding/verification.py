@@ -11,10 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from skydraft.choosing.chooser import Chooser, Question, choose_all
-from skydraft.choosing.picking import Picked, is_on_host
+from skydraft.choosing.picking import Picked
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer
+from skydraft.engines.rows import is_on_host
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
