@@ -124,7 +124,8 @@ class LlamaCppEngine(Engine):
         params.n_ctx = self.context_len * params.n_seq_max
         params.n_batch = params.n_ubatch = self.max_batch_rows
         params.kv_unified = options.shared_cache
-        params.n_outputs_max = _MAX_OUTPUT_ROWS  # the default reserves logits for whole prompts: 300 MB
+        # The default reserves logits for whole prompts, 300 MB; less than a row for each sequence ends the process.
+        params.n_outputs_max = max(_MAX_OUTPUT_ROWS, params.n_seq_max)
         params.n_threads = params.n_threads_batch = self._num_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = _TYPE_F16, _TYPE_BF16
