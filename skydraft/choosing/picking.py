@@ -36,11 +36,13 @@ def pick(draws: Seq[Draw]) -> list[Picked]:
 
     An EngineError in place of a token where a logit is not a number. A token depends on its own draw alone.
     """
-    picked: list[Picked] = [0] * len(draws)
     away = [index for index, draw in enumerate(draws) if not is_on_host(draw.scores)]
+    if not away:
+        return _pick_here(draws)
+    picked: list[Picked] = [0] * len(draws)
     for index, token in zip(away, pick_on_device([draws[index] for index in away]), strict=True):
         picked[index] = token
-    here = [index for index in range(len(draws)) if index not in set(away)] if away else range(len(draws))
+    here = [index for index in range(len(draws)) if index not in set(away)]
     for index, token in zip(here, _pick_here([draws[index] for index in here]), strict=True):
         picked[index] = token
     return picked
