@@ -1,12 +1,13 @@
 """Many edges on one target: recorded drafts are replayed against a real server by clients that run the edge's own code.
 
-    python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput]
+    python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
 
 Drafts are recorded first, in one lossless run over 16 prompts. Then 1, 2, 4, 8 and 16 clients replay them, each with a
 connection of its own, at once (`--think 0`) or with the time that drafting a block takes between rounds. Beside the
 measured rows a second stands what the engine alone does in forwards of as many rows, measured before the server starts,
 in the share of the time that was not spent on prompts. Busy is the share of the time inside forwards, prompts included
-(from the server's metrics). Fairness is the slowest client's rounds over the mean.
+(from the server's metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server
+that copies the chat template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice.
 """
 
 from __future__ import annotations
@@ -222,6 +223,27 @@ def bench(execution: str, seconds: float, think_ms: float | None, soak_minutes: 
     server.stop()
 
 
+def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
+    """Sets the two servers side by side. Both have loaded the model; who is not asked waits."""
+    feeds = "from skydraft.engines.llamacpp import LlamaCppEngine as E; E.allocate_beginning = lambda self: None"
+    options = ["--max-sessions", "16", "--context", "512"]
+    servers = {"fed each time": ServerProcess(model, *options, changed=feeds), "copied": ServerProcess(model, *options)}
+    recordings, fingerprint, draft_ms = record(servers["copied"])
+    print(f"\n{model}, exact, 8 clients, {seconds:.0f} s each, mean prompt "
+          f"{statistics.mean(len(each.prompt.token_ids) for each in recordings):.1f} tokens")  # fmt: skip
+    print(f"{'the beginning is':<18}{'tokens/s':>10}{'prefill':>9}{'texts':>7}{'strayed':>9}")
+    for name in [*servers] * 2:
+        think = draft_ms if think_ms is None else think_ms
+        clients = run_clients([servers[name].address] * 8, recordings, fingerprint, think, seconds)
+        tokens, texts, strayed = (
+            sum(getattr(client, what) for client in clients) for what in ("num_tokens", "num_texts", "num_strayed")
+        )
+        share = sum(client.prefill_ms for client in clients) / seconds / 1e3
+        print(f"{name:<18}{tokens / seconds:>10.1f}{share:>9.2f}{texts:>7}{strayed:>9}", flush=True)
+    for server in servers.values():
+        server.stop()
+
+
 def soak(server: ServerProcess, recordings: list[Recording], fingerprint: str, think_ms: float, minutes: float) -> None:
     """16 clients for some minutes: memory, files, and sessions afterwards."""
     print(f"\n16 clients for {minutes:g} minutes: resident memory of the server, MB; open files")
@@ -240,8 +262,13 @@ def main() -> None:
     parser.add_argument("--think", type=float, default=None, help="ms between rounds; the time of a draft if not given")
     parser.add_argument("--soak", type=float, default=0, help="minutes of 16 clients at the end")
     parser.add_argument("--execution", action="append", choices=["exact", "throughput"])
+    parser.add_argument("--beginnings", action="store_true", help="what sharing the template's part brings")
+    parser.add_argument("--model", default=default_pair().target, help="with --beginnings: the target")
     given = parser.parse_args()
     print(machine())
+    if given.beginnings:
+        beginnings(given.seconds, given.think, given.model)
+        return
     for execution in given.execution or ["exact", "throughput"]:
         bench(execution, given.seconds, given.think, given.soak if execution == "exact" else 0)
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 
 class ServerProcess:
-    """A server on a port of loopback that stays the same over restarts."""
+    """A server on a port of loopback that stays the same over restarts. `changed` is Python that it runs first."""
 
-    def __init__(self, model: str, *options: str) -> None:
+    def __init__(self, model: str, *options: str, changed: str = "") -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", model, "--port", str(self.port)]
+        program = f"{changed}\nimport runpy; runpy.run_module('skydraft.cli.main', run_name='__main__')"
+        self._command = [sys.executable, "-c", program, "serve", "--model", model, "--port", str(self.port)]
         self._command += ["--log-level", "error", *options]
         self.start()
 

@@ -23,7 +23,7 @@ from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked, conversation, spoken
-from skydraft.prompts.pair import ShareAudio
+from skydraft.prompts.pair import ShareAudio, beginning_ids
 
 if TYPE_CHECKING:
     from skydraft.edge.connection import Cloud
@@ -52,6 +52,7 @@ def load(
     if not engine.is_probed:
         key = f"{found.kind}|{found.spec}|{engine.fingerprint}|{options.context_len}|{cpu_model()}"
         engine.adopt_profile(profile_of(engine, key, options))
+    engine.prefixes.share(beginning_ids(engine.vocab))
     return engine
 
 

@@ -1,8 +1,13 @@
-"""The one function that picks tokens, for draft and target, in every mode: choose(logits, prefix)."""
+"""The one function that picks tokens, for draft and target, in every mode: choose(logits, prefix).
+
+`choose_all` does it for the rows of many generations at once; a single row is a batch of one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 from skydraft.choosing.chinese_style import style_constraints
@@ -17,12 +22,12 @@ from skydraft.choosing.constraints import (
     repetition_penalty,
 )
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
-from skydraft.choosing.sampling import sample
+from skydraft.choosing.picking import Draw, Picked, pick
 from skydraft.choosing.sentences import said_along
 from skydraft.config import DecodingParams
-from skydraft.engines.base import at_least_float32
+from skydraft.engines.rows import at_least_float32
 from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
-from skydraft.errors import EngineError, OptionError
+from skydraft.errors import OptionError
 
 
 class Chooser:
@@ -72,12 +77,15 @@ class Chooser:
 
         At temperature 0 the best one, the lowest id among equals. Raises EngineError when a logit is not a number.
         """
-        scores = self.constrain(row, prefix)
-        best = int(scores.argmax())  # a NaN, if there is one
-        if scores[best] != scores[best]:
-            raise EngineError("The model gave logits that are not numbers.", hint="The model file may be damaged.")
+        (choice,) = choose_all([Question(self, row, prefix)])
+        if isinstance(choice, Exception):
+            raise choice
+        return choice
+
+    def draw(self, row: Any, prefix: TokenIds) -> Draw:
+        """What is left to pick from, and how."""
         # Positions count from the end of the prompt, which may read differently on the two sides.
-        return sample(scores, self._params, len(prefix) - self._prompt_len) if self._params.temperature else best
+        return Draw(self.constrain(row, prefix), self._params, len(prefix) - self._prompt_len)
 
     def constrain(self, row: Any, prefix: TokenIds) -> Any:
         """Steps 0 to 2: edited logits [vocab], at least float32. Where 1 and 2 ban all, they are those of step 0."""
@@ -107,6 +115,27 @@ class Chooser:
         if float(edited[token_id]) == -float("inf"):
             return len(edited)
         return int((edited > edited[token_id]).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which token follows `prefix`, given its raw logits `row` [vocab]?"""
+
+    chooser: Chooser
+    row: Any
+    prefix: TokenIds
+
+
+def choose_all(questions: Seq[Question]) -> list[Picked]:
+    """`choose` for each of them, or the error that it raises: one bad row says nothing about the others."""
+    drawn: list[Draw | Exception] = []
+    for asked in questions:
+        try:
+            drawn.append(asked.chooser.draw(asked.row, asked.prefix))
+        except Exception as error:
+            drawn.append(error)
+    picked = iter(pick([draw for draw in drawn if isinstance(draw, Draw)]))
+    return [draw if isinstance(draw, Exception) else next(picked) for draw in drawn]
 
 
 def unless_said(sentences: int, vocab: Vocab, prompt_len: int, ban: Constraint) -> Constraint:

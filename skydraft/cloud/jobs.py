@@ -9,7 +9,6 @@ from typing import ClassVar, Literal, TypeAlias
 
 from skydraft.cloud.sessions import CloudSession
 from skydraft.decoding.verification import Verification
-from skydraft.engines.base import Rows
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudFailure, SkydraftError
 from skydraft.protocol.values import Emission, Opened, SessionCall, VerifyCall
@@ -101,14 +100,12 @@ class Job(ABC):
     def ready(self) -> Answer | None:
         """The prompt is in the cache: begin the work, or return the answer where there is nothing else to do."""
 
-    def absorb(self, feed: TokenIds, rows: Rows, seconds: float, now: float) -> None:
-        """Take the logits of a feed that was part of a forward of `seconds`."""
+    def account(self, feed: TokenIds, seconds: float, now: float) -> None:
+        """Note the cost of a feed that was part of a forward of `seconds`."""
         num_before = self._cost.num_rows
         self._cost += Cost(1, len(feed), forward_ms=seconds * 1e3)
         if num_before // _TURN_ROWS < self._cost.num_rows // _TURN_ROWS:
             self.turn = now
-        if self._work is not None:
-            self._work.absorb(rows)
 
     def commit(self, now: float) -> Answer | None:
         """The work is done: make it final and return the last answer, or None if the job goes on."""

@@ -16,6 +16,7 @@ from skydraft.cloud.limits import Limits
 from skydraft.cloud.scheduler import Scheduler
 from skydraft.cloud.sessions import Sessions
 from skydraft.config import Execution
+from skydraft.decoding.verification import absorb_all
 from skydraft.engines.base import Engine, Rows
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudFailure, CloudLost, EngineError, GrammarRefused, SessionNotFound, SkydraftError
@@ -241,15 +242,16 @@ class Worker:
         return self._verify(batch, rows, seconds)
 
     def _verify(self, batch: Batch, rows: list[Rows], seconds: float) -> list[Job]:
-        done = []
-        for (job, feed), logits in zip(batch, rows, strict=True):
+        for job, feed in batch:
             self._scheduler.serve(job, len(feed))
-            try:
-                job.absorb(feed, logits, seconds, self._clock())
-            except Exception as error:
+            job.account(feed, seconds, self._clock())
+        judged = [(job, job.work) for job, _ in batch if job.work is not None]
+        errors = absorb_all([(work, logits) for (_, work), logits in zip(judged, rows, strict=True)])
+        done = []
+        for (job, work), error in zip(judged, errors, strict=True):
+            if error:
                 self._fail([job], error)
-                continue
-            if job.work is not None and job.work.next_feed(1) is None:
+            elif work.next_feed(1) is None:
                 done.append(job)
         return done
 

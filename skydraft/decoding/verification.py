@@ -10,10 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
-from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.chooser import Chooser, Question, choose_all
+from skydraft.choosing.picking import Picked
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer
+from skydraft.engines.rows import is_on_host
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
@@ -39,7 +41,8 @@ class Verification:
     """One block on its way through the target, a few rows at a time.
 
     Rows are asked for with `next_feed` and given back with `absorb`, so that a caller may put the rows of several
-    verifications into one forward. It ends at the first difference: later rows are never computed.
+    verifications into one forward (`absorb_all` takes them back together). It ends at the first difference: later rows
+    are never computed.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Verification:
         self._audit: list[bool] = []
         self._audit_ranks: list[int] = []
         self._done = False
+        self._rows: Rows = ()  # of the last feed, not judged yet
 
     def next_feed(self, max_rows: int) -> TokenIds | None:
         """The next tokens to feed, at most `max_rows`; None when the verdict is known."""
@@ -79,14 +83,39 @@ class Verification:
 
     def absorb(self, rows: Rows) -> None:
         """Take the logits [len(feed), vocab] of the tokens that `next_feed` gave."""
-        for row in rows:
-            self._fed_len += 1
-            if not self._done and self._fed_len >= self._seen_len:
-                self._judge(row, self._fed_len)
+        (error,) = absorb_all([(self, rows)])
+        if error:
+            raise error
 
-    def _judge(self, row: Rows, length: int) -> None:
+    def _take(self, rows: Rows) -> None:
+        """Hold the logits of a feed until they are judged; those before what is to be judged are let go at once."""
+        self._rows = rows[max(self._seen_len - self._fed_len - 1, 0) :]
+        self._fed_len += len(rows)
+
+    def _questions(self) -> list[Question]:
+        """What has to be known to go on: which token follows the next row; none where all are judged.
+
+        Rows on another device cost little and waiting for them much: there it is all rows, as if the draft were right.
+        """
+        if self._done or not len(self._rows):
+            return []
+        start = self._fed_len - len(self._rows) + 1
+        asked = self._rows[:1] if is_on_host(self._rows) else self._rows
+        return [Question(self._chooser, row, self._extended[: start + at]) for at, row in enumerate(asked)]
+
+    def _answer(self, choices: Seq[Picked]) -> None:
+        """Judge as many rows as were asked about. Raises what stands for a choice that is needed."""
+        for choice in choices:
+            if isinstance(choice, Exception):
+                raise choice
+            row, self._rows = self._rows[0], self._rows[1:]
+            self._judge(row, self._fed_len - len(self._rows), choice)
+            if self._done:
+                self._rows = ()
+                return
+
+    def _judge(self, row: Rows, length: int, choice: int) -> None:
         prefix = self._extended[:length]
-        choice = self._chooser.choose(row, prefix)
         drafted = int(self._extended[length]) if length < len(self._extended) else None
         if drafted is not None and length - self._prompt_len < self.block.base:
             self._audit.append(choice == drafted)
@@ -108,6 +137,26 @@ class Verification:
         """The verdict, once `next_feed` has given None."""
         audit, ranks = tuple(self._audit), tuple(self._audit_ranks)
         return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, audit, ranks, cost)
+
+
+def absorb_all(fed: Seq[tuple[Verification, Rows]]) -> list[Exception | None]:
+    """Let each verification take its rows of a forward; their tokens are chosen together.
+
+    Returns what each raised, which ends it and none of the others.
+    """
+    errors: list[Exception | None] = [None] * len(fed)
+    for work, rows in fed:
+        work._take(rows)
+    while True:
+        asked = [work._questions() if error is None else [] for (work, _), error in zip(fed, errors, strict=True)]
+        if not any(asked):
+            return errors
+        choices = iter(choose_all([question for questions in asked for question in questions]))
+        for index, questions in enumerate(asked):
+            try:
+                fed[index][0]._answer([next(choices) for _ in questions])
+            except Exception as error:
+                errors[index] = error
 
 
 class TargetSession:

@@ -25,13 +25,6 @@ from skydraft.types import Cost, Media, Recordings, Reuse
 Rows: TypeAlias = Any
 
 
-def at_least_float32(row: Any) -> Any:
-    """A row itself, or its float32 copy where it has 16 bits: exact, and what transformers computes on."""
-    if isinstance(row, np.ndarray):
-        return row.astype(np.float32) if row.itemsize < 4 else row
-    return row.float() if row.element_size() < 4 else row
-
-
 class TokenBuffer:
     """Token ids that grow at the end and are cut to an absolute length. The view it hands out is read-only."""
 
@@ -111,7 +104,7 @@ class Sequence:
             if length < self.length:
                 self.engine.roll_back(self, length)
                 self._tokens.truncate(length)
-                self.whole_len = min(self.whole_len, self.engine.part_end(length) - self.engine.max_batch_rows)
+                self.whole_len = min(self.whole_len, self.engine.prefixes.parts(self.engine).last_end(self.token_ids))
                 self._assert_kv()
 
     def align(self, token_ids: TokenIds) -> None:
@@ -178,16 +171,16 @@ class Engine(ABC):
         self.name = name
         self.turns = Turns(name)
         self.floor = Floor()
-        self._closed = PrefixCache()
+        self.prefixes = PrefixCache()
 
     def drop(self, sequence: Sequence) -> None:
         """Keep or release a sequence: now, or before the next one begins while another thread uses the engine."""
-        self._closed.drop(sequence)
-        self._when_free(lambda: self._closed.settle(self))
+        self.prefixes.drop(sequence)
+        self._when_free(lambda: self.prefixes.settle(self))
 
     def forget_kept(self, older_than_s: float = 0.0) -> None:
         """Release what has been kept for reuse for so long, unless another thread uses the engine."""
-        self._when_free(lambda: self._closed.forget(self, older_than_s))
+        self._when_free(lambda: self.prefixes.forget(self, older_than_s))
 
     def _when_free(self, work: Callable[[], None]) -> None:
         # Who has the floor must not find the engine in use by one who tidies up.
@@ -260,7 +253,7 @@ class Engine(ABC):
         """
         with self.turns:
             self.check_prompt(prompt, media)
-            return self._closed.begin(self, prompt, media, reuse)
+            return self.prefixes.begin(self, prompt, media, reuse)
 
     def sequence(
         self, slot: Any, media: Recordings = (), reuse: Reuse | None = None, token_ids: Seq[int] | TokenIds = (),
@@ -276,27 +269,26 @@ class Engine(ABC):
             with self.floor:
                 has_more = self.prefill(sequence, prompt)
 
-    def part_end(self, length: int) -> int:
-        """Where the part of a prompt ends that begins at or before `length`: parts end at fixed places."""
-        return (length // self.max_batch_rows + 1) * self.max_batch_rows
-
     def prefill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed.
 
-        Parts end at the same places in every prompt, whatever lies between the calls or was reused, so that the KV of a
-        prompt is a function of its tokens.
+        Parts end at the same places, whatever lies between the calls or was reused, so that the KV of a prompt is a
+        function of its tokens. The beginning is taken from where it was fed before.
         """
         with self.turns:
             sequence.check_open()
+            self.prefixes.take_beginning(self, sequence, prompt)
             start, end = sequence.length, len(prompt) - 1
-            chunk = prompt[start : min(self.part_end(start), end)]
+            part_end = self.prefixes.parts(self).next_end(start, prompt)
+            chunk = prompt[start : min(part_end, end)]
             if len(chunk):
                 began = time.perf_counter()
                 try:
                     self.forward([(sequence, chunk)], want_logits=False)
                     sequence.record(chunk)
-                    if sequence.whole_len == start and sequence.length == self.part_end(start):
-                        sequence.whole_len = sequence.length
+                    if sequence.whole_len == start and sequence.length == part_end:
+                        sequence.whole_len = part_end
+                        self.prefixes.keep_beginning(self, sequence)
                 finally:
                     ms = (time.perf_counter() - began) * 1e3
                     sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
@@ -374,6 +366,13 @@ class Engine(ABC):
     @abstractmethod
     def roll_back(self, sequence: Sequence, length: int) -> None:
         """Drop KV from position `length` on; raises EngineError when the cache cannot."""
+
+    def allocate_beginning(self) -> Any:
+        """A handle for the KV of the beginning of prompts, None where there is none; one that gives it has `copy`."""
+        return None
+
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
+        """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
 
     @abstractmethod
     def release(self, sequence: Sequence) -> None:

@@ -99,6 +99,7 @@ class LlamaCppEngine(Engine):
         self._batch = self._lib.llama_batch_init(self.max_batch_rows, 0, 1)
         self.max_sequences = options.max_sequences
         self._free_slots = list(range(options.max_sequences))[::-1]
+        self._shares_cache = options.shared_cache
         self._profile = profile_of(self, self._profile_key(options), options)
 
     def _load_model(self, path: Path, options: EngineOptions) -> Any:
@@ -119,11 +120,12 @@ class LlamaCppEngine(Engine):
 
     def _open_context(self, options: EngineOptions) -> Any:
         params = self._lib.llama_context_default_params()
-        params.n_ctx = self.context_len * options.max_sequences
+        params.n_seq_max = options.max_sequences + (options.max_sequences > 1)  # one for the beginning of prompts
+        params.n_ctx = self.context_len * params.n_seq_max
         params.n_batch = params.n_ubatch = self.max_batch_rows
-        params.n_seq_max = options.max_sequences
         params.kv_unified = options.shared_cache
-        params.n_outputs_max = _MAX_OUTPUT_ROWS  # the default reserves logits for whole prompts: 300 MB
+        # The default reserves logits for whole prompts, 300 MB; less than a row for each sequence ends the process.
+        params.n_outputs_max = max(_MAX_OUTPUT_ROWS, params.n_seq_max)
         params.n_threads = params.n_threads_batch = self._num_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = _TYPE_F16, _TYPE_BF16
@@ -142,7 +144,7 @@ class LlamaCppEngine(Engine):
         processor = self._lib.llama_print_system_info().decode()
         lengths = f"{self.context_len} cells, {_TYPE_F16}/{_TYPE_BF16}"
         parts = (lengths, self.path.name, stat.st_size, int(stat.st_mtime), llama_cpp.__version__, self._num_threads)
-        how = (options.gpu_layers, options.max_sequences, options.shared_cache)
+        how = (options.gpu_layers, self._lib.llama_n_seq_max(self._context), options.shared_cache)
         return "|".join(map(str, (*parts, *how, cpu_model(), processor)))
 
     def allocate(self) -> int:
@@ -179,6 +181,15 @@ class LlamaCppEngine(Engine):
         logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
         ends = np.cumsum([len(token_ids) for _, token_ids in feeds])
         return [logits[end - len(token_ids) : end] for end, (_, token_ids) in zip(ends, feeds, strict=True)]
+
+    def allocate_beginning(self) -> int | None:
+        return self.max_sequences if self.max_sequences > 1 else None
+
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        # Between streams llama.cpp copies whole buffers or nothing; in a cache for all, cells may belong to several.
+        end = length if self._shares_cache else -1
+        self._lib.llama_memory_seq_cp(self._memory, source.slot, target.slot, 0 if self._shares_cache else -1, end)
+        self.roll_back(target, length)
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
         if not self._lib.llama_memory_seq_rm(self._memory, sequence.slot, length, -1):

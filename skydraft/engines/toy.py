@@ -104,6 +104,12 @@ class ToyEngine(Engine):
         row = row + self._by_position[position % len(self._by_position)]
         return row
 
+    def allocate_beginning(self) -> list[tuple[int, int]]:
+        return self.allocate()
+
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        target.slot[:] = source.slot[:length]
+
     def roll_back(self, sequence: Sequence, length: int) -> None:
         del sequence.slot[length:]
 

@@ -138,6 +138,17 @@ class TransformersEngine(Engine):
         """Positions of the next tokens, [1, num_rows]."""
         return self._torch.arange(base, base + num_rows, device=self._device)[None]
 
+    def allocate_beginning(self) -> Slot:
+        return self.allocate()
+
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        cache = self._new_cache()
+        for index, layer in enumerate(source.slot.cache.layers):
+            if getattr(layer, "keys", None) is not None:
+                # [1, heads, length, head_dim], not a view: the rest of the source can be freed
+                cache.update(layer.keys[..., :length, :].clone(), layer.values[..., :length, :].clone(), index)
+        target.slot.cache = cache
+
     def roll_back(self, sequence: Sequence, length: int) -> None:
         # Not by `crop`: it is relative, and after a forward that failed half-way the layers differ in length.
         if length == 0:

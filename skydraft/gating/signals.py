@@ -8,7 +8,7 @@ from typing import Any
 import array_api_compat
 import array_api_compat.numpy  # takes 0.1 s, which would fall into the first round
 
-from skydraft.engines.base import at_least_float32
+from skydraft.engines.rows import at_least_float32
 from skydraft.types import Signals
 
 CERTAIN = Signals(entropy=0.0, margin=1.0, top_prob=1.0)  # of a token that had no rival

@@ -26,12 +26,12 @@ from skydraft.prompts.messages import Message
 _now = datetime.now  # a name of its own, so that tests can stop the clock
 
 
-def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
+def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), *, day: datetime | None = None) -> str:
     """The text that asks for the next answer in the conversation. Without a template, a single question as it is.
 
-    `tools` are descriptions in OpenAI's form, for a template that knows them. Where a BOS text stands is for the
-    template to say. Raises PromptError for a conversation that the model does not take, BrokenModel for a template that
-    does not compile or fails.
+    `tools` are descriptions in OpenAI's form, for a template that knows them; `day` is today, unless given. Where a
+    BOS text stands is for the template to say. Raises PromptError for a conversation that the model does not take,
+    BrokenModel for a template that does not compile or fails.
     """
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
@@ -49,6 +49,7 @@ def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = ())
             add_generation_prompt=True,
             bos_token=vocab.bos_text,
             eos_token=vocab.eos_text,
+            **({"strftime_now": day.strftime} if day else {}),
         )
     except _Refusal as error:
         hint = "Try it without the system message." if "system" in roles else ""

@@ -6,16 +6,21 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from datetime import datetime
+from itertools import islice, product, takewhile
 from typing import Any, Literal
 
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
+from skydraft.errors import SkydraftError
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
 from skydraft.types import Prompt
 
 ShareAudio = Literal["features", "none"]
+_TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # whose first characters join what stands before in different ways
+_DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
+_MIN_BEGINNING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,20 @@ def prompt_ids(
     ]
     text = vocab.bos_text + heard[-1].content if raw else render(vocab, heard, tools)
     return vocab.encode(text)
+
+
+def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
+    """The tokens with which the chat template begins a prompt that is a lone question, before any text of anybody.
+
+    On whatever day; none where these are too few to matter.
+    """
+    try:
+        texts = [render(vocab, [Message("user", text)], day=day) for text, day in product(_TEXTS, _DAYS)]
+    except SkydraftError:  # a template that takes no lone question
+        return ()
+    columns = zip(*map(vocab.encode, texts), strict=False)
+    shared = tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
+    return shared if vocab.chat_template and len(shared) >= _MIN_BEGINNING else ()
 
 
 def read_prompt(

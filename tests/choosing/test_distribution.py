@@ -14,8 +14,9 @@ import pytest
 from scipy import stats
 
 from skydraft import DecodingParams, generate, make_plan
-from skydraft.choosing import chooser
-from skydraft.choosing.sampling import gumbel_noise, sample
+from skydraft.choosing import picking
+from skydraft.choosing.noise import MAX_NOISE, MIN_NOISE, gumbel_noise
+from skydraft.choosing.sampling import sample
 from skydraft.config import decoding_params
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
@@ -121,7 +122,7 @@ def shared_by_neighbours(scores, params, position):
 @pytest.mark.parametrize("broken", [heated_twice, same_noise_everywhere, shared_by_neighbours, squeezed_tails])
 def test_a_broken_sampler_is_rejected_at_the_same_level(monkeypatch, broken):
     """F7 and the classic mistakes: temperature twice, one noise for several positions, squeezed tails."""
-    monkeypatch.setattr(chooser, "sample", broken)
+    monkeypatch.setattr(picking, "sample", broken)
     assert min(p_values(sampled(make_plan("cloud"), None, WARPERS["cool"]), WARPERS["cool"]).values()) < SIGNIFICANCE
 
 
@@ -199,12 +200,10 @@ def test_the_noise_of_a_token_does_not_depend_on_its_company(dtype):
 
 
 def test_the_extreme_words_give_finite_noise_that_the_shortcuts_of_sampling_reckon_with():
-    from skydraft.choosing.sampling import _MAX_NOISE, _NOISE_SPAN
-
     extremes = [token_of(word, seed=3, position=8) for word in (0, 2**64 - 1)]
     lowest, highest = gumbel_noise(3, 8, np.array(extremes, np.uint64))
     assert [lowest, highest] == pytest.approx([-math.log(54 * math.log(2)), 53 * math.log(2)])
-    assert highest <= _MAX_NOISE and highest - lowest <= _NOISE_SPAN
+    assert MIN_NOISE <= lowest < highest <= MAX_NOISE
 
 
 def token_of(word: int, seed: int, position: int) -> int:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.sampling import gumbel_noise, sample
+from skydraft.choosing.noise import gumbel_noise
+from skydraft.choosing.sampling import sample
 from skydraft.config import DecodingParams
 from skydraft.errors import EngineError, OptionError
 

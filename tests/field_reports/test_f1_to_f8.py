@@ -11,7 +11,8 @@ import pytest
 import skydraft
 from skydraft.choosing import constraints
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.sampling import gumbel_noise, sample
+from skydraft.choosing.noise import gumbel_noise
+from skydraft.choosing.sampling import sample
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter

@@ -1,0 +1,25 @@
+"""Rows of logits, numpy or torch, which stay where the engine has them until somebody has to look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def at_least_float32(row: Any) -> Any:
+    """A row itself, or its float32 copy where it has 16 bits: exact, and what transformers computes on."""
+    if isinstance(row, np.ndarray):
+        return row.astype(np.float32) if row.itemsize < 4 else row
+    return row.float() if row.element_size() < 4 else row
+
+
+def is_on_host(rows: Any) -> bool:
+    """Whether numpy can read them where they lie."""
+    return isinstance(rows, np.ndarray) or rows.device.type == "cpu"
+
+
+def on_host(array: Any) -> npt.NDArray[Any]:
+    """An array in host memory, numpy, of at least 32 bits; not a copy where it lies there already."""
+    return array if isinstance(array, np.ndarray) else np.asarray(at_least_float32(array).detach().cpu().numpy())
