@@ -104,7 +104,8 @@ class Sequence:
             if length < self.length:
                 self.engine.roll_back(self, length)
                 self._tokens.truncate(length)
-                self.whole_len = min(self.whole_len, self.engine.prefixes.parts(self.engine).last_end(self.token_ids))
+                if length < self.whole_len:
+                    self.whole_len = self.engine.prefixes.parts(self.engine).last_end(self.token_ids)
                 self._assert_kv()
 
     def align(self, token_ids: TokenIds) -> None:
