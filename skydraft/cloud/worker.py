@@ -245,10 +245,10 @@ class Worker:
         for job, feed in batch:
             self._scheduler.serve(job, len(feed))
             job.account(feed, seconds, self._clock())
-        judged = [(job, job.work) for job, _ in batch if job.work is not None]
-        errors = absorb_all([(work, logits) for (_, work), logits in zip(judged, rows, strict=True)])
+        judged = [(job, job.work, fed) for (job, _), fed in zip(batch, rows, strict=True) if job.work is not None]
+        errors = absorb_all([(work, fed) for _, work, fed in judged])
         done = []
-        for (job, work), error in zip(judged, errors, strict=True):
+        for (job, work, _), error in zip(judged, errors, strict=True):
             if error:
                 self._fail([job], error)
             elif work.next_feed(1) is None:
