@@ -22,9 +22,9 @@ import numpy as np
 
 import skydraft
 from bench.server import ServerProcess
-from bench.structured_checks import complaint, is_right, read_answer, read_call
+from bench.structured_checks import is_right
 from bench.structured_speed import speed
-from bench.structured_summary import show
+from bench.structured_summary import found_in, show
 from bench.workload import machine
 from skydraft import DecodingParams, Engine, EngineOptions, Generation, api, make_plan
 from skydraft.choosing.chooser import Chooser
@@ -104,8 +104,7 @@ def schemas(chosen: list[Line], to: Path, num_threads: int) -> None:
                     sides = {"edge": edge, "cloud": target, "plan": plan, "params": params}
                     with skydraft.generate(row["prompt"], system=SYSTEM, **sides) as generation:
                         line = figures(generation.run())
-                    said = "" if line["finish"] == "length" else complaint(line["text"], row["schema"])
-                    line = kept.add(key, {"kind": row["kind"], **line, "complaint": said})
+                    line = kept.add(key, line)
                 texts[name] = line
             same = all(texts[name]["token_ids"] == texts["cloud"]["token_ids"] for name in texts if "lossless" in name)
             print(f"{number + 1}/{2 * len(chosen)} {row['id']} T={temperature} lossless == cloud: {same}", flush=True)
@@ -180,10 +179,9 @@ def tasks(chosen: list[Line], to: Path, num_threads: int) -> None:
                     line = figures(generation.run()) | {"origins": generation.origins, "risks": risks}
                 if way in JUDGED:
                     line |= judged(cloud, request, generation)
-                names = [tool["function"]["name"] for tool in task.get("tools", ())]
-                found = read_call(line["text"], names) if names else read_answer(line["text"])
-                line = kept.add(key, {**line, "found": found, "right": is_right(found, task["answer"])})
-            said.append(f"{way}: {'right' if line['right'] else 'wrong'}")
+                line = kept.add(key, line)
+            right = is_right(found_in(line["text"], task), task["answer"])
+            said.append(f"{way}: {'right' if right else 'wrong'}")
         print(f"{number + 1}/{len(chosen)} {task['id']} {', '.join(said)}", flush=True)
 
 
@@ -221,7 +219,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
     if given.what == "summary":
-        show([line for path in given.files for line in lines_of(path)])
+        show([line for path in given.files for line in lines_of(path)], all_schemas(), all_tasks())
         return
     print(machine())
     if given.what == "speed":
@@ -231,7 +229,7 @@ def main() -> None:
     chosen = every[given.first :][: given.num]
     to = given.to or Path(f"structured_{given.what}.out")
     (schemas if given.what == "schemas" else tasks)(chosen, to, given.threads)
-    show(lines_of(to))
+    show(lines_of(to), all_schemas(), all_tasks())
 
 
 if __name__ == "__main__":

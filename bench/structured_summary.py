@@ -6,14 +6,31 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from bench.structured_checks import complaint, is_right, read_answer, read_call
+
 Line = dict[str, Any]
 
 
-def show(lines: list[Line]) -> None:
-    """Print the tables of schemas and of tasks, of whichever there are any."""
+def show(lines: list[Line], schemas: list[Line], tasks: list[Line]) -> None:
+    """Print the tables of what was kept of schemas and of tasks, of whichever there are any."""
     by_key = {line["key"]: line for line in lines}  # a line that stands in two files counts once
-    _show_schemas([line for line in by_key.values() if "complaint" in line])
-    _show_tasks([line for line in by_key.values() if "right" in line])
+    schema_of, task_of = ({row["id"]: row for row in rows} for rows in (schemas, tasks))
+    fitted, done = [], []
+    for key, line in by_key.items():
+        if row := schema_of.get(key.split()[0]):
+            said = "" if line["finish"] == "length" else complaint(line["text"], row["schema"])
+            fitted.append({**line, "complaint": said})
+        elif task := task_of.get(key.split()[0]):
+            found = found_in(line["text"], task)
+            done.append({**line, "found": found, "right": is_right(found, task["answer"])})
+    _show_schemas(fitted)
+    _show_tasks(done)
+
+
+def found_in(text: str, task: Line) -> Any:
+    """What a text answers to a task, in a call or an object; None where there is none."""
+    names = [tool["function"]["name"] for tool in task.get("tools", ())]
+    return read_call(text, names) if names else read_answer(text)
 
 
 def _share(part: float, whole: float) -> str:

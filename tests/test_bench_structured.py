@@ -49,6 +49,7 @@ def test_a_text_that_does_not_fit_is_complained_of() -> None:
     schema = {"type": "object", "properties": {"at": {"type": "string", "format": "date-time"}}}
     assert checks.complaint('{"at": "2026-03-01T09:00:00+08:00"}', schema) == ""
     assert checks.complaint('{"at": "2026-13-01T09:00:00Z"}', schema) and checks.complaint('{"at": 1}', schema)
+    assert checks.complaint("39.9", {"multipleOf": 0.1}) == "" != checks.complaint("39.95", {"multipleOf": 0.1})
     assert checks.complaint('{"at": "2026', schema).startswith("no JSON")
 
 
