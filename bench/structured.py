@@ -42,6 +42,7 @@ WAYS = {
     "edge, free": ("edge", False), "edge": ("edge", True), "quality": ("quality", True), "auto": ("auto", True),
     "cloud": ("cloud", True), "cloud, free": ("cloud", False),
 }  # fmt: skip
+PART_LEN = 32  # of prompts of tasks, so that one way takes up nearly all that another has read
 JUDGED = ("edge", "quality", "auto")
 Line = dict[str, Any]
 
@@ -167,8 +168,10 @@ def tasks(chosen: list[Line], to: Path, num_threads: int) -> None:
     """Run the tasks that `to` does not have yet, and judge what gated modes wrote."""
     kept, (edge, cloud) = Kept(to), load_sides(num_threads)
     calibration = find_calibration([], edge.fingerprint, cloud.fingerprint, edge.name)
+    for engine in (edge, cloud):
+        engine.max_batch_rows = PART_LEN
     for number, task in enumerate(chosen):
-        said = []
+        said, known = [], dict[tuple[int, ...], Line]()
         for way, (mode, with_grammar) in WAYS.items():
             key = f"{task['id']} {way}"
             line = kept.get(key)
@@ -178,7 +181,9 @@ def tasks(chosen: list[Line], to: Path, num_threads: int) -> None:
                     risks = risks_of(calibration, generation) if way in JUDGED else []
                     line = figures(generation.run()) | {"origins": generation.origins, "risks": risks}
                 if way in JUDGED:
-                    line |= judged(cloud, request, generation)
+                    if generation.token_ids not in known:
+                        known[generation.token_ids] = judged(cloud, request, generation)
+                    line |= known[generation.token_ids]
                 line = kept.add(key, line)
             right = is_right(found_in(line["text"], task), task["answer"])
             said.append(f"{way}: {'right' if right else 'wrong'}")
@@ -223,7 +228,8 @@ def main() -> None:
         return
     print(machine())
     if given.what == "speed":
-        speed(load_sides(given.threads), all_tasks()[: given.num or 12], request_of)
+        without_tools = [task for task in all_tasks() if "schema" in task]
+        speed(load_sides(1), without_tools[: given.num or 12], request_of, PART_LEN)
         return
     every = all_schemas() if given.what == "schemas" else all_tasks()
     chosen = every[given.first :][: given.num]
