@@ -164,7 +164,7 @@ def all_tasks() -> list[Line]:
     return [task for both in zip(calls, every[len(calls) :], strict=True) for task in both]
 
 
-def tasks(chosen: list[Line], to: Path, num_threads: int) -> None:
+def tasks(chosen: list[Line], to: Path, num_threads: int, ways: list[str]) -> None:
     """Run the tasks that `to` does not have yet, and judge what gated modes wrote."""
     kept, (edge, cloud) = Kept(to), load_sides(num_threads)
     calibration = find_calibration([], edge.fingerprint, cloud.fingerprint, edge.name)
@@ -172,7 +172,8 @@ def tasks(chosen: list[Line], to: Path, num_threads: int) -> None:
         engine.max_batch_rows = PART_LEN
     for number, task in enumerate(chosen):
         said, known = [], dict[tuple[int, ...], Line]()
-        for way, (mode, with_grammar) in WAYS.items():
+        for way in ways:
+            mode, with_grammar = WAYS[way]
             key = f"{task['id']} {way}"
             line = kept.get(key)
             if line is None:
@@ -221,6 +222,7 @@ def main() -> None:
     parser.add_argument("--from", type=int, default=0, dest="first", help="skip so many")
     parser.add_argument("--num", type=int, default=None, help="at most so many")
     parser.add_argument("--to", type=Path, default=None, help="where results are kept (default: structured_WHAT.out)")
+    parser.add_argument("--ways", default=";".join(WAYS), help="only these of the tasks, with ; between them")
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
     if given.what == "summary":
@@ -234,7 +236,10 @@ def main() -> None:
     every = all_schemas() if given.what == "schemas" else all_tasks()
     chosen = every[given.first :][: given.num]
     to = given.to or Path(f"structured_{given.what}.out")
-    (schemas if given.what == "schemas" else tasks)(chosen, to, given.threads)
+    if given.what == "schemas":
+        schemas(chosen, to, given.threads)
+    else:
+        tasks(chosen, to, given.threads, given.ways.split(";"))
     show(lines_of(to), all_schemas(), all_tasks())
 
 

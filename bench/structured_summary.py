@@ -69,7 +69,10 @@ def _num_shared(ours: list[int], theirs: list[int]) -> int:
 
 
 def _show_tasks(lines: list[Line]) -> None:
+    """Each way on the same tasks: those that were run in all of them."""
     ways = list(dict.fromkeys(line["key"].partition(" ")[2] for line in lines))
+    num_ways = Counter(line["key"].split()[0] for line in lines)
+    lines = [line for line in lines if num_ways[line["key"].split()[0]] == len(ways)]
     for way in ways:
         mine = [line for line in lines if line["key"].partition(" ")[2] == way]
         num_tokens = sum(line["num_tokens"] for line in mine)
