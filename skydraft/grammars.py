@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from skydraft.errors import GrammarRefused
 
@@ -47,6 +48,19 @@ def parts(text: str) -> tuple[str, str]:
     """Kind and content of a grammar that `check_grammar` has passed; a json_object is its schema."""
     kind, _, content = text.partition(":")
     return ("json_schema", '{"type":"object"}') if kind == "json_object" else (kind, content)
+
+
+def with_ascii_refs(schema: str) -> Any:
+    """A JSON schema with its references as RFC 3986 writes them: "#/$defs/站" is "#/$defs/%E7%AB%99" there.
+
+    llguidance knows no others, and pydantic writes the names of classes as they are.
+    """
+    return json.loads(schema, object_hook=_with_ascii_ref)
+
+
+def _with_ascii_ref(part: dict[str, Any]) -> dict[str, Any]:
+    refers = isinstance(part.get("$ref"), str) and not part["$ref"].isascii()
+    return {**part, "$ref": quote(part["$ref"], safe="%/#:?&=+$,;@!*'()~")} if refers else part
 
 
 def check_grammar(text: str) -> None:

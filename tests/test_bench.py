@@ -16,7 +16,16 @@ NEEDS = {
     "speed": "llama_cpp",
     "speech_identity": "transformers",
 }
-PARTS = {"__init__", "bare_loop", "frames", "server", "workload"}  # of others
+PARTS = {
+    "__init__",
+    "bare_loop",
+    "frames",
+    "server",
+    "structured_checks",
+    "structured_speed",
+    "structured_summary",
+    "workload",
+}  # of others
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in BENCH.glob("*.py")))

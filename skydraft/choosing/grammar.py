@@ -24,7 +24,7 @@ from skydraft.choosing.grammar_check import LIMITS, STACK_BYTES, complaint
 from skydraft.choosing.incremental import Follower
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
-from skydraft.grammars import parts
+from skydraft.grammars import parts, with_ascii_refs
 
 _MAX_COMPILED = 16  # for each vocabulary; besides those in use
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
@@ -151,7 +151,7 @@ def _as_lark(text: str, library: Any, *, may_force: bool) -> str:
     """A grammar of any kind in Lark. Where not every text can be spelled, no tokens are taken for the only way."""
     kind, content = parts(text)
     if kind == "json_schema":
-        schema = json.loads(content)
+        schema = with_ascii_refs(content)
         schema.setdefault("x-guidance", {"whitespace_pattern": _WHITESPACE})
         content = f"start: %json {json.dumps(schema)}"
     elif kind == "regex":

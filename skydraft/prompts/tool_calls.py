@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from skydraft.errors import PromptError
+from skydraft.grammars import with_ascii_refs
 
 MAX_CALLS = 8  # in one answer that has to call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -60,7 +61,7 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
     `tools` are functions with `name` and `parameters`. With `answer`, a JSON schema as text, a text may also be that
     instead. Raises PromptError for a schema that is no object.
     """
-    rules = [f"start: calls | answer\nanswer: %json {answer}" if answer else "start: calls"]
+    rules = [f"start: calls | answer\nanswer: %json {_for_lark(answer)}" if answer else "start: calls"]
     rules.append(f'calls: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else "calls: call")
     names = [f"call_{number}" for number in range(len(tools))]
     rules.append(f'call: "{_BEGIN}\\n" ({" | ".join(names)}) "}}\\n{_END}"')
@@ -77,7 +78,11 @@ def _schema_of(tool: Mapping[str, Any]) -> str:
         raise PromptError(f"The parameters of the tool '{tool['name']}' must be a schema of an object.")
     # What a tool does not name, it does not take.
     closed = {"additionalProperties": False, **schema, "type": "object", "x-guidance": _STYLE}
-    return json.dumps(closed, ensure_ascii=False)
+    return _for_lark(json.dumps(closed))
+
+
+def _for_lark(schema: str) -> str:
+    return json.dumps(with_ascii_refs(schema), ensure_ascii=False)
 
 
 class CallReader:

@@ -18,6 +18,7 @@ from skydraft.choosing.grammar import GrammarAlong, compile_grammar
 from skydraft.engines.toy import random_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
+from skydraft.grammars import json_schema
 from tests import grammars, toys
 from tests.grammars import BYTES, ENDS, GRAMMARS, JSONS, PERSON, spelled
 from tests.toys import EOS, VOCAB, law
@@ -174,6 +175,15 @@ def test_a_generation_ends_with_what_fits(temperature: float) -> None:
             jsonschema.validate(json.loads(done.text), PERSON)
         else:
             assert done.finish_reason == "length"
+
+
+@pytest.mark.parametrize("ref", ["#/$defs/站", "#/$defs/%E7%AB%99"])
+def test_references_may_be_written_in_any_language(ref: str) -> None:
+    schema = {"type": "array", "items": {"$ref": ref}, "minItems": 1, "$defs": {"站": {"enum": ["上海", "北京"]}}}
+    matched = along(json_schema(schema), BYTES)
+    for text, fits in (('["上海"]', True), ('["上"]', False)):
+        assert bool(matched.allowed(array(spelled(text)))[ENDS[0]]) is True
+        assert (matched._num_matched == len(spelled(text))) is fits
 
 
 def test_a_stop_string_ends_the_text_inside_of_a_grammar() -> None:

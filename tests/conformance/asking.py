@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Literal
+
+import numpy as np
+import pydantic
 
 from skydraft import DecodingParams, api, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import conversation
 
-# Unlike the toy's own it shows tools and roles, so that what a client drops on the way changes the text.
+# Unlike the toy's own it shows roles and tools, so that what a client drops on the way changes the text.
 _TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool['function']['name'] }};{% endfor %}"
-    "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
+    "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>{% endfor %}"
+    "{% endfor %}"
 )
 _MAX_SEQUENCES = 6
 QUESTION = "语速"
@@ -27,6 +34,8 @@ CONVERSATION: Any = [
 MODEL = "skydraft-quality"
 MAX_TOKENS = 24
 SEED = 5
+ENOUGH = 900  # characters of eight calls
+NOTHING_FITS: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}}
 TOO_LONG = "语" * 5000  # the toy's context holds 4096
 
 
@@ -35,6 +44,43 @@ def speaking(spec: str) -> ToyEngine:
     engine = open_toy(spec, 4096, _MAX_SEQUENCES)
     engine.vocab.chat_template = _TEMPLATE
     return engine
+
+
+def calling_pair(name: str, arguments: Any) -> Pair:
+    """A drafter that says "no" and a target that answers a question by one call, and what tools gave by "done"."""
+    return Pair(_calls_once(b"no", name, arguments), _calls_once(b"done", name, arguments), calibrated=False)
+
+
+def _calls_once(last: bytes, name: str, arguments: Any) -> ToyEngine:
+    said = [b"?", b"!", call_text(name, arguments).encode(), b"no", b"done"]
+    pieces = [*said, *(bytes([byte]) for byte in range(256)), b"<eos>"]
+    end = len(pieces) - 1
+    template = (
+        "{{ tools and '' }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        "{{ '!' if messages[-1]['role'] == 'tool' else '?' }}{# <tool_call> #}"
+    )
+
+    def encode(text: str) -> list[int]:
+        return [{ord("?"): 0, ord("!"): 1}.get(byte, byte + len(said)) for byte in text.encode()]
+
+    vocab = Vocab(pieces, encode, special_ids=[end], end_ids=[end], chat_template=template, eos_text="<eos>")
+    by_last = np.zeros((vocab.size, vocab.size), np.float32)
+    by_last[0, 2] = by_last[1, said.index(last)] = 100
+    by_last[2:5, end] = 100
+    engine = ToyEngine(vocab, by_last, name=f"calls {name}")
+    engine.max_sequences = _MAX_SEQUENCES
+    return engine
+
+
+def call_text(name: str, arguments: Any) -> str:
+    """A call as a model writes it."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def forced(text: str) -> dict[str, Any]:
+    """What makes a model that knows no language write this text."""
+    return {"skydraft": {"grammar": f"lark:start: {json.dumps(text)}"}}
 
 
 def speaking_pair() -> Pair:
@@ -67,3 +113,30 @@ WEATHER_TOOL: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+
+
+def pick_city(city: Literal["上海", "北京"], days: Literal[1, 2, 3]) -> str:
+    """Pick a city for some days."""
+    return f"{city}{days}"
+
+
+PICK_TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "pick_city",
+        "description": "Pick a city for some days.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["上海", "北京"]}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+        },
+    },
+}
+
+
+class Voice(pydantic.BaseModel):
+    """What a clip sounds like."""
+
+    speed: Literal["快", "慢"]
+    pitch: int = pydantic.Field(ge=0, le=99)
+    tags: list[Literal["轻", "重"]] = pydantic.Field(max_length=2)

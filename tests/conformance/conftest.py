@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.running import Running, gateway
 
-from .asking import speaking_pair
+from .asking import calling_pair, speaking_pair
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,4 +19,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def served() -> Iterator[Running]:
     """A gateway over a toy pair."""
     with gateway(speaking_pair()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def called() -> Iterator[Running]:
+    """A gateway over a pair that answers a question by a call."""
+    with gateway(calling_pair("pick_city", {"city": "上海", "days": 3})) as running:
         yield running

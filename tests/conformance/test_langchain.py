@@ -12,14 +12,20 @@ from tests.gateway.running import Running
 from .asking import (
     ASKED,
     CONVERSATION,
+    ENOUGH,
     MAX_TOKENS,
     MODEL,
+    NOTHING_FITS,
     QUESTION,
     SEED,
     TOO_LONG,
     WEATHER_TOOL,
+    Voice,
+    call_text,
     expected,
+    forced,
     lookup_weather,
+    pick_city,
 )
 
 langchain_openai: Any = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
@@ -97,7 +103,55 @@ def test_a_turn_that_called_a_tool_can_be_sent_back(served: Running) -> None:
         messages.ToolMessage("3", tool_call_id="1"),
     ]
     got = chat(served).bind_tools([lookup_weather]).invoke(turns)
-    assert got.usage_metadata["input_tokens"] == len("lookup_weather;u天at3")
+    called = '<tool_call>\n{"name": "lookup_weather", "arguments": {"city": "a"}}\n</tool_call>'
+    assert got.usage_metadata["input_tokens"] == len(f"lookup_weather;u天a{called}t3")
+
+
+@pytest.mark.parametrize("choice", ["any", "pick_city"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_call_that_is_asked_for_is_made(served: Running, choice: str, temperature: float) -> None:
+    model = chat(served, max_tokens=ENOUGH, temperature=temperature).bind_tools([pick_city], tool_choice=choice)
+    got = model.invoke(QUESTION)
+    assert got.tool_calls and not got.invalid_tool_calls and not got.content
+    assert len(got.tool_calls) == 1 or choice == "any"
+    for call in got.tool_calls:
+        assert call["name"] == "pick_city" and pick_city(**call["args"])
+        assert set(call["args"]) == {"city", "days"} and call["args"]["city"] in ("上海", "北京")
+    chunks = list(model.stream(QUESTION))
+    whole = sum(chunks[1:], chunks[0])
+    told = [(call["name"], call["args"]) for call in whole.tool_calls]
+    assert told == [(call["name"], call["args"]) for call in got.tool_calls] and len(chunks) > 3
+
+
+def test_a_call_in_a_text_is_told_from_it(served: Running) -> None:
+    text = "好。\n" + call_text("pick_city", {"city": "北京", "days": 2})
+    model = chat(served, max_tokens=ENOUGH, extra_body=forced(text)).bind_tools([pick_city])
+    got = model.invoke(QUESTION)
+    assert got.content == "好。" and got.response_metadata["finish_reason"] == "tool_calls"
+    assert [(call["name"], call["args"]) for call in got.tool_calls] == [("pick_city", {"city": "北京", "days": 2})]
+
+
+def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
+    model = chat(called, model="skydraft-lossless").bind_tools([pick_city])
+    turns = [messages.HumanMessage("天"), model.invoke("天")]
+    (call,) = turns[1].tool_calls
+    assert call["args"] == {"city": "上海", "days": 3}
+    turns.append(messages.ToolMessage(pick_city(**call["args"]), tool_call_id=call["id"]))
+    last = model.invoke(turns)
+    assert last.content == "done" and not last.tool_calls
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_is_a_pydantic_model(served: Running, method: str, temperature: float) -> None:
+    model = chat(served, max_tokens=ENOUGH, temperature=temperature).with_structured_output(Voice, method=method)
+    got = model.invoke(QUESTION)
+    assert isinstance(got, Voice) and got.speed in ("快", "慢")
+
+
+def test_an_answer_is_any_object(served: Running) -> None:
+    model = chat(served, max_tokens=ENOUGH, temperature=1.0, seed=0).with_structured_output(None, method="json_mode")
+    assert isinstance(model.invoke(QUESTION), dict)
 
 
 def test_our_extension_is_obeyed(served: Running) -> None:
@@ -108,10 +162,8 @@ def test_our_extension_is_obeyed(served: Running) -> None:
 def test_an_unknown_model_and_a_bad_request(served: Running) -> None:
     with pytest.raises(exceptions.ModelNotFoundError, match="skydraft-lossless"):
         chat(served, model="gpt-9").invoke(QUESTION)
-    with pytest.raises(exceptions.ModelInvalidRequestError, match="tool_choice"):
-        chat(served).bind_tools([lookup_weather], tool_choice="any").invoke(QUESTION)
-    with pytest.raises(exceptions.ModelInvalidRequestError, match="response_format"):
-        chat(served, model_kwargs={"response_format": {"type": "json_object"}}).invoke(QUESTION)
+    with pytest.raises(exceptions.ModelInvalidRequestError, match="grammar does not compile"):
+        chat(served, model_kwargs={"response_format": NOTHING_FITS}).invoke(QUESTION)
 
 
 def test_a_prompt_beyond_the_context(served: Running) -> None:

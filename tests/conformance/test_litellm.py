@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.gateway.running import Running
 
-from .asking import ASKED, CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, TOO_LONG, WEATHER_TOOL, expected
+from .asking import (
+    ASKED,
+    CONVERSATION,
+    ENOUGH,
+    MAX_TOKENS,
+    MODEL,
+    NOTHING_FITS,
+    PICK_TOOL,
+    QUESTION,
+    SEED,
+    TOO_LONG,
+    WEATHER_TOOL,
+    Voice,
+    call_text,
+    expected,
+    forced,
+)
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import looks for a list of prices online
 litellm: Any = pytest.importorskip("litellm", reason="litellm is not installed")
@@ -84,6 +102,46 @@ def test_tools_are_passed_to_the_template(served: Running) -> None:
     assert got.usage.prompt_tokens == want.num_prompt_tokens
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick_city"}}])
+def test_a_call_that_is_asked_for_is_made(served: Running, choice: Any) -> None:
+    asked = options(served, tools=[PICK_TOOL], tool_choice=choice, max_tokens=ENOUGH, temperature=1.0)
+    got = litellm.completion(**asked).choices[0]
+    assert got.finish_reason == "tool_calls" and not got.message.content
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in got.message.tool_calls]
+    for name, arguments in calls:
+        assert name == "pick_city"
+        jsonschema.validate(arguments, {**PICK_TOOL["function"]["parameters"], "additionalProperties": False})
+    assert len(calls) == 1 or choice == "required"
+    chunks = list(litellm.completion(**asked, stream=True))
+    whole = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in whole] == calls and len(chunks) > 2
+
+
+def test_a_call_in_a_text_is_told_from_it(served: Running) -> None:
+    arguments = {"city": "北京", "days": 2}
+    text = f"好。\n{call_text('pick_city', arguments)}"
+    got = litellm.completion(**options(served, tools=[PICK_TOOL], max_tokens=ENOUGH, extra_body=forced(text))).choices[
+        0
+    ]
+    assert got.message.content == "好。" and got.finish_reason == "tool_calls"
+    (call,) = got.message.tool_calls
+    assert json.loads(call.function.arguments) == arguments
+
+
+def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
+    asked = options(called, model="openai/skydraft-lossless", tools=[PICK_TOOL])
+    message = litellm.completion(**asked).choices[0].message
+    (call,) = message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "上海", "days": 3}
+    turns = [*ASKED, message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    assert litellm.completion(**asked | {"messages": turns}).choices[0].message.content == "done"
+
+
+def test_an_answer_fits_a_pydantic_model(served: Running) -> None:
+    got = litellm.completion(**options(served, response_format=Voice, max_tokens=ENOUGH, temperature=1.0))
+    assert Voice.model_validate_json(got.choices[0].message.content)
+
+
 def test_our_extension_is_obeyed(served: Running) -> None:
     got = litellm.completion(**options(served, extra_body={"skydraft": {"mode": "lossless", "token_ids": True}}))
     want = expected(mode="lossless")
@@ -94,10 +152,11 @@ def test_our_extension_is_obeyed(served: Running) -> None:
 def test_an_unknown_model_and_bad_requests(served: Running) -> None:
     with pytest.raises(litellm.NotFoundError, match="skydraft-lossless"):
         litellm.completion(**options(served, model="openai/gpt-9"))
-    with pytest.raises(litellm.BadRequestError, match="tool_choice"):
-        litellm.completion(**options(served, tools=[WEATHER_TOOL], tool_choice="required"))
-    with pytest.raises(litellm.BadRequestError, match="response_format"):
-        litellm.completion(**options(served, response_format={"type": "json_object"}))
+    with pytest.raises(litellm.BadRequestError, match="there is no tool 'f'"):
+        named = {"type": "function", "function": {"name": "f"}}
+        litellm.completion(**options(served, tools=[WEATHER_TOOL], tool_choice=named))
+    with pytest.raises(litellm.BadRequestError, match="grammar does not compile"):
+        litellm.completion(**options(served, response_format=NOTHING_FITS))
 
 
 def test_a_prompt_beyond_the_context(served: Running) -> None:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway.running import PATIENCE_S, Running
+from tests.gateway.running import PATIENCE_S, Running, gateway
 
-from .asking import CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, WEATHER_TOOL, expected, lookup_weather
+from .asking import (
+    CONVERSATION,
+    ENOUGH,
+    MAX_TOKENS,
+    MODEL,
+    QUESTION,
+    SEED,
+    WEATHER_TOOL,
+    Voice,
+    calling_pair,
+    expected,
+    lookup_weather,
+)
 
 llm: Any = pytest.importorskip("llm", reason="llm is not installed")
 openai: Any = pytest.importorskip("openai", reason="openai is not installed")
@@ -25,6 +39,11 @@ _MODELS = """
 - model_id: sky
   model_name: {model}
   api_base: {url}
+  supports_tools: true
+  supports_schema: true
+- model_id: caller
+  model_name: skydraft-lossless
+  api_base: {called}
   supports_tools: true
 - model_id: nobody
   model_name: gpt-9
@@ -37,17 +56,17 @@ _MODELS = """
 
 
 @pytest.fixture
-def home(served: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(served: Running, called: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of llm's own that knows the gateway."""
-    (tmp_path / "extra-openai-models.yaml").write_text(_MODELS.format(model=MODEL, url=served.v1))
+    (tmp_path / "extra-openai-models.yaml").write_text(_MODELS.format(model=MODEL, url=served.v1, called=called.v1))
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     yield tmp_path
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """The command, as a user calls it."""
-    options = [text for name, value in OPTIONS.items() for text in ("-o", name, str(value))]
+    options = [text for name, value in (OPTIONS | more).items() for text in ("-o", name, str(value))]
     return subprocess.run(
         [sys.executable, "-m", "llm", *arguments, *options], capture_output=True, text=True, env=os.environ,
         timeout=2 * PATIENCE_S, stdin=subprocess.DEVNULL,
@@ -117,11 +136,35 @@ def test_tools_are_passed_to_the_template(home: Path) -> None:
 def test_an_unknown_model_and_a_bad_request(home: Path) -> None:
     with pytest.raises(openai.NotFoundError, match="skydraft-lossless"):
         llm.get_model("nobody").prompt(QUESTION).text()
-    with pytest.raises(openai.BadRequestError, match="response_format"):
-        llm.get_model("sky").prompt(QUESTION, json_object=True).text()
+    with pytest.raises(openai.BadRequestError, match="grammar does not compile"):
+        llm.get_model("sky").prompt(QUESTION, schema={"enum": []}).text()
+
+
+@pytest.mark.parametrize("more", [[], ["--no-stream"]])
+def test_the_command_writes_what_fits_a_schema(home: Path, more: list[str]) -> None:
+    done = run("-m", "sky", QUESTION, "--schema", json.dumps(Voice.model_json_schema()), *more, max_tokens=ENOUGH)
+    assert Voice.model_validate_json(done.stdout), done.stderr
+
+
+def test_an_answer_fits_a_pydantic_model(home: Path) -> None:
+    got = llm.get_model("sky").prompt(QUESTION, schema=Voice, **OPTIONS | {"max_tokens": ENOUGH, "temperature": 1})
+    assert Voice.model_validate_json(got.text())
+
+
+def test_the_command_calls_tools_until_there_is_an_answer(home: Path) -> None:
+    source = 'def pick_city(city: str, days: int) -> str:\n    "Pick a city."\n    return f"{city} {days * 7}"\n'
+    done = run("-m", "caller", "天", "--functions", source, "--td", max_tokens=ENOUGH)
+    assert done.stdout.endswith("done\n") and "上海 21" in done.stderr, done.stderr
 
 
 def test_the_older_interface_continues_a_text(home: Path) -> None:
     model = llm.get_model("older")
     text = model.prompt(QUESTION, stream=False, temperature=0, max_tokens=8).text()
     assert text and model.prompt(QUESTION, stream=True, temperature=0, max_tokens=8).text() == text
+
+
+def test_the_command_calls_tools_of_its_own(home: Path) -> None:
+    with gateway(calling_pair("llm_version", {})) as running:
+        (home / "extra-openai-models.yaml").write_text(_MODELS.format(model=MODEL, url=running.v1, called=running.v1))
+        done = run("-m", "caller", "天", "-T", "llm_version", "--td")
+    assert done.stdout.endswith("done\n") and version("llm") in done.stderr, done.stderr

@@ -132,3 +132,10 @@ def test_a_template_that_knows_no_tools_is_told_apart() -> None:
 def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
     with pytest.raises(PromptError, match="'f' must be a schema of an object"):
         calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)
+
+
+def test_references_in_parameters_and_answers_may_be_written_in_any_language() -> None:
+    parameters = {"type": "object", "properties": {"起": {"$ref": "#/$defs/站"}}, "$defs": {"站": {"enum": ["上海"]}}}
+    answer = json.dumps({"$ref": "#/$defs/站", "$defs": {"站": {"const": 1}}}, ensure_ascii=False)
+    grammar = calling_grammar([{"name": "f", "parameters": parameters}], parallel=False, answer=answer)
+    assert grammar.count('"#/$defs/%E7%AB%99"') == 2 and grammar.count('"站":') == 2
