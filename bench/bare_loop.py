@@ -42,12 +42,17 @@ class BareLoop:
         batch.n_tokens = len(token_ids)
         assert lib.llama_decode(self._context, batch) == 0
 
-    def generate(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], float]:
-        """(greedy tokens up to an end token, seconds from the start of the prompt)."""
+    def generate(self, prompt: Sequence[int], num_tokens: int, cut: int = 0) -> tuple[list[int], float]:
+        """(greedy tokens up to an end token, seconds from the start of the prompt).
+
+        The prompt is fed at once, or in two parts where it is `cut`, which gives other bits: as the engine does where
+        the chat template's own part ends.
+        """
         began = time.perf_counter()
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
-        if len(prompt) > 1:
-            self._decode(prompt[:-1], 0, want_logits=False)
+        for start, end in ((0, cut), (cut, len(prompt) - 1)):
+            if start < end:
+                self._decode(prompt[start:end], start, want_logits=False)
         token_ids: list[int] = []
         last = prompt[-1]
         while len(token_ids) < num_tokens:

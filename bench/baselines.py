@@ -21,7 +21,7 @@ from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.runner import Trial, measure
 from skydraft.models import cache_dir, default_pair, resolve
 from skydraft.prompts.messages import asked
-from skydraft.prompts.pair import prompt_ids
+from skydraft.prompts.pair import beginning_ids, prompt_ids
 
 _PAIRS = 3  # of runs, for each prompt
 
@@ -37,8 +37,10 @@ def against_bare(edge: Engine, cloud: Engine, mode: str, model: str, dev: list[s
         trial = Trial(PromptEntry(id="p", prompt=prompt), parsed, 0, None)
         ids = prompt_ids(cloud.vocab, asked(prompt))
         pairs = []
+        # Tokens are compared where the prompt is fed in the same parts, times where the bare loop feeds it at once.
+        token_ids, _ = bare.generate(ids, num_tokens, len(beginning_ids(cloud.vocab)))
         for _ in range(_PAIRS):
-            token_ids, bare_s = bare.generate(ids, num_tokens)
+            _, bare_s = bare.generate(ids, num_tokens)
             line = measure(
                 trial,
                 lambda trial: skydraft.generate(

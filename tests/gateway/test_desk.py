@@ -36,7 +36,7 @@ def body(model: str = "skydraft-quality", **options: Any) -> dict[str, Any]:
 def open_sequences(engine: Any) -> int:
     """Sequences that are in use; closed ones are counted when the engine next settles."""
     engine.forget_kept()
-    return len(engine._closed._open)
+    return len(engine.prefixes._open)
 
 
 def slow(engine: ToyEngine, seconds: float) -> ToyEngine:

@@ -18,7 +18,7 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.engines.base import Sequence
 from skydraft.models import cache_dir, default_pair, resolve
 from skydraft.prompts.messages import asked
-from skydraft.prompts.pair import prompt_ids
+from skydraft.prompts.pair import beginning_ids, prompt_ids
 
 from .conftest import OPTIONS
 
@@ -55,8 +55,10 @@ def test_f14_edge_is_a_plain_llama_cpp_loop(edge: Engine, cloud: Engine) -> None
     path = resolve(default_pair().draft, cache_dir(), offline=True).path
     assert path is not None
     bare = BareLoop(path, OPTIONS.num_threads)
+    cut = len(beginning_ids(edge.vocab))
+    assert cut > 10
     for prompt in (DEV[3], DEV[30], DEV[58]):
-        expected, _ = bare.generate(prompt_ids(edge.vocab, asked(prompt)), 32)
+        expected, _ = bare.generate(prompt_ids(edge.vocab, asked(prompt)), 32, cut)
         assert list(generate(prompt, "edge", edge, cloud, DecodingParams(max_new_tokens=32)).token_ids) == expected
     bare.close()
 
