@@ -15,14 +15,14 @@ import numpy as np
 
 _TYPE_F16, _TYPE_BF16 = 1, 30
 _CONTEXT = 4096
+_QUIET = lib.llama_log_callback(lambda level, text, data: None)  # for as long as llama.cpp may call it
 
 
 class BareLoop:
     """A model and a context with the engine's cache types, driven by hand."""
 
     def __init__(self, path: Path, num_threads: int) -> None:
-        self._quiet = lib.llama_log_callback(lambda level, text, data: None)
-        lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        lib.llama_log_set(_QUIET, ctypes.c_void_p(0))
         self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_outputs_max = _CONTEXT, 512, 512, 8

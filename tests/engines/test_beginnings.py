@@ -159,7 +159,7 @@ def test_llama_cpp_copies_to_the_bit(shared_cache: bool) -> None:
         pytest.skip(f"no model: {name}")
     found = []
     for copies in (True, False):
-        options = EngineOptions(context_len=128, max_sequences=3, shared_cache=shared_cache)
+        options = EngineOptions(context_len=128, max_sequences=3, num_threads=1, shared_cache=shared_cache)
         with skydraft.load(name, options, offline=True) as engine:
             if not copies:
                 engine.allocate_beginning = lambda: None  # type: ignore[method-assign]
