@@ -216,8 +216,7 @@ class GrammarAlong(Follower):
         these are alike."""
         xp, allowed = array_api_compat.array_namespace(row), self.allowed(prefix)
         mask = xp.asarray(allowed, device=array_api_compat.device(row))
-        masked = row.copy() if isinstance(row, np.ndarray) else row.clone()
-        masked[~mask] = -xp.inf
+        masked = xp.where(mask, row, xp.full_like(row[:1], -xp.inf))
         if float(masked.max()) == -float("inf"):
             masked[mask] = 0
         return masked
