@@ -89,15 +89,16 @@ def test_forced_tokens_cost_no_forward_and_are_sure() -> None:
     assert num_forced > 10
 
 
-@pytest.mark.parametrize("text", ["1111111111 2024年", ",,,,,, ,,,,,,", "abababababab 3 3 3 3"])
+@pytest.mark.parametrize("text", ["1111111111 2024年" * 3, ",,,,,, ,,,,,," * 4, "abababababab 3 3 3 3" * 3])
 def test_a_forced_token_is_never_a_reason_to_ask_the_cloud(text: str) -> None:
     """Not as punctuation, as a cycle, as a digit or date; a block of nothing else is skipped whatever the threshold."""
     edge, cloud = pair(3, 0.2)
-    params = DecodingParams(grammar=f'json_schema:{{"const":"{text}"}}', max_new_tokens=60)
+    params = DecodingParams(grammar=f'json_schema:{{"const":"{text}"}}', max_new_tokens=200)
     plan = make_plan(gate="prob:1+digits+dates", k=4)
     done = decode(plan, params, edge, cloud)
     assert done.text == f'"{text}"' and done.stats.num_forced_tokens >= len(text)
-    assert done.stats.num_escalated <= 1  # where it ends, there are two ends to choose from
+    # Where it ends, there are two ends to choose from, so the last block may be unsure; nothing else is a reason.
+    assert {record.reason for record in done.records} <= {"", "uncertain"}
     free = decode(plan, DecodingParams(max_new_tokens=20), edge, cloud)
     assert free.stats.num_escalated > 1 and free.stats.num_forced_tokens == 0
 
