@@ -45,7 +45,7 @@ EXTRAS = (
         "dev", "working on skydraft",
         (
             "axe-playwright-python", "grpcio-tools", "hypothesis", "jsonschema", "llguidance", "mypy", "openai",
-            "playwright", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "scipy", "soundfile", "soxr",
+            "playwright", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "ruff", "scipy", "soundfile", "soxr",
             "tokenizers", "trustme", "types-grpcio", "types-grpcio-health-checking", "types-grpcio-reflection",
             "types-grpcio-status", "types-protobuf",
         ),
