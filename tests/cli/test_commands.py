@@ -196,7 +196,8 @@ def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch:
         "  audio        missing soxr; for reading recordings: pip install 'skydraft[audio]'",
         "  report       missing matplotlib, sacrebleu, scikit-learn; for reports of compare, and calibrate: "
         "pip install 'skydraft[report]'",
-        "  dev          missing 21 packages; for working on skydraft: pip install 'skydraft[dev]'",
+        f"  dev          missing {len(names['dev'] - here.keys())} packages; for working on skydraft: "
+        "pip install 'skydraft[dev]'",
         "To do: llama-cpp-python is missing, which runs GGUF models: install a C++ compiler, then: "
         "pip install 'skydraft[llamacpp]'",
     ):
