@@ -18,6 +18,7 @@ from skydraft.cli.compare import compare, report
 from skydraft.cli.doctor import doctor
 from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
+from skydraft.cli.learn import learn
 from skydraft.cli.models import models
 from skydraft.cli.serve import serve
 from skydraft.cli.terminal import TERMINAL
@@ -41,7 +42,7 @@ def cli() -> None:
     """
 
 
-for command in (generate, chat, gateway, serve, models, doctor, caption, compare, report, calibrate):
+for command in (generate, chat, gateway, serve, models, doctor, caption, compare, report, calibrate, learn):
     cli.add_command(command)
 
 
