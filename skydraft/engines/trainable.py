@@ -50,9 +50,14 @@ def check_trainable(path: Path) -> None:
         )
 
 
-def load_trainable(path: Path, device_name: str = "cpu") -> TrainableModel:
-    """The model of a folder or .gguf file in float32, nothing of it trained yet. Raises BrokenModel, EngineError."""
+def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -> TrainableModel:
+    """The model of a folder or .gguf file in float32, nothing of it trained yet. Raises BrokenModel, EngineError.
+
+    `num_threads` other than 0 sets the threads of torch for the whole process.
+    """
     torch, transformers = load_library()
+    if num_threads:
+        torch.set_num_threads(num_threads)
     device = check_device(torch, device_name)
     if path.suffix == ".gguf":
         try:

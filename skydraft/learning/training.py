@@ -106,8 +106,8 @@ class Training:
     """One training of one model, from its beginning or from what a stopped one left in the file `state`."""
 
     def __init__(
-        self, trainable: TrainableModel, data: TrainingData, settings: TrainSettings, card: AdapterCard, vocab_size: int,
-        state: Path, progress: OnProgress,
+        self, trainable: TrainableModel, data: TrainingData, settings: TrainSettings, card: AdapterCard,
+        vocab_size: int, state: Path, progress: OnProgress,
     ) -> None:  # fmt: skip
         import torch
 
