@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     | _MACHINERY
     | {"api", "engines.probe", "engines.transformers_peer", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api"},
-    "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.checkpoint", "engines.llamacpp_weights"},
+    "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.trainable", "engines.gguf_change"},
     "cli": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "evaluation", "cloud", "gateway", "learning", "__version__"},
     "__init__": _LEAVES - {"characters"} | {"api", "decoding", "engines.base", "engines.options", "prompts"},
 }

@@ -160,7 +160,8 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, learn: LearnChoic
     from skydraft.gateway.pair import Pair
 
     options = dataclasses.replace(models.options, max_sequences=work.parallel + work.keep)
-    edge = stack.enter_context(load_engine(models.edge_model, options, offline=models.offline, source=models.source))
+    models = dataclasses.replace(models, options=options)
+    edge = stack.enter_context(models.load_edge())
     if work.edge_only:
         return Pair(edge)
     if cloud.address is not None:

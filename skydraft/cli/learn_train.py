@@ -94,13 +94,14 @@ def _gather(folder: Path, cloud: CloudChoice, models: ModelChoice) -> tuple[Path
     from skydraft.learning.adapter import AdapterCard
     from skydraft.learning.dataset import Usable, choose, split
     from skydraft.learning.guard import guard_lessons, guard_prompts
+    from skydraft.learning.merge import file_of
     from skydraft.learning.store import Store
     from skydraft.learning.training import TrainingData
 
     choose(Store(folder), Usable())  # too few are found before a model is loaded
     with contextlib.ExitStack() as stack:
-        edge = stack.enter_context(models.load_edge())
-        path = _file_of(edge)
+        edge = stack.enter_context(models.load_bare_edge())
+        path = file_of(edge)
         check_trainable(path)
         remote = cloud.connect()
         target = (
@@ -125,13 +126,6 @@ def _gather(folder: Path, cloud: CloudChoice, models: ModelChoice) -> tuple[Path
             f"{len(trained)} answers to learn from, {len(held_out)} held out, {len(guard)} general ones.", err=True
         )
         return path, card, TrainingData(trained, held_out, guard), edge.vocab.size
-
-
-def _file_of(edge: Engine) -> Path:
-    path = getattr(edge, "path", None)
-    if not isinstance(path, Path):
-        raise OptionError(f"{edge.name} has no weights that can be trained.", hint="Name a .gguf file or a checkpoint.")
-    return path
 
 
 @contextlib.contextmanager

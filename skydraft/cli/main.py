@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 import click
 
 from skydraft import __version__
+from skydraft.cli import learn_apply as _learn_apply  # noqa: F401  adds its commands
 from skydraft.cli import learn_train as _learn_train  # noqa: F401  adds its command
 from skydraft.cli.calibrate import calibrate
 from skydraft.cli.caption import caption

@@ -58,7 +58,7 @@ def _cleared(scratch: Path, folder: Path) -> Iterator[None]:
     """Leave nothing half done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove(scratch)
+        remove(scratch)
         yield
     except OSError as error:
         kind = NotEnoughDisk if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else OptionError
@@ -67,10 +67,11 @@ def _cleared(scratch: Path, folder: Path) -> Iterator[None]:
             hint="Set SKYDRAFT_HOME to a folder that you can write to and that has room.",
         ) from error
     finally:
-        _remove(scratch)
+        remove(scratch)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
