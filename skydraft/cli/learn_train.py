@@ -74,35 +74,29 @@ def train(folder: Path, train: TrainChoice, cloud: CloudChoice, models: ModelCho
     these once. The adapter is kept only if the draft model agrees with the target on more of the held-out tokens, for
     certain, and not on fewer of the general ones; else the exit status is 1. Ctrl-C stops; the same command goes on.
     """
-    from skydraft.learning.training import Training, TrainSettings
+    from skydraft.learning.training import TrainSettings, train_file
 
     cloud.check(models)
     settings = TrainSettings(**train.settings)
     path, card, data, vocab_size = _gather(folder, cloud, models)
-    from skydraft.engines.trainable import load_trainable
-
+    run_on = (models.options.device, models.options.num_threads)
     with _shown() as progress:
-        with TERMINAL.state(f"Loading {card.base_name} to be trained…"):
-            trainable = load_trainable(path, models.options.device, models.options.num_threads)
-        found = Training(trainable, data, settings, card, vocab_size, train.state, progress).run()
+        found = train_file(path, run_on, data, settings, card, vocab_size, train.state, progress)
     return _conclude(found, train, settings)
 
 
 def _gather(folder: Path, cloud: CloudChoice, models: ModelChoice) -> tuple[Path, AdapterCard, TrainingData, int]:
     """(file of the draft model, what an adapter of it begins with, lessons, tokens of the vocabulary)."""
-    from skydraft.engines.trainable import check_trainable
     from skydraft.learning.adapter import AdapterCard
     from skydraft.learning.dataset import Usable, choose, split
     from skydraft.learning.guard import guard_lessons, guard_prompts
-    from skydraft.learning.merge import file_of
     from skydraft.learning.store import Store
-    from skydraft.learning.training import TrainingData
+    from skydraft.learning.training import TrainingData, trainable_file
 
     choose(Store(folder), Usable())  # too few are found before a model is loaded
     with contextlib.ExitStack() as stack:
         edge = stack.enter_context(models.load_bare_edge())
-        path = file_of(edge)
-        check_trainable(path)
+        path = trainable_file(edge)
         remote = cloud.connect()
         target = (
             stack.enter_context(contextlib.closing(remote)) if remote else stack.enter_context(models.load_target())

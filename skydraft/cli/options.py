@@ -233,8 +233,8 @@ def gate_section(mode: str | None = None) -> Section[GateChoice]:
 class ModelChoice:
     """The pair of models, and how to run them in this process. `cloud_model` None is the default one.
 
-    `edge_adapter` is what the draft model has learned; without one, what `skydraft learn apply` has applied to it is
-    used. Where it `is_quiet`, nobody is told that a model loads.
+    `edge_adapter` is what the draft model has learned; None is what `skydraft learn apply` has applied to it. Where it
+    `is_quiet`, nobody is told that a model loads.
     """
 
     edge_model: str
@@ -252,18 +252,15 @@ class ModelChoice:
 
     def load_edge(self) -> Engine:
         """Open the draft model, with what it has learned, where that is to be used."""
-        if self.edge_adapter is not None:
-            from skydraft.learning.apply import opened_with
+        learned = self.edge_adapter or applied(cache_dir()).get(self.edge_model)
+        if learned is None:
+            return self.load_bare_edge()
+        from skydraft.learning.apply import open_learned
 
-            return opened_with(self.edge_adapter, self.load_bare_edge(), self._load, cache_dir())
-        if found := applied(cache_dir()).get(self.edge_model):
-            from skydraft.learning.apply import reopened
-
-            return reopened(self.edge_model, found, self._load)
-        return self.load_bare_edge()
+        return open_learned(self.edge_model, learned, self._load, cache_dir())
 
     def load_bare_edge(self) -> Engine:
-        """Open the draft model as it was before it learned anything."""
+        """Open the draft model without anything that it learned."""
         return self._load(self.edge_model)
 
     def load_target(self) -> Engine:

@@ -21,10 +21,12 @@ def merged_with(adapter: Adapter, bare: Engine, cache: Path) -> Path:
         return merge(file_of(bare), bare.fingerprint, bare.name, adapter, cache)
 
 
-def opened_with(adapter: Path, bare: Engine, load: Load, cache: Path) -> Engine:
-    """The draft model with an adapter, named after both; `bare` is the model without it, and is closed."""
-    name = bare.name
-    return _named(load(str(merged_with(read_adapter(adapter), bare, cache))), name, adapter)
+def open_learned(name: str, learned: Path | Applied, load: Load, cache: Path) -> Engine:
+    """The draft model `name` with an adapter's file, or with what was applied to it, named after both."""
+    if isinstance(learned, Applied):
+        return reopened(name, learned, load)
+    merged = merged_with(read_adapter(learned), load(name), cache)
+    return _named(load(str(merged)), name, learned)
 
 
 def reopened(name: str, entry: Applied, load: Load) -> Engine:

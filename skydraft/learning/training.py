@@ -16,12 +16,14 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skydraft.engines.trainable import TrainableModel
+from skydraft.engines.base import Engine
+from skydraft.engines.trainable import TrainableModel, check_trainable, load_trainable
 from skydraft.errors import OptionError
 from skydraft.learning.adapter import Adapter, AdapterCard, write_whole
 from skydraft.learning.gain import Counts, Gain, alpha, gain
 from skydraft.learning.halves import MAX_LEN, Activations, Halves
 from skydraft.learning.lesson import Lesson, encode
+from skydraft.learning.merge import file_of
 
 MAX_GUARD_LOSS = 0.01
 _NUM_RIVALS = 4  # of the draft model's own best tokens at each place, which are to become less likely
@@ -281,6 +283,22 @@ class Training:
             }
         )
         return Adapter(card, {name: (sides["A"], sides["B"]) for name, sides in pairs.items()})
+
+
+def trainable_file(engine: Engine) -> Path:
+    """Where the weights of a model lie, to be trained. Raises OptionError, or MissingDependency."""
+    path = file_of(engine)
+    check_trainable(path)
+    return path
+
+
+def train_file(
+    path: Path, run_on: tuple[str, int], data: TrainingData, settings: TrainSettings, card: AdapterCard,
+    vocab_size: int, state: Path, progress: OnProgress,
+) -> Trained:  # fmt: skip
+    """Load the model at `path` on a device, with a number of threads (0: all), and train it."""
+    progress("loading", 0, 0, "")
+    return Training(load_trainable(path, *run_on), data, settings, card, vocab_size, state, progress).run()
 
 
 def _short(lessons: Sequence[Lesson]) -> list[Lesson]:
