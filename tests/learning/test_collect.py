@@ -205,3 +205,14 @@ def test_what_cannot_be_written_waits_and_nothing_is_lost(tmp_path: Path, monkey
     collector._add(lesson(3))
     collector.close()
     assert "1 answers could not be kept" in said[-1]
+
+
+def test_a_gateway_keeps_what_its_clients_were_answered(tmp_path: Path) -> None:
+    from skydraft.gateway.pair import Pair
+
+    edge, cloud = toys.toy(1, 0.7), toys.toy(1)
+    request = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=20)).request
+    for folder, start in ((None, {}), (tmp_path / "l", {"start": Collector(tmp_path / "l").start})):
+        with Pair(edge, cloud, calibrated=False, **start).start(request) as (generation, _):
+            generation.run()
+        assert len(read(folder or tmp_path)) == (folder is not None)
