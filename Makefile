@@ -1,5 +1,6 @@
 # make demo | demo-speech | test | test-browser | test-conformance | lint | docs | screenshots | report
-#    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech.
+#    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
+#    | bench-learn.
 # Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -11,7 +12,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
 .PHONY: setup models demo test test-browser test-conformance lint protocol docs screenshots bench bench-identity \
-	bench-cloud bench-gateway bench-zh bench-speech demo-speech report
+	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report
 
 setup: $(READY)
 
@@ -86,6 +87,10 @@ screenshots: models
 
 bench-zh: models
 	$(BIN)/python -m bench.zh
+
+# Trains on what the pair corrects in one domain; some hours on two cores.
+bench-learn: models
+	$(BIN)/python -m bench.learn --out learn-bench
 
 # The page under docs/: all dev prompts on the demo pair, about an hour on two cores.
 REPORT_MODES := edge,cloud,lossless,fluency,quality,auto,gate=calibrated:0.9;k=12;eager,gate=entropy:2;k=12;eager,gate=prob:0.5;k=12;eager

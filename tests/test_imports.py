@@ -38,13 +38,17 @@ ALLOWED: dict[str, set[str]] = {
     | _MACHINERY
     | {"api", "engines.probe", "engines.transformers_peer", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api"},
-    "cli": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "evaluation", "cloud", "gateway", "__version__"},
+    "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.trainable", "engines.gguf_change"},
+    "cli": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "evaluation", "cloud", "gateway", "learning", "__version__"},
     "__init__": _LEAVES - {"characters"} | {"api", "decoding", "engines.base", "engines.options", "prompts"},
 }
 # library: rooms that may import it, and whether only inside of functions
 HEAVY: dict[str, tuple[str, ...]] = {
-    "torch": ("engines",),
+    "torch": ("engines", "learning"),
     "transformers": ("engines",),
+    "peft": ("learning",),
+    "gguf": ("engines",),
+    "safetensors": ("learning",),
     "llama_cpp": ("engines",),
     "soundfile": ("prompts",),
     "soxr": ("prompts",),
@@ -54,7 +58,7 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "starlette": ("gateway",),
     "uvicorn": ("gateway",),
 }
-_LATE = {"torch", "transformers", "llama_cpp", "soundfile", "soxr", "llguidance"}
+_LATE = {"torch", "transformers", "peft", "gguf", "safetensors", "llama_cpp", "soundfile", "soxr", "llguidance"}
 
 
 def modules() -> Iterator[tuple[str, str, Path]]:
@@ -116,6 +120,10 @@ PLANTED = [
     ("evaluation", "from skydraft.cli.progress import counted"),
     ("cli", "from skydraft.engines.registry import open_engine"),
     ("gateway", "from skydraft.cloud.access import Keyring"),
+    ("learning", "from skydraft.evaluation.fitting import fit"),
+    ("api", "def late(): from skydraft.learning.collect import Collector"),
+    ("learning", "import torch"),
+    ("evaluation", "def late(): import peft"),
     ("__init__", "from skydraft.cli.main import main"),
     ("decoding", "from skydraft import api"),
     ("decoding", "import torch"),
@@ -152,6 +160,15 @@ def test_the_command_line_needs_neither_torch_nor_llama_cpp_to_start() -> None:
 def test_the_package_has_all_that_its_documentation_names_and_loads_no_heavy_library() -> None:
     code = (
         f"import sys, skydraft; from skydraft import *; skydraft.load_audio;sys.exit(bool({_LATE} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_nothing_of_learning_is_imported_where_nobody_asked_for_it() -> None:
+    code = (
+        "import sys, skydraft, skydraft.cli.main as m;"
+        "status = m.run(['generate', '你好', '--edge-model', 'toy', '--cloud-model', 'toy', '--quiet']);"
+        "sys.exit(status or any(name.startswith('skydraft.learning') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 

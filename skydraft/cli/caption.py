@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skydraft import api
 from skydraft.cli.caption_table import CaptionTable, TableChoice, table_section
 from skydraft.cli.cloud_options import CloudChoice, cloud_section
+from skydraft.cli.learn_options import LearnChoice, learn_section
 from skydraft.cli.options import DecodingChoice, GateChoice, ModelChoice, decoding_section, gate_section, models_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
@@ -43,9 +43,10 @@ _question_section = Section(
 @cloud_section
 @models_section
 @table_section
+@learn_section
 def caption(
     files: tuple[Path, ...], messages: tuple[Message, ...], speech: SpeechChoice, decoding: DecodingChoice,
-    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice,
+    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice, learn: LearnChoice,
 ) -> int:  # fmt: skip
     """Describe the speaker of each recording in FILES in one sentence.
 
@@ -54,6 +55,7 @@ def caption(
     """
     load_library()  # fail now, not after the models are loaded
     cloud.check(models, gate)
+    learn.check(gate)
     request = GenerateRequest(
         messages,
         plan=gate.plan,
@@ -68,7 +70,7 @@ def caption(
             return 0
         with cloud.sides(models, gate) as (edge, target):
             _check_ears(edge or target)
-            return _describe_all(todo, speech, request, (edge, target), rows)
+            return _describe_all(todo, speech, request, (edge, target), rows, learn)
 
 
 def _todo(files: tuple[Path, ...], rows: CaptionTable, table: TableChoice) -> list[Path]:
@@ -82,14 +84,14 @@ def _todo(files: tuple[Path, ...], rows: CaptionTable, table: TableChoice) -> li
 
 def _describe_all(
     files: list[Path], speech: SpeechChoice, request: GenerateRequest,
-    sides: tuple[Engine | None, Engine | Cloud | None], rows: CaptionTable,
+    sides: tuple[Engine | None, Engine | Cloud | None], rows: CaptionTable, learn: LearnChoice,
 ) -> int:  # fmt: skip
     """Write a row for each recording; returns the exit status."""
     num_failed = 0
     with counted(len(files), "recordings") as done:
         for path in files:
             try:
-                rows.write(_describe(path, speech, request, *sides))
+                rows.write(_describe(path, speech, request, *sides, learn))
             except (CloudError, OptionError):
                 raise  # the next recording would fare no better
             except SkydraftError as error:
@@ -110,11 +112,12 @@ def _check_ears(side: object) -> None:
 
 
 def _describe(
-    path: Path, speech: SpeechChoice, request: GenerateRequest, edge: Engine | None, target: Engine | Cloud | None
-) -> dict[str, Any]:
+    path: Path, speech: SpeechChoice, request: GenerateRequest, edge: Engine | None, target: Engine | Cloud | None,
+    learn: LearnChoice,
+) -> dict[str, Any]:  # fmt: skip
     recording = speech.read(path)
     request = dataclasses.replace(request, messages=spoken(request.messages, recording.audio))
-    with api.start(request, edge=edge, cloud=target) as generation:
+    with learn.start(request, edge=edge, cloud=target) as generation:
         generation.run()
     stats, said = generation.stats, dataclasses.asdict(recording.used(generation, request.share_audio))
     return {

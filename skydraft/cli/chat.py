@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from skydraft import api
 from skydraft.cli.cloud_options import CloudChoice, cloud_section
 from skydraft.cli.generate import caught_interrupt
+from skydraft.cli.learn_options import LearnChoice, learn_section
 from skydraft.cli.options import (
     DecodingChoice,
     GateChoice,
@@ -108,9 +108,11 @@ class Talk:
 @gate_section("quality")
 @cloud_section
 @models_section
+@learn_section
 def chat(
-    shown: ChatOutput, decoding: DecodingChoice, gate: GateChoice, cloud: CloudChoice, models: ModelChoice
-) -> None:
+    shown: ChatOutput, decoding: DecodingChoice, gate: GateChoice, cloud: CloudChoice, models: ModelChoice,
+    learn: LearnChoice,
+) -> None:  # fmt: skip
     """Talk to the pair. What both models have read stays in their caches, so that later answers begin sooner.
 
     Type /help for what can be done meanwhile. Ctrl-C ends an answer, Ctrl-D the conversation.
@@ -124,7 +126,7 @@ def chat(
         click.echo(f"skydraft: {names}; mode {gate.plan.mode or 'of your gate'}. /help says what you can do.", err=True)
 
         def answer() -> None:
-            _answer(talk, GateChoice(talk.plan, gate.execution, gate.calibration), edge, target, shown.output)
+            _answer(talk, GateChoice(talk.plan, gate.execution, gate.calibration), (edge, target), shown.output, learn)
 
         for line, is_fenced in stack.enter_context(_lines()):
             before = list(talk.turns)
@@ -217,7 +219,7 @@ _COMMANDS: dict[str, Callable[[Talk, str], object]] = {
 }  # fmt: skip
 
 
-def _answer(talk: Talk, gate: GateChoice, edge: Any, target: Any, output: OutputChoice) -> None:
+def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: OutputChoice, learn: LearnChoice) -> None:
     """Write the next answer. Ctrl-C ends it: after the round in hand, or while the prompt is being read."""
     seed = (talk.params.seed + talk.num_retries) % 2**64
     request = GenerateRequest(
@@ -229,7 +231,11 @@ def _answer(talk: Talk, gate: GateChoice, edge: Any, target: Any, output: Output
         cache_scope="chat",
     )
     console, figures = console_for(output.color), console_for(output.color, stderr=True)
-    with api.start(request, edge=edge, cloud=target) as generation, caught_interrupt(generation.cancel) as interrupted:
+    edge, target = sides
+    with (
+        learn.start(request, edge=edge, cloud=target) as generation,
+        caught_interrupt(generation.cancel) as interrupted,
+    ):
         try:
             for _, tokens in generation.rounds():
                 show_tokens(console, tokens)

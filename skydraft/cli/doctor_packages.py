@@ -32,6 +32,10 @@ EXTRAS = (
         ("torch", "transformers", "accelerate", "gguf"),
     ),
     Extra("grammar", "text that follows a grammar", ("llguidance",)),
+    Extra(
+        "learn", "learning from corrections",
+        ("accelerate", "gguf", "peft", "safetensors", "torch", "transformers"),
+    ),
     Extra("omni", "models that take speech", ("torch", "transformers", "soundfile", "soxr")),
     Extra("audio", "reading recordings", ("soundfile", "soxr")),
     Extra("serve", "skydraft serve", ("grpcio-health-checking", "grpcio-reflection", "prometheus_client")),

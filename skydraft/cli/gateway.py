@@ -11,6 +11,7 @@ import click
 
 from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.configured import configured
+from skydraft.cli.learn_options import LearnChoice, learn_section
 from skydraft.cli.options import DecodingChoice, ModelChoice, as_text, decoding_section, load_engine, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cloud.access import Keyring
@@ -127,7 +128,10 @@ _work_section = Section(
 @decoding_section
 @server_section
 @models_section
-def gateway(door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice) -> None:
+@learn_section
+def gateway(
+    door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice, learn: LearnChoice
+) -> None:
     """Serve OpenAI's interface and a chat page, for any app on this machine.
 
     Point an app at http://localhost:8137/v1. Models are called skydraft and skydraft-MODE. Decoding options given here
@@ -140,9 +144,11 @@ def gateway(door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice
     cloud.check(models)
     if work.edge_only and (cloud.address or models.cloud_model):
         raise OptionError("--edge-only uses no target, and one was named.", hint="Remove one of them.")
+    if work.edge_only and learn.collector:
+        raise OptionError("--learn does not apply to --edge-only: nothing is checked, so nothing is learned.")
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
-        pair = _open(work, cloud, models, stack)
+        pair = _open(work, cloud, models, learn, stack)
         # Nothing of a voice leaves this machine unless that was said.
         share = work.share_audio or ("none" if cloud.address else "features")
         defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
@@ -152,18 +158,19 @@ def gateway(door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice
     click.echo("skydraft: stopped.", err=True)
 
 
-def _open(work: Work, cloud: CloudChoice, models: ModelChoice, stack: ExitStack) -> Pair:
+def _open(work: Work, cloud: CloudChoice, models: ModelChoice, learn: LearnChoice, stack: ExitStack) -> Pair:
     from skydraft.gateway.pair import Pair
 
     options = dataclasses.replace(models.options, max_sequences=work.parallel + work.keep)
-    edge = stack.enter_context(load_engine(models.edge_model, options, offline=models.offline, source=models.source))
+    models = dataclasses.replace(models, options=options)
+    edge = stack.enter_context(models.load_edge())
     if work.edge_only:
         return Pair(edge)
     if cloud.address is not None:
-        return Pair(edge, connect=lambda notify: cloud.connected(notify))
+        return Pair(edge, connect=lambda notify: cloud.connected(notify), start=learn.start)
     target = stack.enter_context(load_engine(models.target_name, options, offline=models.offline, source=models.source))
     check_same(edge.vocab, target.vocab)
-    return Pair(edge, target)
+    return Pair(edge, target, start=learn.start)
 
 
 def _announcement(pair: Pair, door: Door, cloud: CloudChoice, port: int) -> str:

@@ -10,9 +10,9 @@ from typing import TextIO
 
 import click
 
-from skydraft import api
 from skydraft.characters import json_line
 from skydraft.cli.cloud_options import CloudChoice, cloud_section
+from skydraft.cli.learn_options import LearnChoice, learn_section
 from skydraft.cli.options import (
     DecodingChoice,
     GateChoice,
@@ -57,9 +57,10 @@ _INTERRUPTED = 130
 @cloud_section
 @models_section
 @output_section
+@learn_section
 def generate(
     prompt: str | None, writing: PromptChoice, speech: SpeechChoice, decoding: DecodingChoice, gate: GateChoice,
-    cloud: CloudChoice, models: ModelChoice, output: OutputChoice,
+    cloud: CloudChoice, models: ModelChoice, output: OutputChoice, learn: LearnChoice,
 ) -> int:  # fmt: skip
     """Answer PROMPT; if it is -, it is read from stdin. What is piped in beside another PROMPT is put before it.
 
@@ -67,6 +68,7 @@ def generate(
     described. Ctrl-C ends the answer after the current round.
     """
     cloud.check(models, gate)
+    learn.check(gate)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     if writing.may_be_piped(prompt, has_audio=recording is not None):
@@ -87,7 +89,7 @@ def generate(
     with output.open_trace() as trace, cloud.sides(models, gate) as (edge, target):
         if not has_audio:
             _note_unused_ears(edge, target)
-        with api.start(request, edge=edge, cloud=target) as generation:
+        with learn.start(request, edge=edge, cloud=target) as generation:
             _show(generation, output, trace)
             _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0

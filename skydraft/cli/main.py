@@ -11,6 +11,8 @@ from collections.abc import Sequence as Seq
 import click
 
 from skydraft import __version__
+from skydraft.cli import learn_apply as _learn_apply  # noqa: F401  adds its commands
+from skydraft.cli import learn_train as _learn_train  # noqa: F401  adds its command
 from skydraft.cli.calibrate import calibrate
 from skydraft.cli.caption import caption
 from skydraft.cli.chat import chat
@@ -18,6 +20,7 @@ from skydraft.cli.compare import compare, report
 from skydraft.cli.doctor import doctor
 from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
+from skydraft.cli.learn import learn
 from skydraft.cli.models import models
 from skydraft.cli.serve import serve
 from skydraft.cli.terminal import TERMINAL
@@ -41,7 +44,7 @@ def cli() -> None:
     """
 
 
-for command in (generate, chat, gateway, serve, models, doctor, caption, compare, report, calibrate):
+for command in (generate, chat, gateway, serve, models, doctor, caption, compare, report, calibrate, learn):
     cli.add_command(command)
 
 

@@ -27,7 +27,8 @@ from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
-from skydraft.models import SourceName, default_pair, progress_on
+from skydraft.models import SourceName, cache_dir, default_pair, progress_on
+from skydraft.models.adapted import applied
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
 
@@ -232,7 +233,8 @@ def gate_section(mode: str | None = None) -> Section[GateChoice]:
 class ModelChoice:
     """The pair of models, and how to run them in this process. `cloud_model` None is the default one.
 
-    Where it `is_quiet`, nobody is told that a model loads.
+    `edge_adapter` is what the draft model has learned; None is what `skydraft learn apply` has applied to it. Where it
+    `is_quiet`, nobody is told that a model loads.
     """
 
     edge_model: str
@@ -241,6 +243,7 @@ class ModelChoice:
     offline: bool
     source: SourceName = "auto"
     is_quiet: bool = False
+    edge_adapter: Path | None = None
 
     @property
     def target_name(self) -> str:
@@ -248,7 +251,16 @@ class ModelChoice:
         return self.cloud_model or _PAIR.target
 
     def load_edge(self) -> Engine:
-        """Open the draft model."""
+        """Open the draft model, with what it has learned, where that is to be used."""
+        learned = self.edge_adapter or applied(cache_dir()).get(self.edge_model)
+        if learned is None:
+            return self.load_bare_edge()
+        from skydraft.learning.apply import open_learned
+
+        return open_learned(self.edge_model, learned, self._load, cache_dir())
+
+    def load_bare_edge(self) -> Engine:
+        """Open the draft model without anything that it learned."""
         return self._load(self.edge_model)
 
     def load_target(self) -> Engine:
@@ -279,8 +291,10 @@ def load_engine(
         return api.load(model, options, offline=offline, source=source, progress=told)
 
 
-def _models(edge_model: str, cloud_model: str | None, offline: bool, source: SourceName, **run: Any) -> ModelChoice:
-    return ModelChoice(edge_model, cloud_model, EngineOptions(**run), offline, source)
+def _models(
+    edge_model: str, edge_adapter: Path | None, cloud_model: str | None, offline: bool, source: SourceName, **run: Any
+) -> ModelChoice:
+    return ModelChoice(edge_model, cloud_model, EngineOptions(**run), offline, source, edge_adapter=edge_adapter)
 
 
 SOURCE_OPTION = option(
@@ -312,6 +326,7 @@ models_section = Section(
             "--edge-model", "MODEL", "Draft model: a known name, a .gguf file, a folder or a hub id.",
             default=_PAIR.draft,
         ),
+        option("--edge-adapter", "FILE", "Use the draft model with this adapter (see: skydraft learn).", type=Path),
         option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target})."),
         *_RUN,
     ],

@@ -67,7 +67,7 @@ def start_generation(
         verifier = verifying.verifier(context, prompts.target, vocab, plan, params, request.cache_scope)
     falls_back = bool(verifying and verifying.falls_back(plan))
     loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back)
-    return Generation(loop, context, TextStream(vocab, params.stop), prompts)
+    return Generation(loop, context, TextStream(vocab, params.stop), prompts, request)
 
 
 def _gate(

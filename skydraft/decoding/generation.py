@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.loop import SpeculativeLoop
+from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats, stats_of
 from skydraft.engines.vocab import Vocab
 from skydraft.prompts.pair import PromptPair
@@ -23,7 +24,10 @@ class Generation:
     its `with` block frees the sequences; the engines stay open for the next one.
     """
 
-    def __init__(self, loop: SpeculativeLoop, context: Context, stream: TextStream, prompts: PromptPair) -> None:
+    def __init__(
+        self, loop: SpeculativeLoop, context: Context, stream: TextStream, prompts: PromptPair, request: GenerateRequest
+    ) -> None:
+        self.request = request
         self.prompts = prompts
         self._loop = loop
         self._context = context
@@ -114,6 +118,11 @@ class Generation:
     def num_prompt_tokens(self) -> int:
         """Length of the prompt, chat template included."""
         return len(self._context.token_ids) - self._context.base
+
+    @property
+    def rounds_so_far(self) -> tuple[Round, ...]:
+        """The rounds that are committed."""
+        return tuple(self._rounds)
 
     @property
     def records(self) -> tuple[StepRecord, ...]:

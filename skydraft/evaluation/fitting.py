@@ -193,22 +193,37 @@ def fit(
     texts: Sequence[LabelledText], draft: Engine, target: Engine, workload: Workload, max_new_tokens: int
 ) -> Calibration:
     """The calibration of a pair, from labelled texts of a workload. Raises PromptError for too few."""
+    sides = [PairSide(name=engine.name, fingerprint=engine.fingerprint) for engine in (draft, target)]
+    return _fit(texts, sides[0], sides[1], workload.name, workload.sha256, len(workload.prompts), max_new_tokens)
+
+
+def fit_lessons(
+    texts: Sequence[LabelledText], draft: PairSide, target: PairSide, name: str, max_new_tokens: int
+) -> Calibration:
+    """The calibration of a pair, from texts that were collected in use. Raises PromptError for too few."""
+    return _fit(texts, draft, target, name, "", len(texts), max_new_tokens)
+
+
+def _fit(
+    texts: Sequence[LabelledText], draft: PairSide, target: PairSide, name: str, sha256: str, num_prompts: int,
+    max_new_tokens: int,
+) -> Calibration:  # fmt: skip
     weights, bias = fit_weights(texts)
     rows, disagrees = table(texts)
     scores = rows @ np.array(weights) + bias
     ours = [text for text in texts if text.path == "target"]
     about = Fitted(
-        workload=workload.name,
-        sha256=workload.sha256,
-        num_prompts=len(workload.prompts),
+        workload=name,
+        sha256=sha256,
+        num_prompts=num_prompts,
         num_tokens=len(rows),
         date=datetime.now(UTC).date().isoformat(),
         max_new_tokens=max_new_tokens,
         auroc=round(auroc(scores, disagrees), 4),
     )
     bare = Calibration(
-        draft=PairSide(name=draft.name, fingerprint=draft.fingerprint),
-        target=PairSide(name=target.name, fingerprint=target.fingerprint),
+        draft=draft,
+        target=target,
         features=FEATURES,
         weights=tuple(round(weight, 5) for weight in weights),
         bias=round(bias, 5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, TypeAlias
 
 from skydraft import api
@@ -23,19 +23,21 @@ _LOOK_AGAIN_S = 2.0  # how long what was seen of a cloud is believed
 CloudState: TypeAlias = Literal["up", "down", "local", "none"]
 Notify: TypeAlias = Callable[[str], None]
 Connect: TypeAlias = Callable[[Notify], Cloud]
+Start: TypeAlias = Callable[..., AbstractContextManager[Generation]]  # as `skydraft.start`
 
 
 class Pair:
     """A draft model, and a target in this process, or elsewhere, reached by `connect`, or none.
 
-    A connection serves one generation at a time; used ones are kept for the next.
+    A connection serves one generation at a time; used ones are kept for the next. `start` begins a generation.
     """
 
     def __init__(
         self, edge: Engine, target: Engine | None = None, *, connect: Connect | None = None,
-        calibrated: bool | None = None,
+        calibrated: bool | None = None, start: Start = api.start,
     ) -> None:  # fmt: skip
         self.edge = edge
+        self._start = start
         self._target = target
         self._connect = connect
         self._idle: list[tuple[Cloud, _News]] = []
@@ -115,7 +117,7 @@ class Pair:
     @contextmanager
     def start(self, request: GenerateRequest) -> Iterator[tuple[Generation, _News]]:
         """A generation, which ends with the block, and news of the cloud during it."""
-        with self._side() as (target, news), api.start(request, edge=self.edge, cloud=target) as generation:
+        with self._side() as (target, news), self._start(request, edge=self.edge, cloud=target) as generation:
             yield generation, news
 
     def cloud_state(self) -> CloudState:

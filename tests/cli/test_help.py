@@ -28,8 +28,28 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 COMMANDS = dict(commands(cli))
 SECTIONS = {
-    "generate": ["What to write", "Speech", "Decoding", "Gate", "Cloud", "Models", "Output", "Other options"],
-    "caption": ["What to write", "Speech", "Decoding", "Gate", "Cloud", "Models", "Output", "Other options"],
+    "generate": [
+        "What to write",
+        "Speech",
+        "Decoding",
+        "Gate",
+        "Cloud",
+        "Models",
+        "Output",
+        "Learning",
+        "Other options",
+    ],
+    "caption": [
+        "What to write",
+        "Speech",
+        "Decoding",
+        "Gate",
+        "Cloud",
+        "Models",
+        "Output",
+        "Learning",
+        "Other options",
+    ],
     "serve": ["Server", "Limits", "Models", "Other options"],
     "models fetch": ["Models", "Other options"],
     "models remove": ["Other options"],

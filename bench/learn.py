@@ -1,0 +1,211 @@
+"""A draft model that learns from its corrections: used for real, trained, applied, and measured on held-out prompts.
+
+    python -m bench.learn --out DIR [--sizes 30,60,120,240] [--held-out 60] [--minutes 15] [--layers 4]
+
+300 prompts of one domain (descriptions of products): the first 240 are answered in mode `quality` with --learn, and
+for each size an adapter is trained on the answers to as many of them, merged, and calibrated. Then the held-out prompts
+are answered before and after, and the dev set of mixed prompts with the largest size. Figures are paired over prompts,
+with intervals of 95 %. What is done is kept in DIR: started again, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import skydraft
+from skydraft.cli.main import run
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.base import Engine
+from skydraft.evaluation.bootstrap import Resamples
+from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.text_indicators import indicators
+from skydraft.learning.adapter import read_adapter
+from skydraft.learning.apply import merged_with
+from skydraft.learning.collect import Collector
+from skydraft.learning.store import Store
+from skydraft.models import cache_dir, default_pair
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import read_prompt
+
+HERE = Path(__file__).parent
+PRODUCTS = HERE / "data" / "prompts_zh_products.jsonl"
+DEV = HERE.parent / "data" / "prompts_zh_dev.jsonl"
+PARAMS = DecodingParams(max_new_tokens=48)
+AGREEMENT = 0.95
+# name: what it is a ratio of, in the sums of a row
+FIGURES = {
+    "α along the target's text": ("agreed", "tokens"),
+    "calls a token of auto": ("auto_calls", "auto_tokens"),
+    "agreement of auto": ("auto_agreed", "auto_tokens"),
+    "tokens a round, lossless": ("lossless_tokens", "lossless_rounds"),
+    "agreement of edge": ("edge_agreed", "edge_tokens"),
+    "2-gram repeats of edge": ("edge_repeats", "edge_grams"),
+    "loops a text of edge": ("edge_loops", "texts"),
+}
+Row = dict[str, Any]
+
+
+def prompts_of(path: Path) -> list[str]:
+    """The prompts of a file, in order."""
+    return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def collect(folder: Path, edge: Engine, cloud: Engine, prompts: Sequence[str]) -> None:
+    """Answer prompts in mode quality, and keep what is corrected; those that are there already are left out."""
+    collector = Collector(folder, notify=print)
+    known = {lesson.prompt_ids for lesson in collector.store.lessons(Counter())}
+    for number, prompt in enumerate(prompts):
+        messages = asked(prompt)
+        if read_prompt(edge, messages).edge.token_ids in known:
+            continue
+        request = GenerateRequest(messages, plan=make_plan("quality"), params=PARAMS)
+        with collector.start(request, edge=edge, cloud=cloud) as generation:
+            generation.run()
+        print(f"{number + 1} of {len(prompts)} collected", end="\r", flush=True)
+    collector.close()
+
+
+def part_of(folder: Path, size: int, edge: Engine, prompts: Sequence[str]) -> Path:
+    """A folder with the lessons of the first prompts alone."""
+    out = folder.with_name(f"{folder.name}-{size}")
+    shutil.rmtree(out, ignore_errors=True)
+    wanted = {read_prompt(edge, asked(prompt)).edge.token_ids for prompt in prompts[:size]}
+    store = Store(out)
+    for lesson in Store(folder).lessons(Counter()):
+        if lesson.prompt_ids in wanted:
+            store.add(lesson)
+    return out
+
+
+def measure(edge: Engine, cloud: Engine, prompts: Sequence[str], calibrated: bool) -> Iterator[Row]:
+    """The sums of each prompt. `auto` is left out where the pair is not calibrated."""
+    scorer = Scorer(edge, cloud, PARAMS)
+
+    def write(mode: str, **plan: Any) -> tuple[Any, Row]:
+        request = GenerateRequest(asked(prompt), plan=make_plan(**(plan or {"mode": mode})), params=PARAMS)
+        done = skydraft.start(request, edge=edge, cloud=cloud).run()
+        line = scorer.score("", read_prompt(edge, asked(prompt)), done.token_ids)
+        agreed = sum(mine == theirs for mine, theirs in zip(line.token_ids, line.choices, strict=True))
+        drafted = sum(mine == theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
+        scorer.close()
+        return done, {"agreed": agreed, "drafted": drafted, "tokens": len(done.token_ids)}
+
+    for prompt in prompts:
+        _, target = write("cloud")
+        lossless, _ = write("lossless")
+        alone, found = write("edge")
+        text = indicators(alone.text, np.array(alone.token_ids, np.int32))
+        row = {
+            "prompt": prompt, "texts": 1, "agreed": target["drafted"], "tokens": target["tokens"],
+            "lossless_tokens": lossless.stats.num_tokens, "lossless_rounds": lossless.stats.num_rounds,
+            "edge_agreed": found["agreed"], "edge_tokens": found["tokens"],
+            "edge_repeats": text.num_repeats[2], "edge_grams": text.num_ngrams[2], "edge_loops": text.num_cycles,
+        }  # fmt: skip
+        if calibrated:
+            auto, judged = write("auto", gate=f"calibrated:{AGREEMENT}", k=12, eager=True)
+            row |= {"auto_calls": auto.stats.num_escalated, "auto_tokens": judged["tokens"],
+                    "auto_agreed": judged["agreed"]}  # fmt: skip
+        yield row
+
+
+def kept(path: Path, make: Callable[[], Iterator[Row]], number: int) -> list[Row]:
+    """The rows of a file, made where they are not all there."""
+    if path.is_file() and len(rows := [json.loads(line) for line in path.read_text().splitlines()]) == number:
+        return rows
+    rows = []
+    with path.open("w", encoding="utf-8") as file:
+        for row in make():
+            rows.append(row)
+            print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
+            print(f"{path.stem}: {len(rows)} of {number}", end="\r", flush=True)
+    return rows
+
+
+def show(title: str, before: list[Row], after: list[Row]) -> None:
+    """A line each figure: before, after, and the paired difference with its interval."""
+    print(f"\n{title}, {len(before)} prompts")
+    resamples = Resamples(len(before))
+    for name, (part, whole) in FIGURES.items():
+        if any(part not in row for row in (*before, *after)):
+            continue
+        sides = [
+            tuple(np.array([row[key] for row in rows], float) for key in (part, whole)) for rows in (after, before)
+        ]
+        values = [side[0].sum() / max(side[1].sum(), 1) for side in sides]
+        interval = resamples.difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]))
+        bounds = f"[{interval[0]:+.4f}, {interval[1]:+.4f}]" if interval else ""
+        print(f"{name:<28}{values[1]:>9.4f}{values[0]:>9.4f}  {values[0] - values[1]:+.4f} {bounds}")
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("learn-bench"))
+    parser.add_argument("--sizes", default="30,60,120,240")
+    parser.add_argument("--held-out", type=int, default=60)
+    parser.add_argument("--dev", type=int, default=62, help="prompts of the dev set; 0 leaves it out")
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--edge-model", default=default_pair().draft)
+    parser.add_argument("--cloud-model", default=default_pair().target)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    sizes = sorted(int(size) for size in given.sizes.split(","))
+    prompts, held_out = prompts_of(PRODUCTS), prompts_of(PRODUCTS)[-given.held_out :]
+    dev = prompts_of(DEV)[: given.dev]
+    with closing(skydraft.load(given.cloud_model)) as cloud:
+        with closing(skydraft.load(given.edge_model)) as edge:
+            collect(given.out / "lessons", edge, cloud, prompts[: sizes[-1]])
+            before = _both(given.out, "before", edge, cloud, held_out, dev)
+        for size in sizes:
+            name = f"{size}-layers{given.layers}"
+            merged = _learned(given, size, prompts, name)
+            if merged is None:
+                continue
+            with closing(skydraft.load(merged)) as learned:
+                after = _both(given.out, name, learned, cloud, held_out, dev if size == sizes[-1] else [])
+            show(f"{size} answers: held-out prompts of the domain", before[0], after[0])
+            if after[1]:
+                show(f"{size} answers: the dev set of mixed prompts", before[1], after[1])
+
+
+def _both(
+    out: Path, name: str, edge: Engine, cloud: Engine, held_out: Sequence[str], dev: Sequence[str]
+) -> tuple[list[Row], list[Row]]:
+    calibrated = skydraft.api.is_calibrated(edge, cloud)
+    return (
+        kept(out / f"{name}-held-out.jsonl", lambda: measure(edge, cloud, held_out, calibrated), len(held_out)),
+        kept(out / f"{name}-dev.jsonl", lambda: measure(edge, cloud, dev, calibrated), len(dev)),
+    )
+
+
+def _learned(given: argparse.Namespace, size: int, prompts: Sequence[str], name: str) -> Path | None:
+    """The draft model with what it learned of the first `size` prompts; None where nothing was kept."""
+    adapter = given.out / f"adapter-{name}.safetensors"
+    models = ["--edge-model", given.edge_model, "--cloud-model", given.cloud_model]
+    with closing(skydraft.load(given.edge_model)) as edge:
+        folder = part_of(given.out / "lessons", size, edge, prompts)
+    if not adapter.is_file():
+        how = ["--out", str(adapter), "--minutes", str(given.minutes), "--layers", str(given.layers)]
+        if run(["learn", "train", str(folder), *how, *models]):
+            print(f"{size} answers: nothing was kept", file=sys.stderr)
+            return None
+    if run(["learn", "calibrate", str(folder), *models, "--edge-adapter", str(adapter)]):
+        print(f"{size} answers: not calibrated", file=sys.stderr)
+    return merged_with(read_adapter(adapter), skydraft.load(given.edge_model), cache_dir())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What corrections teach the draft model: collected where the user asks for it, and kept on this device."""

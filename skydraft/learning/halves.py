@@ -1,0 +1,113 @@
+"""The draft model in two halves: lower layers that stay as they are and run once a text, and upper ones to train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skydraft.engines.trainable import TrainableModel
+from skydraft.learning.lesson import WRONG, Lesson
+
+MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What the upper layers read of one lesson, [1, len, hidden_size], and the other arguments of a layer.
+
+    `at` are the places whose rows say the tokens `labels`; `num_wrong` tokens besides are known to be wrong, and the
+    right ones are not.
+    """
+
+    hidden: Any
+    arguments: dict[str, Any]
+    at: Any
+    labels: Any
+    num_wrong: int
+
+
+class _Stop(Exception):
+    """The lower half is done."""
+
+
+class Halves:
+    """The layers below and from `num_upper` before the end. Rows are in float32, on the model's device.
+
+    `vocab_size` is the length of the tokenizer: rows of the head beyond it are padding.
+    """
+
+    def __init__(self, trainable: TrainableModel, num_upper: int, vocab_size: int) -> None:
+        import torch
+
+        self._torch = torch
+        self._trainable = trainable
+        self._vocab_size = vocab_size
+        self.first = max(len(trainable.layers) - num_upper, 0)
+
+    def activations(self, lesson: Lesson) -> Activations:
+        """Run the lower half over a lesson."""
+        torch, caught = self._torch, dict[str, Any]()
+        weight = self._trainable.head.weight
+
+        def catch(layer: Any, args: Any, kwargs: Any) -> None:
+            hidden = args[0] if args else kwargs.pop("hidden_states")
+            caught.update(hidden=hidden, arguments={**kwargs, "past_key_values": None, "use_cache": False})
+            raise _Stop
+
+        handle = self._trainable.layers[self.first].register_forward_pre_hook(catch, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                embeddings, positions = self._embed(lesson)
+                self._trainable.decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+        except _Stop:
+            pass
+        finally:
+            handle.remove()
+        known, base = lesson.known, len(lesson.prompt_ids) - 1
+        at = torch.tensor([base + index for index in known], device=weight.device)
+        labels = torch.tensor([lesson.token_ids[index] for index in known], device=weight.device)
+        return Activations(caught["hidden"], caught["arguments"], at, labels, lesson.marks.count(WRONG))
+
+    def _embed(self, lesson: Lesson) -> tuple[Any, Any]:
+        """(embeddings [1, len, hidden_size], positions as the decoder counts them); the last token predicts nothing."""
+        torch, model = self._torch, self._trainable.model
+        device = self._trainable.head.weight.device
+        ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids[:-1]]], device=device)
+        embeddings = model.get_input_embeddings()(ids)
+        positions = torch.arange(ids.shape[1], device=device)[None]
+        if hasattr(model.config, "audio_config"):
+            positions = positions[None].expand(3, -1, -1)
+            rows = [self._heard(media.features) for media in lesson.prompt.media]
+            if rows:
+                embeddings[ids == model.config.audio_token_id] = torch.cat(rows).to(embeddings.dtype)
+        return embeddings, positions
+
+    def _heard(self, features: Any) -> Any:
+        """The embeddings of one recording, [num_tokens, hidden_size]."""
+        torch, model = self._torch, self._trainable.model
+        # [1, num_mels, num_frames]
+        mels = torch.tensor(features, device=self._trainable.head.weight.device)[None]
+        mask = torch.ones(1, mels.shape[2], dtype=torch.long, device=mels.device)
+        return model.get_audio_features(mels, mask, return_dict=True).last_hidden_state
+
+    def rows(self, activations: Activations) -> Any:
+        """What the upper half makes of it at the places that have labels, [num_labels, hidden_size]."""
+        hidden = activations.hidden
+        for layer in self._trainable.layers[self.first :]:
+            hidden = layer(hidden, **activations.arguments)
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        return self._trainable.decoder.norm(hidden[0, activations.at])
+
+    def choices(self, activations: Activations, best: int = 1) -> Any:
+        """The likeliest tokens at those places, [num_labels, best], over the whole vocabulary."""
+        with self._torch.no_grad():
+            return self._trainable.head(self.rows(activations))[:, : self._vocab_size].topk(best).indices
+
+    def num_right(self, activations: Sequence[Activations]) -> list[tuple[int, int]]:
+        """For each lesson: (tokens that the model says like the target, tokens whose answer is known)."""
+        counts = []
+        for each in activations:
+            right = int((self.choices(each)[:, 0] == each.labels).sum()) if len(each.labels) else 0
+            counts.append((right, len(each.labels) + each.num_wrong))
+        return counts

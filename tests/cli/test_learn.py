@@ -1,0 +1,76 @@
+"""`skydraft learn` and --learn on the toy pair: what is kept, what is said, what is forgotten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Invoke
+
+TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
+
+
+def collect(invoke: Invoke, folder: Path, *prompts: str) -> None:
+    for prompt in prompts:
+        status, _, err = invoke("generate", prompt, *TOYS, "-n", "12", "-q", "--learn", str(folder))
+        assert status == 0
+        assert "are kept in" in err and "learn forget" in err
+
+
+def test_without_the_option_nothing_is_kept(invoke: Invoke, tmp_path: Path) -> None:
+    assert invoke("generate", "你好", *TOYS, "-q")[2] == ""
+    assert not list(tmp_path.rglob("lessons*"))
+
+
+def test_the_text_is_the_same_and_what_was_said_is_there(invoke: Invoke, tmp_path: Path) -> None:
+    plain = invoke("generate", "你好", *TOYS, "-n", "12", "-q")[1]
+    assert invoke("generate", "你好", *TOYS, "-n", "12", "-q", "--learn", str(tmp_path / "l"))[1] == plain
+    _, out, _ = invoke("learn", "export", str(tmp_path / "l"), "--text", *TOYS[:2])
+    kept = json.loads(out)
+    assert (kept["prompt"], kept["text"]) == ("你好", plain.strip())
+    assert len(kept["marks"]) == len(kept["signals"]) == 12
+
+
+def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> None:
+    folder = tmp_path / "l"
+    assert "No answers yet" in invoke("learn", "status", str(folder))[1]
+    collect(invoke, folder, "你好", "我们", "他在")
+    with (folder / "lessons-00000001.jsonl").open("a") as file:
+        file.write("poison\n")
+    _, out, _ = invoke("learn", "status", str(folder))
+    assert "3 answers" in out and "36 tokens" in out and "21 more answers are needed" in out
+    assert "1 lines are cut or damaged" in out
+    assert invoke("learn", "export", str(folder), "--out", str(tmp_path / "mine"))[0] == 0
+    assert len((tmp_path / "mine").read_text().splitlines()) == 3
+    assert (tmp_path / "mine").stat().st_mode & 0o077 == 0
+    assert "1 files deleted" in invoke("learn", "forget", str(folder))[1]
+    assert "No answers yet" in invoke("learn", "status", str(folder))[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("generate", "你好", *TOYS, "--mode", "edge", "--learn", "L"), "nothing is checked"),
+        (("generate", "你好", *TOYS, "--learn", "FILE"), "is a file"),
+        (("generate", "你好", *TOYS, "--learn", "/proc/no"), "cannot be kept in"),
+        (("gateway", "--edge-only", "--edge-model", "toy", "--learn", "L"), "nothing is learned"),
+        (("learn", "status", "FILE"), "is a file"),
+        (("learn", "export", "L", "--out", "/proc/no"), "cannot be written"),
+    ],
+)
+def test_wrong_use_is_one_line(invoke: Invoke, tmp_path: Path, args: tuple[str, ...], says: str) -> None:
+    (tmp_path / "file").write_text("")
+    names = {"L": str(tmp_path / "l"), "FILE": str(tmp_path / "file")}
+    status, _, err = invoke(*(names.get(arg, arg) for arg in args))
+    assert status == 2
+    assert says in err.splitlines()[-1]
+
+
+def test_a_conversation_is_kept_too(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("你好\n我们\n".encode())))
+    assert invoke("chat", *TOYS, "-n", "8", "--mode", "lossless", "--learn", str(tmp_path / "l"))[0] == 0
+    assert "2 answers" in invoke("learn", "status", str(tmp_path / "l"))[1]

@@ -1,0 +1,75 @@
+"""A tiny pair whose draft model differs from its target in the last layer, and what the target taught it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.learning.collect import Collector
+from skydraft.prompts.messages import asked
+from tests.engines.tiny_checkpoint import OPTIONS, save_model
+
+_WORDS = ["今天", "天气", "我们", "公园", "孩子们", "语音", "音调", "The", "model", "drafts", "tokens", "checks"]
+
+
+@pytest.fixture(scope="session")
+def one_thread() -> Iterator[None]:
+    torch = pytest.importorskip("torch")
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def pair_folders(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> tuple[Path, Path]:
+    """(target's checkpoint, draft model's checkpoint)."""
+    import torch
+    import transformers
+
+    target = save_model(tmp_path_factory.mktemp("target"), "Qwen2Config", seed=1)
+    draft = save_model(tmp_path_factory.mktemp("draft"), "Qwen2Config", seed=1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(draft)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, value in model.model.layers[1].named_parameters():
+            if "down_proj" in name or "o_proj" in name:
+                change = torch.randn(len(value), 1, generator=generator) @ torch.randn(
+                    1, len(value[0]), generator=generator
+                )
+                value.add_(0.5 * change)
+    model.save_pretrained(draft)
+    return target, draft
+
+
+@pytest.fixture(scope="session")
+def pair(pair_folders: tuple[Path, Path]) -> tuple[Any, Any]:
+    """(draft, target) engines."""
+    from skydraft.engines.transformers_text import TransformersEngine
+
+    target, draft = pair_folders
+    return TransformersEngine(draft, OPTIONS, name="draft"), TransformersEngine(target, OPTIONS, name="target")
+
+
+def prompts(number: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return ["".join(rng.choice(_WORDS, 4)) + str(index) for index in range(number)]
+
+
+@pytest.fixture(scope="session")
+def taught(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of lessons, collected lossless."""
+    folder = tmp_path_factory.mktemp("taught")
+    collector = Collector(folder)
+    for prompt in prompts(96):
+        request = GenerateRequest(asked(prompt), plan=make_plan(k=3), params=DecodingParams(max_new_tokens=12))
+        with collector.start(request, edge=pair[0], cloud=pair[1]) as generation:
+            generation.run()
+    return folder

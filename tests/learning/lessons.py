@@ -1,0 +1,24 @@
+"""Lessons made up, and folders of lessons from toys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skydraft.learning.lesson import Lesson
+
+ORIGIN = {"draft": "d" * 32, "target": "t" * 32, "vocab": "v" * 32}
+
+
+def lesson(number: int = 0, **changes: Any) -> Lesson:
+    """A lesson of four tokens; `number` makes it another one."""
+    given: dict[str, Any] = {
+        **ORIGIN, "prompt_ids": (1, 2, number), "token_ids": (3, 4, 5, 6), "marks": "acw-", "ranks": (2,),
+        "signals": ((0.5, 0.25, 0.5), (1.0, 0.5, 0.75), None, None),
+    }  # fmt: skip
+    return Lesson(**(given | changes))
+
+
+def files(folder: Path) -> list[Path]:
+    """The files that hold lessons."""
+    return sorted(folder.glob("*.jsonl"))

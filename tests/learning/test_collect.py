@@ -1,0 +1,218 @@
+"""What is collected: labels equal what the models would say at that prefix, and what nobody judged is no label."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft.config import DecodingParams
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.plan import Plan, make_plan
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import ToyEngine
+from skydraft.errors import CloudLost, NotEnoughDisk
+from skydraft.gating.signals import measure
+from skydraft.learning.collect import Collector, lesson_of, marks_of
+from skydraft.learning.lesson import Lesson
+from skydraft.learning.store import Store
+from skydraft.types import DraftBlock, Round, StepRecord
+from tests import reference, toys
+from tests.serving import serving
+from tests.toys import PROMPT, PROMPT_IDS
+
+from .lessons import lesson
+
+PLANS = [
+    make_plan(),
+    make_plan("cloud"),
+    make_plan("quality"),
+    make_plan("fluency"),
+    make_plan(gate="entropy:1", k=3, eager=True),
+    make_plan(gate="prob:0.4", k=8),
+    make_plan(gate="entropy:1", k=4, accept="top:3"),
+]
+
+
+def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) -> Generation:
+    return skydraft.generate(
+        PROMPT, edge=pair[0], cloud=pair[1], plan=plan, params=params, raw=True, with_signals=plan.drafts
+    ).run()
+
+
+@toys.law(120)
+@given(toys.pairs(), toys.params(40), st.sampled_from(PLANS))
+def test_every_mark_is_what_the_two_models_say_at_that_prefix(
+    pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan
+) -> None:
+    done = answered(pair, plan, params)
+    found = lesson_of(done, "d", "t", "v")
+    judged = {i for i, origin in enumerate(done.origins) if origin not in ("skipped", "edge", "edge-fallback")}
+    if found is None:
+        assert not judged or plan.top
+        return
+    prefix, last = list(PROMPT_IDS), max(judged)
+    for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
+        mine, theirs = (reference.next_token(model, prefix, len(PROMPT_IDS), params) for model in pair)
+        says = {
+            "a": mine == theirs == token_id,
+            "c": mine != theirs == token_id,
+            "t": theirs == token_id,
+            "w": mine == token_id != theirs,
+            "-": index > last or (plan.top > 0 and done.origins[index] == "accepted"),
+        }
+        assert says[mark], (index, mark)
+        # all that was judged is said
+        assert mark != "-" or index > last or plan.top
+        prefix.append(token_id)
+
+
+@toys.law(40)
+@given(toys.pairs(), st.sampled_from(PLANS))
+def test_signals_are_those_of_the_draft_model_at_that_prefix(pair: tuple[ToyEngine, ToyEngine], plan: Plan) -> None:
+    done = answered(pair, plan, DecodingParams(max_new_tokens=30))
+    found = lesson_of(done, "d", "t", "v")
+    if found is None or not found.signals:
+        return
+    sequence = pair[0].open(PROMPT_IDS)
+    rows = sequence.extend([PROMPT_IDS[-1], *found.token_ids])
+    for index, mark in enumerate(found.marks):
+        signals = found.signals_at(index)
+        assert (signals is None) == (mark == "t")
+        if signals is not None:
+            assert signals.entropy == pytest.approx(measure(rows[index]).entropy, abs=1e-4)
+    sequence.close()
+
+
+def rounds(*given: tuple[str, int, int, tuple[bool, ...]]) -> Iterator[Round]:
+    """Rounds of (outcome, drafted, accepted, audit); a verified one adds a token of the target's."""
+    base = 0
+    for number, (outcome, num_draft, num_accepted, audit) in enumerate(given):
+        num_committed = num_accepted + 1 if outcome == "verified" else num_draft
+        record = StepRecord(number, base, num_draft, num_accepted, num_committed, outcome, "", 0, 0)  # type: ignore[arg-type]
+        tokens = tuple(range(num_committed))
+        ranks = (5,) * audit.count(False)
+        yield Round(
+            record, DraftBlock(base, tuple(range(num_draft))), tokens, ("accepted",) * num_committed, audit, ranks
+        )
+        base += num_committed
+
+
+@pytest.mark.parametrize(
+    ("given", "marks"),
+    [
+        ([("skipped", 3, 0, ())], "---"),
+        ([("skipped", 3, 0, ()), ("verified", 2, 1, (True, False, True))], "awaac"),
+        ([("fallback", 2, 0, ()), ("verified", 2, 2, (True, True))], "aaaat"),
+        ([("skipped", 2, 0, ()), ("verified", 1, 0, (True,))], "a-c"),  # an audit that does not reach the end
+        ([("verified", 0, 0, ()), ("verified", 0, 0, ())], "tt"),
+        ([("skipped", 1, 0, ()), ("verified", 1, 0, (False,)), ("skipped", 2, 0, ())], "wc--"),
+    ],
+)
+def test_marks_by_rounds(given: list[tuple[str, int, int, tuple[bool, ...]]], marks: str) -> None:
+    found = marks_of(rounds(*given))
+    assert "".join(found.marks) == marks
+    assert len(found.signals) == len(marks)
+    assert found.ranks == [5] * marks.count("w")
+
+
+def read(folder: Path) -> list[Lesson]:
+    skipped: Counter[str] = Counter()
+    found = list(Store(folder).lessons(skipped))
+    assert not skipped
+    return found
+
+
+def test_a_generation_is_kept_at_its_end_and_names_both_models(tmp_path: Path) -> None:
+    edge, cloud = toys.toy(1, 0.7), toys.toy(1)
+    collector = Collector(tmp_path / "learn")
+    request = answered((edge, cloud), make_plan("quality"), DecodingParams(max_new_tokens=20)).request
+    with collector.start(request, edge=edge, cloud=cloud) as generation:
+        generation.run()
+    (found,) = read(tmp_path / "learn")
+    assert (found.draft, found.target, found.vocab) == (edge.fingerprint, cloud.fingerprint, cloud.vocab.fingerprint)
+    assert found.prompt_ids == PROMPT_IDS and found.token_ids == generation.token_ids
+    assert found.signals and found.decoding == request.params
+
+
+def test_one_that_is_broken_off_keeps_what_it_has(tmp_path: Path) -> None:
+    edge, cloud = toys.toy(1, 0.7), toys.toy(1)
+    request = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=40)).request
+    with Collector(tmp_path).start(request, edge=edge, cloud=cloud) as generation:
+        for _ in itertools.islice(generation.rounds(), 2):
+            pass
+    (found,) = read(tmp_path)
+    assert found.token_ids == generation.token_ids and len(found.token_ids) < 40
+
+
+def test_what_nobody_judged_is_not_kept(tmp_path: Path) -> None:
+    edge = toys.toy(1, 0.7)
+    collector = Collector(tmp_path)
+    alone = skydraft.generate(PROMPT, edge=edge, plan=make_plan("edge"), raw=True).run()
+    skipped = skydraft.generate(PROMPT, edge=edge, cloud=toys.toy(1), plan=make_plan(gate="entropy:99"), raw=True,
+                                params=DecodingParams(max_new_tokens=1)).run()  # fmt: skip
+    assert not collector.keep(alone, edge=edge)
+    assert not collector.keep(skipped, edge=edge, cloud=toys.toy(1))
+    assert read(tmp_path) == []
+
+
+def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path) -> None:
+    edge, cloud = toys.toy(3, 0.7), toys.toy(3)
+    plan, params = make_plan(gate="entropy:1", k=4), DecodingParams(max_new_tokens=30)
+    with serving(toys.toy(3)) as server, closing(skydraft.connect(server.address)) as remote:
+        for side, folder in ((cloud, "here"), (remote, "there")):
+            done = skydraft.generate(PROMPT, edge=edge, cloud=side, plan=plan, params=params, raw=True).run()
+            assert Collector(tmp_path / folder).keep(done, edge=edge, cloud=side)
+    assert read(tmp_path / "here") == read(tmp_path / "there")
+
+
+def test_a_cloud_that_is_gone_costs_a_line_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    edge, cloud = toys.toy(1, 0.7), toys.toy(1)
+    done = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=8))
+
+    def gone(self: object, *, quick: bool) -> tuple[str, str]:
+        raise CloudLost("No connection.")
+
+    monkeypatch.setattr("skydraft.learning.collect.LocalTarget.weights", gone)
+    assert not Collector(tmp_path, notify=said.append).keep(done, edge=edge, cloud=cloud)
+    assert len(said) == 1 and "not kept" in said[0]
+
+
+def test_what_cannot_be_written_waits_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    collector = Collector(tmp_path, notify=said.append)
+    add = Store.add
+
+    def full(self: Store, found: Lesson) -> None:
+        raise NotEnoughDisk("The folder has no room.")
+
+    monkeypatch.setattr(Store, "add", full)
+    for number in range(2):
+        collector._add(lesson(number))
+    assert collector.num_waiting == 2 and len(said) == 1
+    monkeypatch.setattr(Store, "add", add)
+    collector._add(lesson(2))
+    assert read(tmp_path) == [lesson(0), lesson(1), lesson(2)]
+    monkeypatch.setattr(Store, "add", full)
+    collector._add(lesson(3))
+    collector.close()
+    assert "1 answers could not be kept" in said[-1]
+
+
+def test_a_gateway_keeps_what_its_clients_were_answered(tmp_path: Path) -> None:
+    from skydraft.gateway.pair import Pair
+
+    edge, cloud = toys.toy(1, 0.7), toys.toy(1)
+    request = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=20)).request
+    for folder, start in ((None, {}), (tmp_path / "l", {"start": Collector(tmp_path / "l").start})):
+        with Pair(edge, cloud, calibrated=False, **start).start(request) as (generation, _):
+            generation.run()
+        assert len(read(folder or tmp_path)) == (folder is not None)

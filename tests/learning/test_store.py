@@ -1,0 +1,227 @@
+"""The folder of lessons: whole lines or none, bounded, read as a stream, whatever lies in it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from skydraft.errors import OptionError, RecordsError
+from skydraft.learning import store as store_module
+from skydraft.learning.lesson import Lesson, StoredMedia, decode, encode
+from skydraft.learning.store import Store
+from skydraft.types import Media
+
+from .lessons import files, lesson
+
+
+def read(folder: Path) -> tuple[list[Lesson], Counter[str]]:
+    skipped: Counter[str] = Counter()
+    return list(Store(folder).lessons(skipped)), skipped
+
+
+def test_what_is_added_is_read_again_in_its_order(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new" / "learn")
+    given = [lesson(n, params={"temperature": 0.5, "stop": ["。"], "logit_bias": [[3, -1.5]]}) for n in range(5)]
+    for each in given:
+        store.add(each)
+    assert read(store.folder) == (given, Counter())
+    assert given[0].decoding.stop == ("。",)
+
+
+def test_speech_is_kept_in_half_precision(tmp_path: Path) -> None:
+    media = Media(np.random.default_rng(1).normal(size=(128, 40)).astype(np.float32)).rounded()
+    assert decode(encode(lesson(media=(StoredMedia.of(media),)))).prompt.media == (media,)
+
+
+def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Store(tmp_path / "learn").add(lesson())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "learn").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path / "learn")} == {0o600}
+
+
+def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
+    max_bytes = 64_000
+    store = Store(tmp_path, max_bytes)
+    for number in range(1000):
+        store.add(lesson(number))
+    size = store.size()
+    assert max_bytes * 0.8 < size.num_bytes <= max_bytes and size.num_files > 10
+    found, skipped = read(tmp_path)
+    assert not skipped
+    assert [each.prompt_ids[2] for each in found] == list(range(1000 - len(found), 1000))
+
+
+def _keep(folder: Path, first: int) -> None:
+    for number in range(first, first + 50):
+        Store(folder).add(lesson(number))
+
+
+def test_two_processes_collect_into_one_folder_and_nothing_is_lost(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    both = [context.Process(target=_keep, args=(tmp_path, first)) for first in (0, 50)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+        assert process.exitcode == 0
+    found, skipped = read(tmp_path)
+    assert not skipped and sorted(each.prompt_ids[2] for each in found) == list(range(100))
+
+
+def test_a_folder_that_somebody_holds_is_waited_for_and_then_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_LOCK_S", 0.1)
+    with FileLock(tmp_path / "lessons.lock"), pytest.raises(RecordsError, match="Another process has held"):
+        Store(tmp_path).add(lesson())
+
+
+@pytest.mark.parametrize(
+    ("poison", "says"),
+    [
+        (b"x" * 100 + b"\n", "cut or damaged"),
+        (encode(lesson())[:-10] + b"\n", "cut or damaged"),
+        (encode(lesson()).replace(b"[3,4,5,6]", b"[3,4,5,7]"), "cut or damaged"),
+        (b"\x00\xff\xfe\n", "cut or damaged"),
+        (b"\n", "cut or damaged"),
+    ],
+)
+def test_what_is_cut_or_damaged_is_skipped_and_counted(tmp_path: Path, poison: bytes, says: str) -> None:
+    store = Store(tmp_path)
+    store.add(lesson(1))
+    with files(tmp_path)[0].open("ab") as file:
+        file.write(poison)
+    store.add(lesson(2))
+    assert read(tmp_path) == ([lesson(1), lesson(2)], Counter({says: 1}))
+
+
+def test_a_line_that_lacks_its_end_alone_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "lessons-00000001.jsonl").write_bytes(encode(lesson(1))[:-1])
+    Store(tmp_path).add(lesson(2))
+    assert read(tmp_path) == ([lesson(1), lesson(2)], Counter())
+
+
+def forged(text: str) -> bytes:
+    data = text.encode()
+    return b"%08x %s\n" % (zlib.crc32(data), data)
+
+
+WHOLE = encode(lesson())[9:-1].decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        "null",
+        "[" * 5000,
+        WHOLE.replace("[3,4,5,6]", "[3,4,5,-6]"),
+        WHOLE.replace("[3,4,5,6]", "[3,4,5,6e300]"),
+        WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
+        WHOLE.replace("[3,4,5,6]", "[3,4,5]"),
+        WHOLE.replace('"acw-"', '"acz-"'),
+        WHOLE.replace('"acw-"', '"aca-"'),
+        WHOLE.replace('"ranks":[2]', '"ranks":[-1]'),
+        WHOLE.replace('"draft"', '"evil":1,"draft"'),
+        WHOLE.replace("[0.5,0.25,0.5]", "[NaN,0.25,0.5]"),
+        WHOLE[:-1] + ',"params":{"nonsense":1}}',
+        WHOLE[:-1] + ',"params":{"temperature":-1}}',
+        WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
+        WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}',
+        WHOLE[:-1] + ',"schema":2}',
+        WHOLE[:-1] + ',"media":[{"num_mels":128,"features":"%%"}]}',
+        WHOLE[:-1] + ',"media":[{"num_mels":128,"features":"AAAA"}]}',
+    ],
+)
+def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, text: str) -> None:
+    assert text != WHOLE
+    (tmp_path / "lessons-00000001.jsonl").write_bytes(forged(text) + encode(lesson(1)))
+    assert read(tmp_path) == ([lesson(1)], Counter({"not a lesson of this version": 1}))
+
+
+def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_LINE_BYTES", 1 << 16)
+    with (tmp_path / "lessons-00000001.jsonl").open("wb") as file:
+        for _ in range(100):
+            file.write(b"9" * (1 << 17))
+        file.write(b"\n" + encode(lesson(1)))
+    tracemalloc.start()
+    found = read(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == ([lesson(1)], Counter({"too long": 1}))
+    assert peak < 2 << 20
+
+
+def test_a_large_store_is_read_as_a_stream(tmp_path: Path) -> None:
+    line, num_lines = encode(lesson(token_ids=tuple(range(400)), marks="a" * 400, signals=(), ranks=())), 0
+    with (tmp_path / "lessons-00000001.jsonl").open("wb") as file:
+        while file.tell() < 16 << 20:
+            file.write(line)
+            num_lines += 1
+    tracemalloc.start()
+    num_read = sum(1 for _ in Store(tmp_path).lessons(Counter()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert num_read == num_lines and peak < 1 << 20
+
+
+def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path: Path) -> None:
+    # The limit on the size of files is of the whole process, so it is set in one of its own.
+    code = f"""
+import resource, sys
+from pathlib import Path
+from skydraft.errors import NotEnoughDisk
+from skydraft.learning.store import Store
+from tests.learning.lessons import lesson
+store = Store(Path({str(tmp_path)!r}))
+store.add(lesson(1))
+size = store.size().num_bytes
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, size + 50))
+try:
+    store.add(lesson(2))
+except NotEnoughDisk as error:
+    print(error.line)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "has no room for another lesson" in done.stdout
+    assert read(tmp_path) == ([lesson(1)], Counter())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="is a file"):
+        Store(tmp_path / "file")
+    with pytest.raises(OptionError, match="cannot be kept in"):
+        Store(tmp_path / "file" / "below").prepare()
+    with pytest.raises(OptionError, match="cannot be kept in"):
+        Store(Path("/proc/skydraft-learn")).prepare()
+
+
+def test_forgetting_takes_the_lessons_and_nothing_else(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.forget().num_files == 0 and Store(tmp_path / "none").forget().num_bytes == 0
+    store.add(lesson())
+    (tmp_path / "letter.jsonl").write_text("mine")
+    gone = store.forget()
+    assert gone.num_files == 1 and gone.num_bytes > 0
+    assert (tmp_path / "letter.jsonl").read_text() == "mine"
+    assert read(tmp_path) == ([], Counter())
+    store.add(lesson(2))
+    assert read(tmp_path)[0] == [lesson(2)]

@@ -1,0 +1,145 @@
+"""Training on tiny checkpoints: it learns, it can be stopped, and it says so where it has learned nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skydraft.engines.trainable import load_trainable
+from skydraft.errors import OptionError
+from skydraft.learning.adapter import Adapter, AdapterCard, read_adapter, write_adapter
+from skydraft.learning.dataset import Usable, choose, split
+from skydraft.learning.halves import Halves
+from skydraft.learning.store import Store
+from skydraft.learning.training import Trained, Training, TrainingData, TrainSettings
+
+pytest.importorskip("peft")
+
+SETTINGS = TrainSettings(rank=8, num_layers=1, epochs=4, rate=2e-2)
+
+
+def card(pair: tuple[Any, Any]) -> AdapterCard:
+    return AdapterCard(
+        base=pair[0].fingerprint, base_name="draft", vocab=pair[0].vocab.fingerprint, target=pair[1].fingerprint,
+        scale=2.0, num_trained=0, held_out=(0, 0), guard=(0, 0),
+    )  # fmt: skip
+
+
+def data_of(folder: Path) -> TrainingData:
+    trained, held_out = split(choose(Store(folder), Usable()).lessons)
+    return TrainingData(trained[:60], held_out, trained[60:70])
+
+
+def train(
+    pair: tuple[Any, Any], folder: Path, state: Path, settings: TrainSettings = SETTINGS, stop_at: int = -1
+) -> Trained:
+    steps = 0
+
+    def progress(what: str, done: int, total: int, note: str) -> None:
+        nonlocal steps
+        steps += what.startswith("training")
+        if steps == stop_at:
+            raise KeyboardInterrupt
+
+    trainable = load_trainable(pair[0].path)
+    return Training(trainable, data_of(folder), settings, card(pair), pair[0].vocab.size, state, progress).run()
+
+
+@pytest.fixture(scope="session")
+def trained(pair: tuple[Any, Any], taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train(pair, taught, tmp_path_factory.mktemp("state") / "state")
+
+
+def test_it_says_more_often_what_the_target_says(trained: Trained) -> None:
+    assert trained.held_out.low > 0, str(trained.held_out)
+    assert trained.held_out.difference > 0.05, str(trained.held_out)
+    assert trained.is_whole and not trained.objection
+
+
+def same(one: Adapter, other: Adapter) -> bool:
+    return one.pairs.keys() == other.pairs.keys() and all(
+        np.array_equal(mine, theirs)
+        for name in one.pairs
+        for mine, theirs in zip(one.pairs[name], other.pairs[name], strict=True)
+    )
+
+
+@pytest.mark.parametrize("stop_at", [1, 6, 13])
+def test_stopped_and_gone_on_with_gives_the_same_adapter(
+    pair: tuple[Any, Any], taught: Path, trained: Trained, tmp_path: Path, stop_at: int
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(pair, taught, tmp_path / "state", stop_at=stop_at)
+    again = train(pair, taught, tmp_path / "state")
+    assert same(again.adapter, trained.adapter)
+    assert again.held_out == trained.held_out
+
+
+def test_another_seed_gives_another_adapter_and_a_state_of_others_is_not_gone_on_with(
+    pair: tuple[Any, Any], taught: Path, trained: Trained, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    with pytest.raises(KeyboardInterrupt):
+        train(pair, taught, state, stop_at=6)
+    other = TrainSettings(rank=8, num_layers=1, epochs=1, rate=2e-2, seed=1)
+    fresh = train(pair, taught, tmp_path / "fresh", other)
+    assert same(train(pair, taught, state, other).adapter, fresh.adapter)
+    assert not same(fresh.adapter, trained.adapter)
+
+
+def test_a_damaged_state_is_begun_anew(pair: tuple[Any, Any], taught: Path, trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"PK\x03\x04 not a state")
+    assert same(train(pair, taught, tmp_path / "state").adapter, trained.adapter)
+
+
+def test_time_that_is_over_ends_it_with_what_there_is(pair: tuple[Any, Any], taught: Path, tmp_path: Path) -> None:
+    found = train(pair, taught, tmp_path / "state", TrainSettings(rank=8, num_layers=1, epochs=3, minutes=1e-6))
+    assert not found.is_whole
+    assert found.objection  # no step was made
+    assert found.held_out.difference == 0
+
+
+def test_the_halves_together_are_the_model(pair: tuple[Any, Any], taught: Path) -> None:
+    import torch
+
+    trainable = load_trainable(pair[0].path)
+    lesson = data_of(taught).trained[0]
+    whole = trainable.model(torch.tensor([[*lesson.prompt_ids, *lesson.token_ids]])).logits[0]
+    for num_upper in (1, 2):
+        halves = Halves(trainable, num_upper, pair[0].vocab.size)
+        activations = halves.activations(lesson)
+        rows = trainable.head(halves.rows(activations))
+        expected = whole[[len(lesson.prompt_ids) - 1 + index for index in lesson.known]]
+        assert torch.allclose(rows, expected, atol=1e-5)
+        right = (expected.argmax(1).tolist(), [lesson.token_ids[index] for index in lesson.known])
+        assert halves.num_right([activations]) == [(sum(map(int.__eq__, *right)), len(lesson.known))]
+
+
+def test_what_the_draft_model_is_found_to_say_is_what_was_collected(pair: tuple[Any, Any], taught: Path) -> None:
+    halves = Halves(load_trainable(pair[0].path), 1, pair[0].vocab.size)
+    for lesson in data_of(taught).held_out:
+        choices = halves.choices(halves.activations(lesson))[:, 0].tolist()
+        for index, choice in zip(lesson.known, choices, strict=True):
+            if lesson.marks[index] != "t":
+                assert (choice == lesson.token_ids[index]) == (lesson.marks[index] == "a")
+
+
+def test_an_adapter_is_read_as_it_was_written(trained: Trained, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", trained.adapter)
+    again = read_adapter(tmp_path / "adapter")
+    assert same(again, trained.adapter) and again.card == trained.adapter.card
+    assert again.fingerprint == trained.adapter.fingerprint
+    assert (tmp_path / "adapter").stat().st_mode & 0o077 == 0
+    with pytest.raises(OptionError, match="was trained for draft"):
+        again.check_base("f" * 32, "another")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"rank": 0}, {"epochs": 0}, {"minutes": -1}, {"num_layers": 0}, {"rate": 0}, {"batch": 0}]
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(OptionError):
+        TrainSettings(**settings)  # type: ignore[arg-type]
