@@ -1,17 +1,15 @@
 """Changing some matrices of a GGUF file: all else is copied byte for byte, so that nothing else is rounded again.
 
-A changed matrix is dequantised, changed, and quantised to the type it had, by llama.cpp's own `ggml_quantize_chunk`
-(what `llama_model_quantize` calls for each tensor): the file keeps its layout, and its tensors their places.
+A changed matrix that was packed into fewer than 8 bits becomes one of Q8_0 (one scale for 32 weights), and any other
+keeps its type: what training changes is often smaller than half a step of 4 or 5 bits, and would be rounded away.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +33,7 @@ def write_changed(base: Path, out: Path, changes: Mapping[str, Callable[[], Matr
 
     Raises BrokenModel for a file that cannot be read, OptionError for one that cannot be changed so, and OSError.
     """
-    reader, quantize = _reader(base), _quantizer()
+    reader = _reader(base)
     architecture = reader.fields["general.architecture"].contents()
     if architecture not in _PLAIN:
         raise OptionError(
@@ -46,16 +44,51 @@ def write_changed(base: Path, out: Path, changes: Mapping[str, Callable[[], Matr
     wanted = {_gguf_name(name): change for name, change in changes.items()}
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise OptionError(f"{base.name} has no matrix {missing[0]}.", hint="The adapter is of another model.")
-    header = _with_notes(base, reader, notes)
+    places = _places(reader, wanted)
     with base.open("rb") as source, out.open("wb") as target:
-        target.write(header)
-        source.seek(reader.data_offset)
-        for name, tensor in sorted(tensors.items(), key=lambda item: int(item[1].data_offset)):
-            if name in wanted:
-                _copy(source, target, int(tensor.data_offset) - source.tell())
-                target.write(_changed(tensor, wanted[name](), quantize))
-                source.seek(int(tensor.n_bytes), os.SEEK_CUR)
-        _copy(source, target, base.stat().st_size - source.tell())
+        target.write(_header(source.read(reader.data_offset), reader, places, notes))
+        start = target.tell()
+        for place in places:
+            target.write(bytes(start + place.offset - target.tell()))  # padding
+            if place.tensor.name in wanted:
+                target.write(_changed(place, wanted[place.tensor.name]()))
+            else:
+                source.seek(int(place.tensor.data_offset))
+                _copy(source, target, place.num_bytes)
+
+
+class _Place(NamedTuple):
+    """Where a tensor goes, counted from the beginning of the data, and as what."""
+
+    tensor: Any
+    kind: Any
+    offset: int
+    num_bytes: int
+
+
+def _places(reader: Any, changed: Container[str]) -> list[_Place]:
+    """Every tensor of a file in the order of its data."""
+    places, offset = [], 0
+    for tensor in sorted(reader.tensors, key=lambda each: int(each.data_offset)):
+        kind, num_bytes = tensor.tensor_type, int(tensor.n_bytes)
+        if tensor.name in changed:
+            kind, num_bytes = _finer(tensor)
+        places.append(_Place(tensor, kind, offset, num_bytes))
+        offset += num_bytes + -num_bytes % reader.alignment
+    return places
+
+
+def _finer(tensor: Any) -> tuple[Any, int]:
+    """(type, bytes) in which a matrix can hold a small change."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    kind, row_len = tensor.tensor_type, int(tensor.shape[0])
+    if kind not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16):
+        kind = GGMLQuantizationType.Q8_0
+    block_len, block_bytes = GGML_QUANT_SIZES[kind]
+    if row_len % block_len:
+        raise OptionError(f"{tensor.name} has rows of {row_len} weights, which {kind.name} cannot hold.")
+    return kind, int(tensor.n_elements) // block_len * block_bytes
 
 
 def _reader(path: Path) -> Any:
@@ -72,47 +105,31 @@ def _reader(path: Path) -> Any:
         raise BrokenModel(f"{path} cannot be read as GGUF: {error}.", hint="Fetch it again.") from error
 
 
-def _quantizer() -> Any:
-    """`ggml_quantize_chunk` of the library that llama-cpp-python brings."""
-    from skydraft.engines.llamacpp import load_library
-
-    load_library()
-    from llama_cpp import _ggml
-
-    quantize = _ggml.libggml.ggml_quantize_chunk
-    quantize.restype = ctypes.c_size_t
-    pointer, long = ctypes.c_void_p, ctypes.c_int64
-    quantize.argtypes = [ctypes.c_int, pointer, pointer, long, long, long, pointer]
-    return quantize
-
-
 def _gguf_name(name: str) -> str:
     """`blk.3.attn_q.weight` for `model.layers.3.self_attn.q_proj`."""
     number, _, part = name.partition("layers.")[2].partition(".")
     return f"blk.{number}.{_PARTS.get(part, part)}.weight"
 
 
-def _changed(tensor: Any, change: Matrix, quantize: Any) -> bytes:
-    from gguf.quants import dequantize
+def _changed(place: _Place, change: Matrix) -> bytes:
+    from gguf.quants import dequantize, quantize
 
-    weights = np.ascontiguousarray(
-        dequantize(tensor.data, tensor.tensor_type).reshape(change.shape) + change, np.float32
-    )
-    data = (ctypes.c_uint8 * int(tensor.n_bytes))()
-    kind, (num_rows, row_len) = int(tensor.tensor_type), weights.shape
-    written = quantize(kind, weights.ctypes.data, ctypes.addressof(data), 0, num_rows, row_len, None)
-    if written != tensor.n_bytes:
-        raise OptionError(f"{tensor.name} cannot be quantised to {tensor.tensor_type.name} again.")
-    return bytes(data)
+    weights = dequantize(place.tensor.data, place.tensor.tensor_type).reshape(change.shape) + change
+    data: bytes = quantize(np.ascontiguousarray(weights, np.float32), place.kind).tobytes()
+    return data
 
 
-def _with_notes(path: Path, reader: Any, notes: Mapping[str, str]) -> bytes:
-    """All before the tensors' data, with more strings in the header.
+def _header(old: bytes, reader: Any, places: Sequence[_Place], notes: Mapping[str, str]) -> bytes:
+    """All before the tensors' data: their types and offsets as they are now, and more strings.
 
     These are filled up with spaces to a multiple of the alignment, so that the padding before the data stays right.
     """
-    with path.open("rb") as file:
-        old = file.read(reader.data_offset)
+    data = bytearray(old)
+    for place in places:
+        # length of the name, name, number of dimensions, dimensions, type, offset
+        name_len, name, _, dims = place.tensor.field.parts[:4]
+        at = place.tensor.field.offset + name_len.nbytes + name.nbytes + 4 + dims.nbytes
+        struct.pack_into("<IQ", data, at, int(place.kind), place.offset)
     entries = [(key.encode(), value.encode()) for key, value in notes.items()]
     size = sum(8 + len(key) + 4 + 8 + len(value) for key, value in entries)
     last_key, last_value = entries[-1]
@@ -121,8 +138,8 @@ def _with_notes(path: Path, reader: Any, notes: Mapping[str, str]) -> bytes:
         struct.pack("<Q", len(key)) + key + struct.pack("<IQ", _STRING, len(value)) + value for key, value in entries
     )
     # magic, version, number of tensors, number of entries
-    (num_entries,) = struct.unpack_from("<Q", old, 16)
-    return old[:16] + struct.pack("<Q", num_entries + len(entries)) + added + old[24:]
+    (num_entries,) = struct.unpack_from("<Q", data, 16)
+    return bytes(data[:16]) + struct.pack("<Q", num_entries + len(entries)) + added + bytes(data[24:])
 
 
 def _copy(source: BinaryIO, target: BinaryIO, num_bytes: int) -> None:

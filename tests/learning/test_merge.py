@@ -82,23 +82,25 @@ def small_gguf(path: Path, architecture: str = "qwen2") -> Path:
 
 @pytest.mark.parametrize("part", ["self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj", "mlp.down_proj"])
 def test_a_gguf_file_keeps_every_byte_but_those_of_the_change(tmp_path: Path, part: str) -> None:
-    pytest.importorskip("llama_cpp")
     base = small_gguf(tmp_path / "base.gguf")
-    adapter = adapter_for("f" * 32, (64, 96), name=f"model.layers.1.{part}")
+    # smaller than half a step of 4 bits, at which it would be lost
+    adapter = adapter_for("f" * 32, (64, 96), 0.08, name=f"model.layers.1.{part}")
     out = merge(base, "f" * 32, "base", adapter, tmp_path / "home")
     before, after = gguf.GGUFReader(base), gguf.GGUFReader(out)
     assert [each.name for each in before.tensors] == [each.name for each in after.tensors]
-    num_changed = 0
+    changed = []
     for old, new in zip(before.tensors, after.tensors, strict=True):
-        assert (old.tensor_type, old.n_bytes, list(old.shape)) == (new.tensor_type, new.n_bytes, list(new.shape))
-        if np.array_equal(old.data, new.data):
+        assert list(old.shape) == list(new.shape)
+        if old.tensor_type == new.tensor_type and np.array_equal(old.data, new.data):
             continue
-        num_changed += 1
+        changed.append(new.name)
+        assert new.tensor_type.name == ("F16" if part == "self_attn.k_proj" else "Q8_0")
         read = [gguf.quants.dequantize(each.data, each.tensor_type).reshape(64, 96) for each in (old, new)]
-        wanted = read[0] + adapter.change(f"model.layers.1.{part}")
-        step = np.abs(wanted).max() / (8 if new.tensor_type.name == "Q4_0" else 16)
-        assert np.abs(read[1] - wanted).max() <= step
-    assert num_changed == 1
+        change = adapter.change(f"model.layers.1.{part}")
+        assert np.abs(read[1] - read[0] - change).max() <= np.abs(read[0] + change).max() / 250
+        assert np.corrcoef((read[1] - read[0]).ravel(), change.ravel())[0, 1] > 0.9  # 0.3 in 4 or 5 bits
+    assert len(changed) == 1
+    assert changed[0].startswith("blk.1.")
     for key, field in before.fields.items():
         if not key.startswith("GGUF."):
             assert after.fields[key].contents() == field.contents()
@@ -107,7 +109,6 @@ def test_a_gguf_file_keeps_every_byte_but_those_of_the_change(tmp_path: Path, pa
 
 
 def test_files_that_cannot_be_changed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llama_cpp")
     adapter = adapter_for("f" * 32, (64, 96))
     with pytest.raises(OptionError, match="is a llama"):
         merge(small_gguf(tmp_path / "l.gguf", "llama"), "f" * 32, "l", adapter, tmp_path)
