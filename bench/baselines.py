@@ -9,13 +9,13 @@ prompt; ratios are medians over prompts of pairs.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 
 import skydraft
 from bench.bare_loop import BareLoop
 from bench.workload import load_pair, machine, prompts
 from skydraft import Engine, decoding_params
+from skydraft.config import num_cores
 from skydraft.evaluation.modes import parse_mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.runner import Trial, measure
@@ -30,7 +30,7 @@ def against_bare(edge: Engine, cloud: Engine, mode: str, model: str, dev: list[s
     """Print tokens/s of a mode in units of a bare loop over its one model, and whether both write the same."""
     path = resolve(model, cache_dir()).path
     assert path is not None  # a GGUF file
-    bare = BareLoop(path, os.cpu_count() or 1)
+    bare = BareLoop(path, num_cores())
     parsed = parse_mode(mode, lambda style: decoding_params(style, max_new_tokens=num_tokens))
     ratios, num_equal = [], 0
     for prompt in dev:

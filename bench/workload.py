@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from pathlib import Path
 
 import skydraft
+from skydraft.config import num_cores
 from skydraft.engines.probe import cpu_model
 from skydraft.models import default_pair
 
@@ -30,5 +30,5 @@ def machine() -> str:
     """One line that says where a figure was measured."""
     import llama_cpp
 
-    threads = os.cpu_count()
+    threads = num_cores()
     return f"{cpu_model()}, {threads} threads, {platform.system()}, llama-cpp-python {llama_cpp.__version__}, Q4_K_M"

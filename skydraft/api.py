@@ -66,6 +66,7 @@ def connect(
     timeout_s: float = 30.0,
     require: bool = False,
     open_ahead: bool = False,
+    work_ahead: bool | None = None,
     unary: bool = False,
     on_target_change: Literal["stop", "continue"] = "continue",
     notify: Callable[[str], None] | None = None,
@@ -74,10 +75,12 @@ def connect(
 
     Beyond this machine TLS is spoken: by the system's roots, or by `tls_ca` (PEM), to a server called `tls_name` or as
     its address says; `insecure` speaks plaintext. `timeout_s` is how long an answer is waited for; a gated plan goes on
-    alone within a second of silence, unless `require`. `open_ahead` opens each session in the
-    background at once. When the server comes back with another model, execution or a smaller context, a lossless text
-    stops, and a gated one goes on and says so, unless `on_target_change` is "stop". `notify` gets a line when the cloud
-    goes and when it is back. A session is one stream; with `unary` each of its requests is a call of its own, which is
+    alone within a second of silence, unless `require`. `open_ahead` opens each session in the background at once.
+    `work_ahead` drafts what would follow the likeliest verdicts while one is waited for; None does so unless the server
+    is on this machine, where both models would share the processor. No token is changed by it. When the server comes
+    back with another model, execution or a smaller context, a lossless text stops, and a gated one goes on and says so,
+    unless `on_target_change` is "stop". `notify` gets a line when the cloud goes and when it is back. A session is one
+    stream; with `unary` each of its requests is a call of its own, which is
     slower. Raises OptionError.
     """
     from skydraft.edge.connection import Cloud
@@ -90,6 +93,7 @@ def connect(
         timeout_s=timeout_s,
         require=require,
         open_ahead=open_ahead,
+        work_ahead=work_ahead,
         on_target_change=on_target_change,
         **behaviour,
     )

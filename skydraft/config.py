@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -208,3 +209,10 @@ def check_execution(execution: str) -> None:
     """Raise OptionError unless it is one of `Execution`."""
     if execution not in get_args(Execution):
         raise OptionError(f"--execution must be one of {', '.join(get_args(Execution))}, not '{execution}'.")
+
+
+def num_cores() -> int:
+    """How many cores this process may use: a container is often given fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

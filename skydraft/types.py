@@ -159,12 +159,26 @@ class LinkCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """What was drafted while a verdict was waited for.
+
+    `num_prepared` steps since the block before was drafted; `num_used` tokens of this block were found ready, and had
+    taken `hidden_ms` of forwards.
+    """
+
+    num_prepared: int = 0
+    num_used: int = 0
+    hidden_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class DraftBlock:
     """The drafted tokens of one round, extending `base` generated tokens.
 
     `signals` has one entry per token, or none at all where nobody asked for them; so has `forced`, whether a
     grammar allowed nothing else, where there is a grammar. `finish` is why its last token ends the generation, should
-    the block be committed as it is. `cost` is the draft model's and no part of equality.
+    the block be committed as it is. `cost` is the draft model's, without what was prepared `ahead`; neither is a part
+    of equality.
     """
 
     base: int
@@ -174,6 +188,7 @@ class DraftBlock:
     finish: FinishReason | None = None
     cost: Cost = field(default=Cost(), compare=False)
     forced: tuple[bool, ...] = ()
+    ahead: Ahead = field(default=Ahead(), compare=False)
 
     def __post_init__(self) -> None:
         if self.base < 0:
@@ -237,7 +252,7 @@ class StepRecord:
     ("" if it was not to be); `num_audited` counts the catch-up tokens it took along, `num_agreed` those that the target
     would have written too; `num_forced` counts the drafted tokens it committed that a grammar left no choice about;
     `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the
-    generation to it. `draft` and `target` are what the models spent.
+    generation to it. `draft` and `target` are what the models spent, `ahead` what was drafted while waiting.
     """
 
     round: int
@@ -255,6 +270,7 @@ class StepRecord:
     num_audited: int = 0
     num_agreed: int = 0
     num_forced: int = 0
+    ahead: Ahead = field(default=Ahead())
 
     @property
     def overhead_ms(self) -> float:

@@ -82,6 +82,15 @@ class Chooser:
             raise choice
         return choice
 
+    def runner_up(self, row: Any, prefix: TokenIds, best: int) -> int:
+        """What `choose` would give without `best`, a guess at what another model says; `best` where it has no rival."""
+        edited = self.constrain(row, prefix) + 0  # a copy
+        edited[best] = -float("inf")
+        if float(edited.max()) == -float("inf"):
+            return best
+        (choice,) = pick([Draw(edited, self._params, len(prefix) - self._prompt_len)])
+        return best if isinstance(choice, Exception) else choice
+
     def draw(self, row: Any, prefix: TokenIds) -> Draw:
         """What is left to pick from, and how."""
         # Positions count from the end of the prompt, which may read differently on the two sides.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ import array_api_compat
 import numpy.typing as npt
 
 from skydraft.choosing.sampling import no_number, sample, sample_on_device
-from skydraft.config import DecodingParams
+from skydraft.config import DecodingParams, num_cores
 from skydraft.engines.rows import is_on_host, on_host
 from skydraft.errors import EngineError
 
 Picked: TypeAlias = int | Exception
-_NUM_THREADS = min(os.cpu_count() or 1, 8)  # reading rows is bound by memory
+_NUM_THREADS = min(num_cores(), 8)  # reading rows is bound by memory
 _SHARE = 16  # rows that are worth a thread
 
 

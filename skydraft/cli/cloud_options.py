@@ -37,12 +37,14 @@ class CloudChoice:
     require: bool = False
     open_when: OpenWhen | None = None
     on_target_change: OnTargetChange | None = None
+    work_ahead: bool | None = None
 
     def __post_init__(self) -> None:
         given = {
             "--cloud-token-file": self.token_file, "--tls-ca": self.tls_ca, "--tls-name": self.tls_name,
             "--insecure": self.insecure, "--cloud-timeout": self.timeout_s,
             "--require-cloud": self.require, "--open": self.open_when, "--on-target-change": self.on_target_change,
+            "--work-ahead": self.work_ahead, "--no-work-ahead": self.work_ahead is False,
         }  # fmt: skip
         useless = [option for option, value in given.items() if value is not None and value is not False]
         if self.address is None and useless:
@@ -89,6 +91,7 @@ class CloudChoice:
             timeout_s=30.0 if self.timeout_s is None else self.timeout_s,
             require=self.require,
             open_ahead=self.open_when == "ahead",
+            work_ahead=self.work_ahead,
             on_target_change=self.on_target_change or "continue",
             notify=notify or TERMINAL.say,
         )
@@ -135,6 +138,10 @@ _USE = [
     option(
         "--on-target-change", None, "When the server comes back with another model: go on, with a notice, or stop. A "
         "lossless text always stops (default: continue).", type=click.Choice(get_args(OnTargetChange)),
+    ),
+    option(
+        "--work-ahead/--no-work-ahead", None, "Draft what would follow the likeliest verdicts while one is waited for "
+        "(default: unless the server is on this machine).", default=None,
     ),
 ]  # fmt: skip
 

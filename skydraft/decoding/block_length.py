@@ -58,7 +58,8 @@ class AutoK:
         self._num_judged = _PRIOR_WEIGHT
         self._num_accepted = alpha * _PRIOR_WEIGHT
         k = costs.best_k(alpha, 1, self._max_k)
-        self._drafts, self._tokens = float(k), expected_tokens(alpha, k)  # a round, moving averages
+        # A round, moving averages; what was drafted while waiting took no time of its own.
+        self._drafts, self._tokens, self._num_used = float(k), expected_tokens(alpha, k), 0.0
         self._is_drafting = False
         self._num_streamed = 0
         self._lost_ms = 0.0  # by the last try
@@ -72,7 +73,8 @@ class AutoK:
     def _drafted_speed(self) -> float:
         """Tokens a millisecond of rounds as they are."""
         costs = self._costs
-        return self._tokens / (self._drafts * costs.draft_ms + costs.wire_ms + self._verify_ms(self._drafts))
+        drafting_ms = max(self._drafts - self._num_used, 0.0) * costs.draft_ms
+        return self._tokens / (drafting_ms + costs.wire_ms + self._verify_ms(self._drafts))
 
     @property
     def _plain_speed(self) -> float:
@@ -133,6 +135,7 @@ class AutoK:
         self._num_accepted = self._num_accepted * fading + record.num_accepted
         self._drafts = _moved(self._drafts, record.num_draft, _ROUND_SMOOTHING)
         self._tokens = _moved(self._tokens, record.num_committed, _ROUND_SMOOTHING)
+        self._num_used = _moved(self._num_used, record.ahead.num_used, _ROUND_SMOOTHING)
 
     def _tried(self, record: StepRecord) -> None:
         """After a block among rounds without: note what that took more, an opening over a link perhaps."""
@@ -141,7 +144,7 @@ class AutoK:
 
     def _follow_costs(self, record: StepRecord, weight: float) -> None:
         costs, target = self._costs, record.target
-        if num_steps := record.num_draft - record.num_forced:
+        if (num_steps := record.num_draft - record.num_forced - record.ahead.num_used) > 0:
             # A block may hold the draft model's prefill, or its catch-up after rounds without it: no step is that slow.
             step_ms = min(record.draft.forward_ms / num_steps, 3 * costs.draft_ms)
             costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, weight))

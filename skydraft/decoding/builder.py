@@ -14,6 +14,7 @@ from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.generation import Generation, TextStream
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan
+from skydraft.decoding.preparing import Preparer
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
@@ -55,18 +56,22 @@ def start_generation(
     gate = _gate(plan, draft, verifying, request.calibration, calibrations)
     context = Context(prompts.edge if draft else prompts.target)
     with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
-    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying, calibrations)
+    risk = _risk(plan, draft, verifying, calibrations)
+    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying, risk)
     ends_blocks = _end_of_blocks(plan, gate, k)
-    drafter = verifier = None
+    drafter = verifier = preparer = None
+    works_ahead = bool(verifying and verifying.works_ahead)
     if draft:
         drafter = Drafter(
             draft, prompts.edge, params, max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals,
             longest=_longest(plan, params, verifying), reuse=request.reuse,
+            prepares=works_ahead,
         )  # fmt: skip
+        preparer = Preparer(drafter, risk, k) if works_ahead else None
     if verifying:
         verifier = verifying.verifier(context, prompts.target, vocab, plan, params, request.cache_scope)
     falls_back = bool(verifying and verifying.falls_back(plan))
-    loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back)
+    loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back, preparer=preparer)
     return Generation(loop, context, TextStream(vocab, params.stop), prompts, request)
 
 
@@ -105,9 +110,7 @@ def _end_of_blocks(plan: Plan, gate: Gate, k: BlockLength | int) -> Callable[[Se
     return lambda signals: gate.is_unsure(signals) and k.is_enough(signals)
 
 
-def _adaptive_k(
-    plan: Plan, draft: Engine | None, target: Target | None, calibrations: Iterable[Path]
-) -> BlockLength | int:
+def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None, risk: Risk) -> BlockLength | int:
     if draft is None or target is None:
         raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
     try:
@@ -120,11 +123,16 @@ def _adaptive_k(
         draft.profile.forward_ms[0], costs.forward_ms, costs.max_rows, wire_ms=costs.wire_ms, streams=costs.streams
     )
     # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
-    return AutoK(model, _risk(plan, draft, target, calibrations), may_stream=not plan.is_gated, max_k=costs.max_block)
+    return AutoK(model, risk, may_stream=not plan.is_gated, max_k=costs.max_block)
 
 
-def _risk(plan: Plan, draft: Engine, target: Target, calibrations: Iterable[Path]) -> Risk:
-    """The calibrated chance of a disagreement, or one that is learned where the pair has no calibration."""
+def _risk(plan: Plan, draft: Engine | None, target: Target | None, calibrations: Iterable[Path]) -> Risk:
+    """The calibrated chance of a disagreement, or one that is learned where the pair has no calibration.
+
+    A fixed k needs it for the order of what is prepared alone, for which the server is not asked.
+    """
+    if draft is None or target is None or plan.k is not None:
+        return LearnedRisk()
     try:
         name, weights = target.weights(quick=target.falls_back(plan))
         return CalibratedRisk(find_calibration(calibrations, draft.fingerprint, weights, name).risk)

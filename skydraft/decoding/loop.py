@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from skydraft.decoding.block_length import BlockLength
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.preparing import Preparer
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
@@ -21,7 +23,7 @@ class SpeculativeLoop:
     Without a drafter every block is empty and the target goes alone; without a verifier the gate must skip all, and
     every block is committed as the draft model wrote it. Where `falls_back`, a block whose verifier is lost is
     committed as it is, with the origin edge-fallback. `k` is the length of blocks, or what chooses it from round to
-    round. Nothing here knows which mode it is in.
+    round. A `preparer` drafts ahead while a verdict is waited for. Nothing here knows which mode it is in.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class SpeculativeLoop:
         vocab: Vocab,
         *,
         falls_back: bool = False,
+        preparer: Preparer | None = None,
     ) -> None:
         self._context = context
         self._drafter = drafter
@@ -42,6 +45,7 @@ class SpeculativeLoop:
         self._k = k
         self._vocab = vocab
         self._falls_back = falls_back
+        self._preparer = preparer
         self._num_rounds = 0
         self._is_cancelled = False
         self._started = time.perf_counter()
@@ -75,13 +79,17 @@ class SpeculativeLoop:
         if self._verifier is None:
             raise ValueError(f"this gate escalates ({reason}), and there is no verifier")
         try:
-            verdict = self._verifier.verify(block, self._context.catch_up)
+            with self._meanwhile(block):
+                verdict = self._verifier.verify(block, self._context.catch_up)
         except CloudError as error:
             if not (error.is_outage and self._falls_back and block.token_ids):
                 raise
             return self._commit_draft(block, "edge-fallback", reason, began)
         token_ids = self._context.commit_verdict(block, verdict)
         return self._close_round(block, token_ids, _origins(block, verdict), verdict, reason, began)
+
+    def _meanwhile(self, block: DraftBlock) -> AbstractContextManager[None]:
+        return self._preparer.while_waiting(self._context, block) if self._preparer else nullcontext()
 
     def _commit_draft(self, block: DraftBlock, origin: Origin, reason: Reason, began: float) -> Round:
         """Commit the block as it is. Drafting ended it at the first stop, so only its last token can finish."""
@@ -115,6 +123,7 @@ class SpeculativeLoop:
             num_audited=len(audit),
             num_agreed=sum(audit),
             num_forced=sum(block.forced[: verdict.num_accepted if verdict else len(token_ids)]),
+            ahead=block.ahead,
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
@@ -132,7 +141,7 @@ class SpeculativeLoop:
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""
-        for side in (self._drafter, self._verifier):
+        for side in (self._preparer, self._drafter, self._verifier):
             if side is not None:
                 side.close()
 

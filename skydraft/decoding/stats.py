@@ -26,12 +26,14 @@ class Stats:
     round, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. audited_agreement: share of
     the skipped tokens seen by the target later that it would have written too. num_fallback_tokens: committed
     unverified because the cloud was gone. num_forced_tokens: drafted where a grammar allowed nothing else, and
-    committed. target passes and rows: forwards of the target after its prefill, and the rows in them. ttft_ms: start to
-    first committed round, prefill included. itl_ms: gap between rounds, shared evenly by the tokens of a round.
-    tokens_per_s: tokens / time from start to last round. draft_ms, target_ms: inside engine forwards, prefill included.
-    overhead_ms: all the rest, less queue and wire. bytes: messages of the protocol, both ways; shared_bytes: the part
-    of bytes_up that is features of speech, those sent again included. prefill_ms, encode_ms: the parts of draft_ms and
-    target_ms for the prompt, and the part of that for its audio. cached_tokens: those that need not be fed.
+    committed. num_prepared: draft steps while a verdict was waited for; num_prepared_used: those that were needed, and
+    draft_ms_hidden what they had taken, which is no part of draft_ms. target passes and rows: forwards of the target
+    after its prefill, and the rows in them. ttft_ms: start to first committed round, prefill included. itl_ms: gap
+    between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens / time from start to last round.
+    draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest, less queue and wire.
+    bytes: messages of the protocol, both ways; shared_bytes: the part of bytes_up that is features of speech, those
+    sent again included. prefill_ms, encode_ms: the parts of draft_ms and target_ms for the prompt, and the part of that
+    for its audio. cached_tokens: those that need not be fed.
     """
 
     num_tokens: int
@@ -57,6 +59,9 @@ class Stats:
     audited_agreement: float | None
     num_fallback_tokens: int
     num_forced_tokens: int
+    num_prepared: int
+    num_prepared_used: int
+    draft_ms_hidden: float
     draft_prefill_ms: float
     draft_encode_ms: float
     target_prefill_ms: float
@@ -99,6 +104,9 @@ def stats_of(records: Seq[StepRecord]) -> Stats:
         ),
         num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
         num_forced_tokens=sum(record.num_forced for record in records),
+        num_prepared=sum(record.ahead.num_prepared for record in records),
+        num_prepared_used=sum(record.ahead.num_used for record in records),
+        draft_ms_hidden=round(sum(record.ahead.hidden_ms for record in records), 3),
         draft_prefill_ms=round(draft.prefill_ms, 3),
         draft_encode_ms=round(draft.encode_ms, 3),
         target_prefill_ms=round(target.prefill_ms, 3),

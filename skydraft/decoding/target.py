@@ -42,6 +42,10 @@ class Target(Protocol):
         Ids are those of `vocab`. With a `cache_scope` KV may be shared with earlier prompts of that scope.
         """
 
+    @property
+    def works_ahead(self) -> bool:
+        """Whether the draft model is to draft while a verdict is waited for: not where that slows the target."""
+
     def falls_back(self, plan: Plan) -> bool:
         """Whether a generation goes on without its verifier when that is lost."""
 
@@ -57,6 +61,8 @@ class Target(Protocol):
 
 class LocalTarget:
     """A target in this process."""
+
+    works_ahead = False
 
     def __init__(self, engine: Engine, execution: Execution) -> None:
         self.engine = engine

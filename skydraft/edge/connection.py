@@ -40,8 +40,9 @@ class Cloud:
     It has no `engine` here: the draft model's tokenizer is needed to ask it anything.
     `on_target_change` says whether a gated text goes on, with a notice, when the server comes back with another model,
     execution or a smaller context; a lossless text, and one of a calibrated gate, always stop there.
-    `open_ahead` opens each session at once instead of at the first escalation. `notify` gets a line when the cloud
-    goes and when it is back.
+    `open_ahead` opens each session at once instead of at the first escalation. `works_ahead` has the draft model draft
+    while a verdict is waited for; None has it so unless the server is on this machine, where both would share the
+    processor. `notify` gets a line when the cloud goes and when it is back.
     """
 
     engine = None
@@ -53,6 +54,7 @@ class Cloud:
         timeout_s: float = 30.0,
         require: bool = False,
         open_ahead: bool = False,
+        work_ahead: bool | None = None,
         on_target_change: OnTargetChange = "continue",
         notify: Notify = _silent,
     ) -> None:
@@ -62,6 +64,7 @@ class Cloud:
         self._timeout_s = timeout_s
         self._require = require
         self._open_ahead = open_ahead
+        self.works_ahead = not self.link.is_here if work_ahead is None else work_ahead
         self._goes_on = on_target_change == "continue"
         self._notify = notify
 

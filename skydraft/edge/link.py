@@ -94,6 +94,11 @@ class Link:
         """Whether the channel is encrypted."""
         return self._options.uses_tls
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the server is on this machine."""
+        return is_loopback(parse_address(self._options.address)[0])
+
     def _connect(self) -> _Wires:
         settings: list[tuple[str, Any]] = [
             ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the dead connection
@@ -102,7 +107,7 @@ class Link:
             ("grpc.max_reconnect_backoff_ms", 1000),
             *FEW_FRAMES,
         ]
-        if is_loopback(parse_address(self._options.address)[0]):
+        if self.is_here:
             settings.append(("grpc.enable_http_proxy", 0))
         if self._options.tls_name:
             settings.append(("grpc.ssl_target_name_override", self._options.tls_name))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from skydraft.config import num_cores
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.fingerprint import weights_fingerprint
 from skydraft.engines.options import EngineOptions
@@ -87,7 +88,7 @@ class LlamaCppEngine(Engine):
         self._lib = load_library()
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
         self.path = path
-        self._num_threads = options.num_threads or os.cpu_count() or 1
+        self._num_threads = options.num_threads or num_cores()
         self._model = self._load_model(path, options)
         _forget_mapped_pages(path)
         self.fingerprint = weights_fingerprint([path])

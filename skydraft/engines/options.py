@@ -30,10 +30,11 @@ class RowProfile:
 class EngineOptions:
     """How to run a model; each engine takes what applies to it.
 
-    `num_threads` 0 means all cores. `gpu_layers` is for GGUF files (-1: all). `device` and `dtype` are for
-    transformers models, `quantization` for those on a GPU. `shared_cache` lets sequences of a GGUF model share one KV
-    cache, so that any feeds fit into one forward; the cells of a sequence lose their order then, and logits their
-    bit-equality. `probe_again` measures the row costs anew, whatever is remembered of them at `profile_path`.
+    `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all). `device` and
+    `dtype` are for transformers models, `quantization` for those on a GPU. `shared_cache` lets sequences of a GGUF
+    model share one KV cache, so that any feeds fit into one forward; the cells of a sequence lose their order then, and
+    logits their bit-equality. `probe_again` measures the row costs anew, whatever is remembered of them at
+    `profile_path`.
     """
 
     context_len: int = 4096

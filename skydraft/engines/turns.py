@@ -54,6 +54,11 @@ class Floor:
     def __exit__(self, *_: object) -> None:
         self.release()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody waits for it."""
+        return bool(self._waiting)
+
     def acquire(self) -> None:
         """Wait for it."""
         with self._lock:
