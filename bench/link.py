@@ -1,0 +1,202 @@
+"""Tokens a second against the round trip: fixed blocks, blocks that end by their risk, and drafting while waiting.
+
+    python -m bench.link [--record] [--prompts 6] [--tokens 40] [--rtt 0,20,60] [--target-ms 45,15] [--out FILE]
+
+The draft model drafts for real. The target is a server that says what was recorded (bench/data/link_verdicts.json, made
+with --record by the real one) and waits what is stated for each forward, since both models on two cores would slow each
+other; the link is emulated. Rates are those after the first round, which reads the prompt. The theory beside them is
+the cost model with the measured acceptance and draft step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import skydraft
+from bench.recorded_target import MAX_ROWS, RecordedServer, Table, record
+from bench.workload import load_pair, machine, prompts
+from skydraft.config import DecodingParams
+from skydraft.decoding.cost_model import CostModel, measured_alpha
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.plan import Plan, make_plan
+from skydraft.edge.connection import Cloud
+from skydraft.engines.base import Engine
+from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
+from skydraft.models import default_pair
+
+VERDICTS = Path(__file__).parent / "data" / "link_verdicts.json"
+ROUND_TRIPS = "0,10,20,40,60,80,120,150"
+FIXED = (2, 3, 4, 5, 7)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to decode. The text of all that are not gated must be the target's."""
+
+    name: str
+    plan: Plan
+    ahead: bool = False
+    is_lossless: bool = True
+
+
+# A gate that lets no token pass: lossless blocks, and never the target alone.
+ALWAYS_DRAFTING = make_plan(gate="entropy:0", k="auto")
+WAYS = [
+    Way("streaming", make_plan("cloud")),
+    *(Way(f"k = {k}", make_plan(k=k)) for k in FIXED),
+    Way("risk", ALWAYS_DRAFTING),
+    Way("risk, ahead", ALWAYS_DRAFTING, ahead=True),
+    Way("k auto", make_plan(k="auto"), ahead=True),
+    Way("quality", make_plan("quality"), is_lossless=False),
+    Way("auto", make_plan("auto"), is_lossless=False),
+    Way("auto, ahead", make_plan("auto"), ahead=True, is_lossless=False),
+]
+
+
+@dataclass
+class Found:
+    """Sums over the prompts of one way at one point, without the first round of each."""
+
+    num_tokens: int = 0
+    spent_ms: float = 0.0
+    drafts: list[tuple[int, int]] = field(default_factory=list)  # (accepted, drafted) of each round
+    step_ms: list[float] = field(default_factory=list)
+    num_prepared: int = 0
+    num_used: int = 0
+    num_calls: int = 0
+    num_other: int = 0  # texts that are not the target's
+
+    def add(self, done: Generation, target_ids: Sequence[int] | None) -> None:
+        first, *rest = done.records
+        self.num_tokens += sum(each.num_committed for each in rest)
+        self.spent_ms += done.records[-1].ended_ms - first.ended_ms
+        for each in rest:
+            self.num_used += each.ahead.num_used
+            self.num_prepared += each.ahead.num_prepared
+            if each.outcome == "verified" and each.num_draft:
+                self.num_calls += 1
+                self.drafts.append((each.num_accepted, each.num_draft))
+                if each.draft.num_passes:
+                    self.step_ms.append(each.draft.forward_ms / each.draft.num_passes)
+        self.num_other += target_ids is not None and list(done.token_ids) != list(target_ids)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1e3 * self.num_tokens / max(self.spent_ms, 1e-9)
+
+    @property
+    def acceptance(self) -> float:
+        return sum(accepted for accepted, _ in self.drafts) / max(sum(drafted for _, drafted in self.drafts), 1)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "tokens_per_s": round(self.tokens_per_s, 2), "acceptance": round(self.acceptance, 3),
+            "alpha": round(measured_alpha(self.drafts) or 0.0, 3), "num_tokens": self.num_tokens,
+            "draft_ms": round(statistics.median(self.step_ms), 2) if self.step_ms else None,
+            "mean_k": round(sum(each for _, each in self.drafts) / max(len(self.drafts), 1), 2),
+            "prepared": self.num_prepared, "used": self.num_used, "calls": self.num_calls, "other": self.num_other,
+        }  # fmt: skip
+
+
+def make_table(num_prompts: int, params: DecodingParams) -> None:
+    """Run the real pair once, and keep what the target said after each text that it was shown."""
+    table: Table = {}
+    edge, cloud = load_pair()
+    record(cloud, table)
+    for prompt in prompts()[:: max(1, len(prompts()) // num_prompts)][:num_prompts]:
+        for plan in {way.plan.mode: way.plan for way in WAYS if way.plan.mode and way.plan.k is not None}.values():
+            skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params).run()
+    VERDICTS.write_text(json.dumps({"target": cloud.fingerprint, "tokens": table}, indent=0) + "\n", encoding="utf-8")
+    print(f"{len(table)} rows of the target recorded")
+
+
+@contextmanager
+def link_to(port: int, rtt_ms: float, *, ahead: bool) -> Iterator[Cloud]:
+    with EmulatedLink(("127.0.0.1", port), LinkShape(delay_ms=rtt_ms / 2)) as link:
+        cloud = skydraft.connect(link.address, require=True, work_ahead=ahead)
+        try:
+            yield cloud
+        finally:
+            cloud.close()
+
+
+def measure(
+    edge: Engine, port: int, rtt_ms: float, asked: list[str], params: DecodingParams, ways: list[Way]
+) -> dict[str, Found]:
+    """All ways, prompt by prompt, so that each prompt meets the same machine."""
+    found = {way.name: Found() for way in ways}
+    with link_to(port, rtt_ms, ahead=False) as idle, link_to(port, rtt_ms, ahead=True) as busy:
+        for prompt in asked:
+            target_ids: Sequence[int] | None = None
+            for way in ways:
+                cloud = busy if way.ahead else idle
+                done = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=way.plan, params=params).run()
+                target_ids = done.token_ids if target_ids is None else target_ids
+                found[way.name].add(done, target_ids if way.is_lossless else None)
+    return found
+
+
+def theory(found: Found, rtt_ms: float, target_ms: float, k: int) -> float:
+    """Tokens a second that the cost model expects of blocks of k."""
+    model = CostModel(statistics.median(found.step_ms), (target_ms,) * MAX_ROWS, MAX_ROWS, wire_ms=rtt_ms)
+    return model.tokens_per_s(measured_alpha(found.drafts) or 0.0, k)
+
+
+def show(point: dict[str, Any]) -> None:
+    rows = point["ways"]
+    best = max((name for name in rows if name.startswith("k = ")), key=lambda name: rows[name]["tokens_per_s"])
+    print(f"\nround trip {point['rtt_ms']:g} ms, forward of the target {point['target_ms']:g} ms; best fixed: {best}")
+    print(
+        f"{'':<14}{'tokens/s':>9}{'/ best k':>9}{'theory':>8}{'accepted':>10}{'mean k':>8}{'ready':>7}"
+        f"{'other texts':>13}"
+    )
+    for name, row in rows.items():
+        ratio = row["tokens_per_s"] / rows[best]["tokens_per_s"]
+        expected = f"{row['theory']:.1f}" if "theory" in row else ""
+        print(
+            f"{name:<14}{row['tokens_per_s']:>9.1f}{ratio:>9.2f}{expected:>8}{row['acceptance']:>10.2f}"
+            f"{row['mean_k']:>8.1f}{row['used']:>7}{row['other']:>13}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="make the table of verdicts anew, with the real target")
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--rtt", default=ROUND_TRIPS)
+    parser.add_argument("--target-ms", default="45,15")
+    parser.add_argument("--ways", default="", help="names of ways, with ';' between them (default: all)")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    asked = parser.parse_args()
+    params = DecodingParams(max_new_tokens=asked.tokens)
+    if asked.record:
+        make_table(asked.prompts, params)
+    chosen = prompts()[:: max(1, len(prompts()) // asked.prompts)][: asked.prompts]
+    ways = [way for way in WAYS if not asked.ways or way.name in asked.ways.split(";")]
+    print(machine())
+    points = []
+    with skydraft.load(default_pair().draft) as edge:
+        for target_ms in map(float, asked.target_ms.split(",")):
+            with RecordedServer(VERDICTS, target_ms) as server:
+                for rtt_ms in map(float, asked.rtt.split(",")):
+                    found = measure(edge, server.port, rtt_ms, chosen, params, ways)
+                    rows = {name: each.row() for name, each in found.items()}
+                    for k in FIXED:
+                        if (name := f"k = {k}") in rows:
+                            rows[name]["theory"] = round(theory(found[name], rtt_ms, target_ms, k), 2)
+                    points.append({"rtt_ms": rtt_ms, "target_ms": target_ms, "ways": rows})
+                    show(points[-1])
+                    if asked.out:
+                        asked.out.write_text(json.dumps({"machine": machine(), "points": points}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A target that waits instead of computing: what it says was recorded, and each forward takes what is stated.
+
+    python -m bench.recorded_target TABLE --forward-ms 45     # serves it on a free port, and says which
+
+For measurements of the edge and the link on one machine, where a second model would slow the first. A text that the
+table does not know is continued with the token 0; how often that happened is said at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import skydraft
+from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.options import RowProfile
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.models import default_pair
+
+MAX_ROWS = 32
+Table = dict[str, int]
+
+
+def key_of(token_ids: Seq[int] | TokenIds) -> str:
+    """A name for prompt and text."""
+    return hashlib.sha256(np.asarray(token_ids, np.int32).tobytes()).hexdigest()[:20]
+
+
+def record(engine: Engine, table: Table) -> None:
+    """Have an engine note the best token of each row that it computes."""
+    forward = engine.forward
+
+    def noted(feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+        found = forward(feeds, want_logits=want_logits)
+        for (sequence, token_ids), rows in zip(feeds, found, strict=True):
+            before = [*sequence.token_ids[: sequence.length].tolist()]
+            for index, row in enumerate(rows if want_logits else ()):
+                table[key_of([*before, *map(int, token_ids[: index + 1])])] = int(np.argmax(row))
+        return found
+
+    engine.forward = noted  # type: ignore[method-assign]
+
+
+class RecordedTarget(Engine):
+    """An engine over a table. A slot is the list of its tokens."""
+
+    def __init__(self, vocab: Vocab, fingerprint: str, table: Table, forward_ms: float) -> None:
+        super().__init__("recorded")
+        self.vocab = self.own(vocab)
+        self.context_len = 4096
+        self.max_sequences = 8
+        self.fingerprint = fingerprint  # of the one that was recorded: a calibration is for that
+        self.num_unknown = 0
+        self._table = table
+        self._forward_s = forward_ms / 1e3
+        self._rows = np.zeros((MAX_ROWS, vocab.size), np.float32)
+        self._profile = RowProfile(invariant_rows=MAX_ROWS, forward_ms=(forward_ms,) * MAX_ROWS)
+
+    def allocate(self) -> list[int]:
+        return []
+
+    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+        until = time.perf_counter() + self._forward_s
+        found: list[Rows] = []
+        for sequence, token_ids in feeds:
+            rows = np.zeros((len(token_ids) if want_logits else 0, self.vocab.size), np.float32)
+            for index, token_id in enumerate(token_ids):
+                sequence.slot.append(int(token_id))
+                if want_logits:
+                    token = self._table.get(key_of(sequence.slot))
+                    self.num_unknown += token is None
+                    rows[index, token or 0] = 1.0
+            found.append(rows)
+        time.sleep(max(until - time.perf_counter(), 0.0))
+        return found
+
+    def roll_back(self, sequence: Sequence, length: int) -> None:
+        del sequence.slot[length:]
+
+    def release(self, sequence: Sequence) -> None:
+        sequence.slot.clear()
+
+    def kv_length(self, sequence: Sequence) -> int:
+        return len(sequence.slot)
+
+
+class RecordedServer:
+    """`main` in a process of its own, for as long as the `with` block lasts. `port` is where it listens."""
+
+    def __init__(self, table: Path, forward_ms: float) -> None:
+        self._command = [sys.executable, "-m", "bench.recorded_target", str(table), "--forward-ms", str(forward_ms)]
+
+    def __enter__(self) -> RecordedServer:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--forward-ms", type=float, default=45.0)
+    asked = parser.parse_args()
+    with skydraft.load(default_pair().draft) as model:  # for its vocabulary, which is the target's too
+        vocab = model.vocab
+    recorded = json.loads(asked.table.read_text(encoding="utf-8"))
+    engine = RecordedTarget(vocab, recorded["target"], recorded["tokens"], asked.forward_ms)
+    asyncio.run(_serve(engine))
+
+
+async def _serve(engine: RecordedTarget) -> None:
+    server, over = CloudServer(engine, ServeOptions(port=0)), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    print(await server.start(), flush=True)
+    await over.wait()
+    await server.stop(0.0)
+
+
+if __name__ == "__main__":
+    main()
