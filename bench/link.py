@@ -1,6 +1,7 @@
 """Tokens a second against the round trip: fixed blocks, blocks that end by their risk, and drafting while waiting.
 
     python -m bench.link [--record] [--prompts 6] [--tokens 40] [--rtt 0,20,60] [--target-ms 45,15] [--out FILE]
+    python -m bench.link --identity 5000
 
 The draft model drafts for real. The target is a server that says what was recorded (bench/data/link_verdicts.json, made
 with --record by the real one) and waits what is stated for each forward, since both models on two cores would slow each
@@ -21,6 +22,7 @@ from typing import Any
 
 import skydraft
 from bench.recorded_target import MAX_ROWS, RecordedServer, Table, record
+from bench.server import ServerProcess
 from bench.workload import load_pair, machine, prompts
 from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import CostModel, measured_alpha
@@ -143,6 +145,29 @@ def measure(
     return found
 
 
+def identity(num_tokens: int) -> None:
+    """Texts of the toy pair over an emulated link, drafted ahead, against the target alone in this process."""
+    server = ServerProcess("toy")
+    edge, target = skydraft.load("toy:drift=0.3"), skydraft.load("toy")
+    plans = [make_plan(k=5), make_plan(k="auto"), ALWAYS_DRAFTING]
+    print(f"{'temperature':<13}{'texts':>6}{'tokens':>8}{'the same':>10}{'drafts found ready':>20}")
+    with link_to(server.port, 8.0, ahead=True) as cloud:
+        for temperature in (0.0, 0.8):
+            total = same = used = number = 0
+            while total < num_tokens:
+                params = DecodingParams(max_new_tokens=200, temperature=temperature, seed=number)
+                alone, done = (
+                    skydraft.generate(f"第{number}个问题", edge=edge, cloud=side, plan=plan, params=params).run()
+                    for side, plan in ((target, make_plan("cloud")), (cloud, plans[number % len(plans)]))
+                )
+                total += len(alone.token_ids)
+                same += sum(mine == theirs for mine, theirs in zip(alone.token_ids, done.token_ids, strict=False))
+                used += done.stats.num_prepared_used
+                number += 1
+            print(f"{temperature:<13g}{number:>6}{total:>8}{same:>10}{used:>20}")
+    server.stop()
+
+
 def theory(found: Found, rtt_ms: float, target_ms: float, k: int) -> float:
     """Tokens a second that the cost model expects of blocks of k."""
     model = CostModel(statistics.median(found.step_ms), (target_ms,) * MAX_ROWS, MAX_ROWS, wire_ms=rtt_ms)
@@ -175,7 +200,11 @@ def main() -> None:
     parser.add_argument("--target-ms", default="45,15")
     parser.add_argument("--ways", default="", help="names of ways, with ';' between them (default: all)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--identity", type=int, default=0, metavar="N", help="compare N tokens at each temperature")
     asked = parser.parse_args()
+    if asked.identity:
+        identity(asked.identity)
+        return
     params = DecodingParams(max_new_tokens=asked.tokens)
     if asked.record:
         make_table(asked.prompts, params)
