@@ -103,13 +103,16 @@ def measure(edge: Engine, cloud: Engine, prompts: Sequence[str], calibrated: boo
         return done, {"agreed": agreed, "drafted": drafted, "tokens": len(done.token_ids)}
 
     for prompt in prompts:
-        _, target = write("cloud")
+        done, target = write("cloud")
+        target_ids = list(done.token_ids)
         lossless, _ = write("lossless")
+        same = target_ids == list(lossless.token_ids)
         alone, found = write("edge")
         text = indicators(alone.text, np.array(alone.token_ids, np.int32))
         row = {
             "prompt": prompt, "texts": 1, "agreed": target["drafted"], "tokens": target["tokens"],
             "lossless_tokens": lossless.stats.num_tokens, "lossless_rounds": lossless.stats.num_rounds,
+            "lossless_same": len(target_ids) if same else 0,
             "edge_agreed": found["agreed"], "edge_tokens": found["tokens"],
             "edge_repeats": text.num_repeats[2], "edge_grams": text.num_ngrams[2], "edge_loops": text.num_cycles,
         }  # fmt: skip
@@ -147,6 +150,8 @@ def show(title: str, before: list[Row], after: list[Row]) -> None:
         interval = resamples.difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]))
         bounds = f"[{interval[0]:+.4f}, {interval[1]:+.4f}]" if interval else ""
         print(f"{name:<28}{values[1]:>9.4f}{values[0]:>9.4f}  {values[0] - values[1]:+.4f} {bounds}")
+    same, total = (sum(row[key] for row in (*before, *after)) for key in ("lossless_same", "tokens"))
+    print(f"lossless, before and after: {same} of {total} tokens are those of cloud")
 
 
 def main() -> None:
