@@ -8,8 +8,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import MAX_K, DecodingParams
@@ -44,6 +42,7 @@ class _Growing:
     chosen: list[Signals] = field(default_factory=list)
     ended_by: EndedBy = "k"
     is_over: bool = False
+    is_aligned: bool = False  # what is in the cache is the beginning of `prefix`
 
     @property
     def may_choose(self) -> bool:
@@ -118,7 +117,7 @@ class Drafter:
         """
         opening = self._open()
         block = self._block(context.token_ids, k)
-        while not block.is_over and (step := self._ready.get(self._key(block.prefix.view))):
+        while not block.is_over and (step := self._prepared(block.prefix.view)):
             block.add(step if block.may_choose or step.is_forced else None, self._ends_blocks)
         if not block.is_over:
             with self._engine.floor:
@@ -144,6 +143,9 @@ class Drafter:
         prefix.extend(token_ids)
         room = self._room_after(len(token_ids) - len(self._prompt.token_ids))
         return _Growing(prefix, k, min(max(self._longest, k), room), is_over=not room)
+
+    def _prepared(self, prefix: TokenIds) -> _Step | None:
+        return self._ready.get(self._key(prefix)) if self._ready else None
 
     def _key(self, prefix: TokenIds) -> bytes:
         return prefix[len(self._prompt.token_ids) :].tobytes()
@@ -182,25 +184,31 @@ class Drafter:
     def _next(self, block: _Growing) -> _Step | None:
         """The token after what a block has; None where it is to be chosen and may not be. For who has the floor."""
         prefix = block.prefix.view
-        step = self._ready.get(self._key(prefix)) or self._forced(prefix)
+        step = self._prepared(prefix) or self._forced(block)
         if step is not None:
             return step if block.may_choose or step.is_forced else None
         if not block.may_choose:
             return None
-        row, cost = self._row_after(prefix)
+        row, cost = self._row_after(block)
         token_id = self._chooser.choose(row, prefix)
         signals = measure(self._chooser.follow_grammar(row, prefix)) if self._with_signals else CERTAIN
-        return _Step(token_id, signals, self._finish(prefix, token_id), cost, row=row + 0 if self._prepares else None)
+        finish = self._finish(block.prefix, token_id)
+        return _Step(token_id, signals, finish, cost, row=row + 0 if self._prepares else None)
 
-    def _forced(self, prefix: TokenIds) -> _Step | None:
+    def _forced(self, block: _Growing) -> _Step | None:
         """A forced token needs no row; it is fed with the next one that does."""
-        token_id = self._chooser.forced(prefix)
+        token_id = self._chooser.forced(block.prefix.view)
         if token_id is None:
             return None
-        return _Step(token_id, CERTAIN, self._finish(prefix, token_id), is_forced=True)
+        return _Step(token_id, CERTAIN, self._finish(block.prefix, token_id), is_forced=True)
 
-    def _finish(self, prefix: TokenIds, token_id: int) -> FinishReason | None:
-        return self._stopping.finish(np.append(prefix[len(self._prompt.token_ids) :], np.int32(token_id)))
+    def _finish(self, prefix: TokenBuffer, token_id: int) -> FinishReason | None:
+        """Why the text would end with a token after `prefix`."""
+        before = len(prefix)
+        prefix.extend([token_id])
+        finish = self._stopping.finish(prefix.view[len(self._prompt.token_ids) :])
+        prefix.truncate(before)
+        return finish
 
     def _open(self) -> Cost:
         """Open the sequence, once; returns what that took now."""
@@ -218,12 +226,15 @@ class Drafter:
             raise
         return sequence.take_prefill_cost()
 
-    def _row_after(self, prefix: TokenIds) -> tuple[Any, Cost]:
-        """Feed what of `prefix` is not in the cache yet: (logits after it [vocab], what that took)."""
+    def _row_after(self, block: _Growing) -> tuple[Any, Cost]:
+        """Feed what a block's prefix has beyond the cache: (logits after it [vocab], what that took)."""
         sequence = self._sequence
         if sequence is None:
             raise EngineError("The sequence was closed.")
-        sequence.align(prefix)
+        prefix = block.prefix.view
+        if not block.is_aligned:
+            sequence.align(prefix)
+            block.is_aligned = True
         began = time.perf_counter()
         pending, max_rows = prefix[sequence.length :], self._engine.invariant_rows
         starts = range(0, len(pending), max_rows)
