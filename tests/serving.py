@@ -18,7 +18,7 @@ import grpc
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
 from skydraft.edge.link import Link, LinkOptions
-from skydraft.edge.verifier import Patience
+from skydraft.edge.patience import Patience
 from skydraft.engines.base import Engine
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
