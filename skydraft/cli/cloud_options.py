@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 OpenWhen = Literal["lazy", "ahead"]
 OnTargetChange = Literal["stop", "continue"]
+_ONE_OF_MANY_S = 5.0  # how long doctor asks one of several servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,10 @@ class CloudChoice:
         )
 
     def each(self) -> list[CloudChoice]:
-        """Every server by itself, to be looked at. Raises OptionError."""
-        return [replace(self, address=address) for address in parse_addresses(self.address or "")]
+        """Every server by itself, to be looked at; one of several is waited for less. Raises OptionError."""
+        addresses = parse_addresses(self.address or "")
+        timeout_s = self.timeout_s or (None if len(addresses) == 1 else _ONE_OF_MANY_S)
+        return [replace(self, address=address, timeout_s=timeout_s) for address in addresses]
 
     @contextmanager
     def whole_pair(self, models: ModelChoice) -> Iterator[tuple[Engine, Engine | Cloud]]:

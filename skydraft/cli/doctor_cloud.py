@@ -22,9 +22,7 @@ def examine(console: Console, choice: CloudChoice, models: ModelChoice, *, measu
     """Print what is found of each server; yields what has to be done. Without `measures`, no model is loaded."""
     edge = None
     met: dict[str, ServerInfo] = {}
-    for number, one in enumerate(choice.each()):
-        if number:
-            console.print()
+    for one in choice.each():
         with closing(one.connected()) as cloud:
             try:
                 info, rtt_ms = _ask(console, cloud)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from skydraft.edge.link import Link, LinkOptions, Traffic
-from skydraft.errors import CloudError, CloudLost, ServersDiffer, SkydraftError
+from skydraft.errors import CloudError, CloudLost, ServersDiffer, SkydraftError, TargetChanged, VocabularyMismatch
 from skydraft.protocol.codec import target_id
 from skydraft.protocol.values import Opening, ServerInfo, TargetId
 
@@ -57,7 +57,7 @@ class Fleet:
         self._num_users = 0
         self._is_watched = self._is_one
         self._has_looked = self._is_one
-        self._standard: tuple[str, ServerInfo] | None = None  # a server of the first that were met, and what it runs
+        self._standard: ServerInfo | None = None  # what the first that were met run, or all of them by now
         self._refused: list[str] = []  # servers that were not like the others when all were met
 
     @property
@@ -118,14 +118,14 @@ class Fleet:
         """What all of several servers run; None of one alone, and before any was met."""
         if self._standard is None:
             return None
-        info = self._standard[1]
+        info = self._standard
         return target_id(info.weights, info.execution, info.context_len)
 
     def is_asked_for(self, opening: Opening) -> bool:
         """Whether it asks for what all servers here run, so that one that refuses it is not like the others."""
         if self._standard is None:
             return False
-        return (opening.target, opening.fingerprint) == (self.target, self._standard[1].fingerprint)
+        return (opening.target, opening.fingerprint) == (self.target, self._standard.fingerprint)
 
     def _look_round(self, wait_s: float) -> None:
         """Have asked everybody once, as long as that may take."""
@@ -151,10 +151,9 @@ class Fleet:
         met = {name: server.info for name, server in self._servers.items() if server.info and server.error is None}
         if self._standard is None and met:
             usual, _ = Counter(map(_what_must_agree, met.values())).most_common(1)[0]
-            first = next(name for name, info in met.items() if _what_must_agree(info) == usual)
-            self._standard = first, met[first]
+            self._standard = next(info for info in met.values() if _what_must_agree(info) == usual)
             for name, info in met.items():
-                if unlike := difference(name, info, *self._standard):
+                if unlike := difference(name, info, self._usual_one(name), self._standard):
                     self._servers[name].error = unlike
                     self._refused.append(name)
                     self._watch(name, _FIRST_PAUSE_S)
@@ -165,12 +164,12 @@ class Fleet:
         """Note what a server says that it runs; whether it is well now."""
         server, standard = self._servers[name], self._standard
         server.info = info
-        unlike = difference(name, info, *standard) if standard else None
+        unlike = difference(name, info, self._usual_one(name), standard) if standard else None
         if unlike and not self._is_general(info):
             self._leave_out(name, unlike)
             return False
         if unlike:
-            self._standard = name, info
+            self._standard = info
         for other in self._servers.values():
             if other is server or (unlike and isinstance(other.error, ServersDiffer)):
                 other.error = None
@@ -180,6 +179,14 @@ class Fleet:
         server.was_asked = True
         self._changed.notify_all()
         return True
+
+    def _usual_one(self, but: str) -> str:
+        """A server that ran the standard when it was asked last, to be named beside `but`, which did not."""
+        others = {name: server.info for name, server in self._servers.items() if name != but and server.info}
+        found = (
+            name for name, info in others.items() if self._standard and not difference(name, info, "", self._standard)
+        )
+        return next(found, "the others")
 
     def _is_general(self, info: ServerInfo) -> bool:
         """Whether all servers have said last that they run this."""
@@ -191,7 +198,7 @@ class Fleet:
         errors = {name: server.error for name, server in self._servers.items() if server.error}
         reasons = "; ".join(f"{name}: {error.message.rstrip('.')}" for name, error in errors.items())
         first = next(iter(errors.values()))
-        if any(error.retryable or (isinstance(error, CloudError) and error.is_outage) for error in errors.values()):
+        if any(map(_may_pass, errors.values())):
             return CloudLost(f"no server is well: {reasons}.")
         return type(first)(f"No server can be used: {reasons}.", hint=first.hint)
 
@@ -285,6 +292,13 @@ class Links:
             self.fleet.leave()
 
 
+def _may_pass(error: SkydraftError) -> bool:
+    """Whether waiting may help. What a server refused because it changed is not clear before it was asked again."""
+    if isinstance(error, TargetChanged | VocabularyMismatch):
+        return True
+    return error.retryable or (isinstance(error, CloudError) and error.is_outage)
+
+
 def difference(name: str, info: ServerInfo, first: str, standard: ServerInfo) -> ServersDiffer | None:
     """What keeps a text of the server `first` from going on at `name`, if anything does."""
     for what, field in _MUST_AGREE.items():
@@ -294,7 +308,7 @@ def difference(name: str, info: ServerInfo, first: str, standard: ServerInfo) ->
         if what in ("vocabulary", "model"):
             mine, theirs = (f"{each.model} ({getattr(each, field)[:8]})" for each in (info, standard))
         return ServersDiffer(
-            f"{name} and {first} stand for one cloud and differ in their {what}: {mine} and {theirs}.",
+            f"The servers {name} and {first} differ in their {what}: {mine} and {theirs}.",
             hint="Name servers that run the same.",
         )
     return None

@@ -131,8 +131,7 @@ class RemoteVerifier:
 
     def spent(self) -> LinkCost:
         """Time waited for verdicts, and bytes of all messages, since this was last asked."""
-        up, down = self._link.take_bytes()
-        cost = LinkCost(self._rtt_ms, up, down, self._shared_bytes)
+        cost = LinkCost(self._rtt_ms, *self._link.take_bytes(), self._shared_bytes)
         self._rtt_ms, self._shared_bytes = 0.0, 0
         return cost
 
@@ -324,7 +323,8 @@ class RemoteVerifier:
 
     def _overcome(self, refusal: SkydraftError) -> None:
         """Go on elsewhere, or with another target, where that is allowed; raise the refusal otherwise."""
-        is_about_target = isinstance(refusal, TargetChanged | VocabularyMismatch)
+        is_begun = isinstance(refusal, VocabularyMismatch) or self._context.num_seen > 0
+        is_about_target = is_begun and isinstance(refusal, TargetChanged | VocabularyMismatch)
         if (not is_about_target or self._links.fleet.is_asked_for(self._opening)) and self._leave(refusal):
             return
         if not (isinstance(refusal, TargetChanged) and self._patience.accepts_change):
@@ -338,8 +338,8 @@ class RemoteVerifier:
         if self._is_placed:
             return False
         link = self._links.place(self._number, self._link, min(most_s, self._patience.silent_s))
-        if self._opening.target is None:
-            self._opening = replace(self._opening, target=self._links.fleet.target)
+        if not self._context.num_seen and (target := self._links.fleet.target):
+            self._opening = replace(self._opening, target=target)
         self._is_placed = True
         if link is self._link:
             return False
