@@ -60,17 +60,23 @@ def free_port() -> int:
 class Process:
     """`skydraft serve` as a process that can be killed and started again on the same port."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
+        self._options = options
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", "toy", "--port", str(self.port)]
-        self._process = subprocess.Popen([*command, "--log-level", "error"], stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [*command, "--log-level", "error", *self._options], stderr=subprocess.PIPE, text=True
+        )
         assert self._process.stderr is not None
         line = self._process.stderr.readline()
         assert f"toy on 127.0.0.1:{self.port}" in line, line
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
 
     def end(self, number: signal.Signals) -> int:
         self._process.send_signal(number)
