@@ -133,18 +133,17 @@ class Fleet:
             self._is_watched = True
             for name in self._servers:
                 self._watch(name, 0.0)
-        began = now = time.monotonic()
+        began = time.monotonic()
         until = began + wait_s
         while not self._has_looked:
-            self._changed.wait(max(until - now, 0.0))
-            now = time.monotonic()
-            servers = self._servers.values()
-            if any(server.error is None for server in servers):
+            now, servers = time.monotonic(), self._servers.values()
+            is_there = any(server.error is None for server in servers)
+            if is_there:
                 until = min(until, now + max(_OTHERS_S, now - began))
-            self._has_looked = all(server.was_asked for server in servers)
-            if now >= until:
-                self._has_looked |= any(server.error is None for server in servers)
-                break
+            self._has_looked = all(server.was_asked for server in servers) or (is_there and now >= until)
+            if self._has_looked or now >= until:
+                return
+            self._changed.wait(until - now)
 
     def _refuse_unlike(self) -> None:
         """Raise ServersDiffer as long as servers that never ran the same are there."""

@@ -143,6 +143,18 @@ def test_numbers_spread_over_servers_evenly_and_over_the_rest_when_one_is_lost()
         assert set(counts) == set(well) and max(counts.values()) < 1.1 * 3000 / len(well)
 
 
+def test_nobody_is_waited_for_who_has_answered_meanwhile() -> None:
+    names = ["a:7373", "b:7373"]
+    for well in (names, names[:1]):
+        fleet = fleet_of(names, well)
+        fleet._has_looked = False  # the first session gave up before they answered
+        for server in fleet._servers.values():
+            server.was_asked = True
+        began = time.monotonic()
+        assert fleet.place(1, "b:7373", wait_s=60) == well[-1]
+        assert time.monotonic() - began < 30
+
+
 def test_sessions_of_edges_spread_and_each_is_at_the_server_of_its_number(start: Start) -> None:
     servers = [start() for _ in range(3)]
     ports = {each.address: each for each in servers}
