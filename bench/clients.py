@@ -28,8 +28,10 @@ from bench.workload import machine, prompts
 from skydraft import EngineOptions, decoding_params, make_plan
 from skydraft.decoding.context import Context
 from skydraft.decoding.stats import percentile
-from skydraft.edge.link import Link, LinkOptions
-from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.edge.fleet import Fleet, Links
+from skydraft.edge.link import LinkOptions
+from skydraft.edge.patience import Patience
+from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudError
 from skydraft.evaluation.emulated_link import EmulatedLink
 from skydraft.models import default_pair
@@ -105,14 +107,14 @@ def replay(
     address: str, recordings: list[Recording], fingerprint: str, think_ms: float, until: float, client: Client
 ) -> None:
     """Replay texts one after the other until the time is up. A text whose verdicts stray from the record is left."""
-    link = Link(LinkOptions(address))
+    links = Links(Fleet([LinkOptions(address)]))
     number = 0
     while time.perf_counter() < until:
         recording = recordings[number % len(recordings)]
         number += 1
         context = Context(recording.prompt)
         opening = Opening(fingerprint, recording.prompt, params=PARAMS)
-        verifier = RemoteVerifier(link, context, opening, Patience(120.0))
+        verifier = RemoteVerifier(links, context, opening, Patience(120.0))
         for block in recording.blocks:
             if block.base != context.base or context.finish or time.perf_counter() >= until:
                 break
@@ -130,7 +132,7 @@ def replay(
         client.num_texts += context.finish is not None
         client.num_strayed += context.finish is None and time.perf_counter() < until
         verifier.close()
-    link.close()
+    links.close()
 
 
 def run_clients(

@@ -57,7 +57,7 @@ def load(
 
 
 def connect(
-    address: str,
+    address: str | Iterable[str],
     *,
     token: str | None = None,
     tls_ca: bytes | None = None,
@@ -73,6 +73,8 @@ def connect(
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to be passed to `generate` as `cloud`. Nothing is sent before it is needed.
 
+    Several servers that run the same, as "a:7373,b:7373" or a list, share the sessions, and each stands in for
+    the others; how to get in is the same for all. Before the first session they are asked what they run.
     Beyond this machine TLS is spoken: by the system's roots, or by `tls_ca` (PEM), to a server called `tls_name` or as
     its address says; `insecure` speaks plaintext. `timeout_s` is how long an answer is waited for; a gated plan goes on
     alone within a second of silence, unless `require`. `open_ahead` opens each session in the background at once.
@@ -84,12 +86,15 @@ def connect(
     slower. Raises OptionError.
     """
     from skydraft.edge.connection import Cloud
+    from skydraft.edge.fleet import Fleet
     from skydraft.edge.link import LinkOptions
+    from skydraft.protocol.address import parse_addresses
 
-    link = LinkOptions(address, token=token, tls_ca=tls_ca, tls_name=tls_name, insecure=insecure, unary=unary)
+    addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
+    servers = [LinkOptions(each, token, tls_ca, tls_name, insecure, unary) for each in addresses]
     behaviour: dict[str, Any] = {"notify": notify} if notify else {}
     return Cloud(
-        link,
+        Fleet(servers, **behaviour),
         timeout_s=timeout_s,
         require=require,
         open_ahead=open_ahead,

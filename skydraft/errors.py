@@ -21,10 +21,12 @@
     ├── BaseMismatch            a block or verdict does not begin where the committed text ends
     └── CloudError              the cloud did not answer as it should
         ├── CloudLost           no answer: no connection, no server, or one that is shutting down
-        │   └── CloudTimeout    no answer within the time allowed
+        │   ├── CloudTimeout    no answer within the time allowed
+        │   └── CloudDraining   the server is shutting down and takes nothing new
         ├── CloudBusy           the server has no room for another request
         ├── RateLimited         the token has used up its share for now
         ├── NotAuthorized       no token, or one that the server does not know
+        ├── ServersDiffer       the servers behind one name do not run the same
         ├── TargetChanged       another model, execution or a smaller context than the text was begun with
         ├── TlsFailure          no encrypted connection to this server, now or later
         ├── SessionNotFound     the session ended, was evicted, or the server was restarted
@@ -209,6 +211,10 @@ class CloudTimeout(CloudLost):
     grpc_status = "DEADLINE_EXCEEDED"
 
 
+class CloudDraining(CloudLost):
+    """The server is shutting down and takes nothing new. It said so, which spares waiting for it."""
+
+
 class CloudBusy(CloudError):
     """The server has no room for another request."""
 
@@ -231,6 +237,13 @@ class NotAuthorized(CloudError):
     """No token was given, or one that the server does not know."""
 
     grpc_status = "UNAUTHENTICATED"
+    is_outage = False
+
+
+class ServersDiffer(CloudError):
+    """The servers behind one name do not run the same, so a text could not go on at another one."""
+
+    grpc_status = "FAILED_PRECONDITION"
     is_outage = False
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -18,7 +21,7 @@ import grpc
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
 from skydraft.edge.link import Link, LinkOptions
-from skydraft.edge.verifier import Patience
+from skydraft.edge.patience import Patience
 from skydraft.engines.base import Engine
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
@@ -52,6 +55,39 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
+
+
+class Process:
+    """`skydraft serve` as a process that can be killed and started again on the same port."""
+
+    def __init__(self, *options: str) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._options = options
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", "toy", "--port", str(self.port)]
+        self._process = subprocess.Popen(
+            [*command, "--log-level", "error", *self._options], stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stderr is not None
+        line = self._process.stderr.readline()
+        assert f"toy on 127.0.0.1:{self.port}" in line, line
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self, number: signal.Signals) -> int:
+        self._process.send_signal(number)
+        assert self._process.stderr is not None
+        with self._process.stderr:
+            self.last_words = self._process.stderr.read()
+        return self._process.wait(PATIENCE_S)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
 
 class Serving:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -16,17 +16,22 @@ from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError
+from skydraft.protocol.address import parse_addresses
 
 if TYPE_CHECKING:
     from skydraft.edge.connection import Cloud
 
 OpenWhen = Literal["lazy", "ahead"]
 OnTargetChange = Literal["stop", "continue"]
+_ONE_OF_MANY_S = 5.0  # how long doctor asks one of several servers
 
 
 @dataclass(frozen=True, slots=True)
 class CloudChoice:
-    """A cloud server and how to use it; `address` None is no server. Raises OptionError for options without one."""
+    """A cloud server, or several, and how to use it. Raises OptionError for options without one.
+
+    `address` is None for no server; several stand in it with commas between.
+    """
 
     address: str | None = None
     token_file: Path | None = None
@@ -96,6 +101,12 @@ class CloudChoice:
             notify=notify or TERMINAL.say,
         )
 
+    def each(self) -> list[CloudChoice]:
+        """Every server by itself, to be looked at; one of several is waited for less. Raises OptionError."""
+        addresses = parse_addresses(self.address or "")
+        timeout_s = self.timeout_s or (None if len(addresses) == 1 else _ONE_OF_MANY_S)
+        return [replace(self, address=address, timeout_s=timeout_s) for address in addresses]
+
     @contextmanager
     def whole_pair(self, models: ModelChoice) -> Iterator[tuple[Engine, Engine | Cloud]]:
         """Both sides, whatever the plan, since it may change; the connection is closed at the end."""
@@ -122,13 +133,16 @@ class CloudChoice:
 
 
 _SERVER = [
-    option("--cloud address", "HOST:PORT", "Use the target on this server instead of one in this process."),
+    option(
+        "--cloud address", "HOST:PORT", "Use the target on this server instead of one in this process. Several servers "
+        "that run the same, with commas between, share the sessions.",
+    ),
     option("--cloud-token-file token_file", "FILE", "File with the token that the server wants.", type=Path),
     option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path),
     option("--tls-name", "NAME", "Name in the server's certificate, where it is not HOST."),
     option("--insecure", None, "Allow an unencrypted connection to another machine.", is_flag=True),
     option("--cloud-timeout timeout_s", "S", "Give up after S seconds without an answer (default: 30).", type=float),
-]
+]  # fmt: skip
 _USE = [
     option("--require-cloud require", None, "Fail when the cloud is gone, instead of going on alone.", is_flag=True),
     option(

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import click
@@ -69,9 +68,8 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     console = console_for("auto")
     cloud.check(models)
     models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
-    if remote := cloud.connect():
-        with closing(remote):
-            problems = list(examine(console, remote, models, measures=not checks.no_measure))
+    if cloud.address is not None:
+        problems = list(examine(console, cloud, models, measures=not checks.no_measure))
     else:
         problems = [*_system(console), *examine_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models)

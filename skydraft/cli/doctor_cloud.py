@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 from rich.console import Console
 
+from skydraft.cli.cloud_options import CloudChoice
 from skydraft.cli.options import ModelChoice
 from skydraft.cli.terminal import TERMINAL
 from skydraft.edge.connection import Cloud
+from skydraft.edge.fleet import difference
+from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, SkydraftError
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, LinkReport, examine_link, ping_times
+from skydraft.protocol.values import ServerInfo
 
 
-def examine(console: Console, cloud: Cloud, models: ModelChoice, *, measures: bool) -> Iterator[str]:
-    """Print what is found; yields what has to be done. Without `measures`, no model is loaded."""
+def examine(console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool) -> Iterator[str]:
+    """Print what is found of each server; yields what has to be done. Without `measures`, no model is loaded."""
+    edge = None
+    met: dict[str, ServerInfo] = {}
+    for one in choice.each():
+        with closing(one.connected()) as cloud:
+            try:
+                info, rtt_ms = _ask(console, cloud)
+            except CloudError as error:
+                yield f"{cloud.link.target} cannot be used: {error.line}"
+                continue
+            met[cloud.link.target] = info
+            if measures:
+                edge = edge or models.load_edge()
+                yield from _measure(console, cloud, edge, info, rtt_ms)
+    yield from _unlike(met)
+
+
+def _unlike(met: dict[str, ServerInfo]) -> Iterator[str]:
+    """What keeps servers from standing in for each other."""
+    if met:
+        first = next(iter(met))
+        differences = [difference(name, info, first, met[first]) for name, info in met.items()]
+        yield from (unlike.line for unlike in differences if unlike)
+
+
+def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
+    """What a server runs, and the round trip to it in milliseconds; both are printed. Raises CloudError."""
     address = cloud.link.target
-    try:
-        with TERMINAL.state(f"Asking {address}…"):
-            info = cloud.info()
-            rtt_ms, late_ms = ping_times(cloud)
-    except CloudError as error:
-        yield f"{address} cannot be used: {error.line}"
-        return
+    with TERMINAL.state(f"Asking {address}…"):
+        info = cloud.info()
+        rtt_ms, late_ms = ping_times(cloud)
     encryption = "TLS" if cloud.link.uses_tls else "plaintext"
     console.print(f"cloud        {address}, skydraft {info.version}, {encryption}, token accepted or not needed")
     console.print(
@@ -32,9 +59,10 @@ def examine(console: Console, cloud: Cloud, models: ModelChoice, *, measures: bo
     console.print(f"round trip   p50 {rtt_ms:.2f} ms, p95 {late_ms:.2f} ms ({NUM_PINGS} health checks)")
     rows = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(info.forward_ms, 1))
     console.print(f"t_v(n), ms   {rows}   (as the server measured when it first loaded the model)")
-    if not measures:
-        return
-    edge = models.load_edge()
+    return info, rtt_ms
+
+
+def _measure(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float) -> Iterator[str]:
     try:
         with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):
             found = examine_link(edge, cloud, info, rtt_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -167,7 +167,8 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, learn: LearnChoic
     if work.edge_only:
         return Pair(edge)
     if cloud.address is not None:
-        return Pair(edge, connect=lambda notify: cloud.connected(notify), start=learn.start)
+        remote = stack.enter_context(closing(cloud.connected()))  # which knows of its servers for all answers
+        return Pair(edge, connect=remote.beside, start=learn.start)
     target = stack.enter_context(load_engine(models.target_name, options, offline=models.offline, source=models.source))
     check_same(edge.vocab, target.vocab)
     return Pair(edge, target, start=learn.start)

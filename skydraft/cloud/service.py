@@ -19,8 +19,8 @@ from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
 from skydraft.errors import (
     CloudBusy,
+    CloudDraining,
     CloudFailure,
-    CloudLost,
     GrammarRefused,
     LimitExceeded,
     MissingDependency,
@@ -119,7 +119,7 @@ class VerifierService:
             stream.is_busy, stream.used_at = False, self._clock()
             await context.write(reply)
             if self._streams.is_draining:
-                raise CloudLost("The server is shutting down.")
+                raise CloudDraining("The server is shutting down.")
 
     async def _get_info(self, data: bytes, owner: str) -> bytes:
         return encode_info(self._info())

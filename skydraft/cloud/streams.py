@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.limits import Limits
-from skydraft.errors import CloudBusy, CloudLost, NotAuthorized, SkydraftError
+from skydraft.errors import CloudBusy, CloudDraining, CloudLost, NotAuthorized, SkydraftError
 
 _STREAMS_PER_PLACE = 4  # of the queue: whoever drafts has a stream and asks for nothing
 _SWEEP_S = 1.0  # how often idle streams are looked at, as the token file is
@@ -52,7 +52,7 @@ class Streams:
         """
         owner = self._keyring.label(authorization)
         if self.is_draining:
-            raise CloudLost("The server is shutting down.")
+            raise CloudDraining("The server is shutting down.")
         self._make_room(owner)
         stream = Stream(owner, authorization, task, self._clock())
         self._open.add(stream)
@@ -118,4 +118,4 @@ class Streams:
             self._sweeper.cancel()
             self._sweeper = None
         for stream in [stream for stream in self._open if not stream.is_busy]:
-            self._end(stream, CloudLost("The server is shutting down."))
+            self._end(stream, CloudDraining("The server is shutting down."))

@@ -19,7 +19,15 @@ from skydraft.config import Execution
 from skydraft.decoding.verification import absorb_all
 from skydraft.engines.base import Engine, Rows
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudFailure, CloudLost, EngineError, GrammarRefused, SessionNotFound, SkydraftError
+from skydraft.errors import (
+    CloudDraining,
+    CloudFailure,
+    CloudLost,
+    EngineError,
+    GrammarRefused,
+    SessionNotFound,
+    SkydraftError,
+)
 from skydraft.protocol.values import TargetId
 
 log = logging.getLogger("skydraft.cloud")
@@ -96,7 +104,7 @@ class Worker:
         self._inbox.put(lambda: self._close(number, owner))
 
     def stop(self) -> None:
-        """Answer what is waiting or under way with CloudLost, and let `run` return."""
+        """Answer what is waiting or under way with CloudDraining, and let `run` return."""
         self._inbox.put(self._stop)
 
     def run(self) -> None:
@@ -131,7 +139,7 @@ class Worker:
 
     def _take(self, job: Job) -> None:
         if self._stopping:
-            job.answer(CloudLost("The server is shutting down."))
+            job.answer(CloudDraining("The server is shutting down."))
             return
         try:
             self._sessions.check_ids(*_ids(job))  # once: it may wait for long
@@ -298,7 +306,7 @@ class Worker:
     def _stop(self) -> None:
         self._stopping = True
         for job in self._scheduler.jobs:
-            self._end(job, CloudLost("The server is shutting down."))
+            self._end(job, CloudDraining("The server is shutting down."))
 
 
 def _ids(job: Job) -> list[tuple[int, ...]]:

@@ -12,9 +12,10 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.target import TargetCosts
-from skydraft.edge.link import Link, LinkOptions
-from skydraft.edge.outage import Notify
-from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.edge.fleet import Fleet, Links, Notify
+from skydraft.edge.link import Link
+from skydraft.edge.patience import Patience
+from skydraft.edge.verifier import RemoteVerifier, new_number
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.codec import short_fingerprint
@@ -26,6 +27,7 @@ OnTargetChange = Literal["stop", "continue"]
 _NUM_PINGS = 3
 _PAUSE_S = 0.2
 _QUICK_S = 0.5
+_ONE_OF_MANY_S = 3.0  # how long one of several servers may take to say what it runs
 
 
 def _silent(line: str) -> None:
@@ -33,7 +35,8 @@ def _silent(line: str) -> None:
 
 
 class Cloud:
-    """A server, and how to behave when it is slow or gone. For one generation at a time.
+    """One server or several that run the same, and how to behave when they are slow or gone. For one generation at a
+    time; `beside` makes room for another one.
 
     `timeout_s` is how long an answer is waited for, be the cloud busy or gone. A gated plan goes on alone within a
     second of silence, unless `require`; a cloud that is more than half a second away counts as silent there.
@@ -49,7 +52,7 @@ class Cloud:
 
     def __init__(
         self,
-        link: LinkOptions,
+        fleet: Fleet,
         *,
         timeout_s: float = 30.0,
         require: bool = False,
@@ -60,30 +63,69 @@ class Cloud:
     ) -> None:
         if not 0 < timeout_s < 86400:
             raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {timeout_s:g}.")
-        self.link = Link(link)
+        self._links = Links(fleet)
+        self._number = new_number()  # of the next session, which decides where it goes
         self._timeout_s = timeout_s
         self._require = require
         self._open_ahead = open_ahead
-        self.works_ahead = not self.link.is_here if work_ahead is None else work_ahead
-        self._goes_on = on_target_change == "continue"
+        is_here = any(server.is_here for server in fleet.servers.values())
+        self.works_ahead = not is_here if work_ahead is None else work_ahead
+        self._on_target_change = on_target_change
         self._notify = notify
+
+    def beside(self, notify: Notify) -> Cloud:
+        """The same cloud for one more generation at a time; what is known of its servers is shared."""
+        return Cloud(
+            self._links.fleet,
+            timeout_s=self._timeout_s,
+            require=self._require,
+            open_ahead=self._open_ahead,
+            work_ahead=self.works_ahead,
+            on_target_change=self._on_target_change,
+            notify=notify,
+        )
+
+    @property
+    def link(self) -> Link:
+        """The connection to the server that the next generation goes to."""
+        return self._links.home(self._number)
 
     def info(self) -> ServerInfo:
         """What the server runs and how fast. Asked for until `timeout_s` is over. Raises CloudError."""
-        return self._patiently(lambda: self.link.info(self._timeout_s))
+        timeout_s = min(self._timeout_s, _ONE_OF_MANY_S) if self._has_others else self._timeout_s
+        return self._patiently(lambda link: link.info(timeout_s))
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
+    def ping(self, timeout_s: float) -> float:
+        """The round trip to a server that is well, in milliseconds. Raises CloudLost."""
+        return self._anywhere(lambda link: link.ping(timeout_s), timeout_s)
+
+    @property
+    def _has_others(self) -> bool:
+        return len(self._links.fleet.servers) > 1
+
+    def _anywhere(self, ask: Callable[[Link], T], wait_s: float) -> T:
+        """The answer of the server that the next generation goes to, or of the next one that is there."""
+        while True:
+            link = self._links.place(self._number, self.link, wait_s)
+            try:
+                return ask(link)
+            except SkydraftError as error:
+                if not (self._links.fleet.lost(link.target, error) and self._links.fleet.has_other(link.target)):
+                    raise
+
+    def _patiently(self, ask: Callable[[Link], T]) -> T:
         until = time.monotonic() + self._timeout_s
         while True:
             try:
-                return ask()
+                return self._anywhere(ask, self._timeout_s)
             except SkydraftError as error:
                 if not error.retryable:
                     raise
                 if time.monotonic() + _PAUSE_S > until:
+                    name = self._links.name
                     raise CloudTimeout(
-                        f"The cloud at {self.link.target} did not answer for {self._timeout_s:g} s: {error.message}",
-                        hint=f"Run: skydraft doctor --cloud {self.link.target}. To wait longer: --cloud-timeout.",
+                        f"The cloud at {name} did not answer for {self._timeout_s:g} s: {error.message}",
+                        hint=f"Run: skydraft doctor --cloud {name}. To wait longer: --cloud-timeout.",
                     ) from error
             time.sleep(_PAUSE_S)
             self.link.reconnect()
@@ -99,7 +141,7 @@ class Cloud:
     def costs(self, *, quick: bool) -> TargetCosts:
         """What an adaptive k starts from: the server's forward times, and the round trip of a few pings."""
         info = self._info(quick=quick)
-        ping = partial(self.link.ping, _QUICK_S) if quick else partial(self._patiently, self.link.ping)
+        ping = partial(self.ping, _QUICK_S) if quick else partial(self._patiently, Link.ping)
         wire_ms = statistics.median(ping() for _ in range(_NUM_PINGS))
         return TargetCosts(info.forward_ms, info.max_rows, wire_ms=wire_ms, streams=True, max_block=info.max_block)
 
@@ -116,20 +158,24 @@ class Cloud:
         return info.model, info.weights
 
     def _info(self, *, quick: bool) -> ServerInfo:
-        return self.link.info(min(_QUICK_S, self._timeout_s)) if quick else self.info()
+        quick_s = min(_QUICK_S, self._timeout_s)
+        return self._anywhere(lambda link: link.info(quick_s), quick_s) if quick else self.info()
 
     def verifier(
         self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str
     ) -> RemoteVerifier:
         """The verifier of one generation."""
         fingerprint = short_fingerprint(vocab.fingerprint)
+        number, self._number = self._number, new_number()
+        accepts_change = self._on_target_change == "continue" and self._takes_any_target(plan)
         verifier = RemoteVerifier(
-            self.link,
+            self._links,
             context,
             Opening(fingerprint, prompt, params=params, top=plan.top, cache_scope=cache_scope),
-            Patience(self._timeout_s, self.falls_back(plan), self._goes_on and self._takes_any_target(plan)),
+            Patience(self._timeout_s, self.falls_back(plan), accepts_change, self._has_others),
             streams=not plan.drafts or plan.k is None,
             vocab_size=vocab.size,
+            number=number,
             notify=self._notify,
         )
         if plan.drafts and (self._open_ahead or not plan.is_gated):
@@ -137,5 +183,5 @@ class Cloud:
         return verifier
 
     def close(self) -> None:
-        """Let go of the connection."""
-        self.link.close()
+        """Let go of the connections."""
+        self._links.close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import re
-import socket
-import ssl
 import sys
 import threading
 import time
@@ -16,7 +14,17 @@ from typing import Any
 import grpc
 
 from skydraft.characters import one_line
-from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, ProtocolError, SkydraftError, TlsFailure
+from skydraft.edge.tls import check_certificates, speaks_tls
+from skydraft.errors import (
+    CloudDraining,
+    CloudFailure,
+    CloudLost,
+    CloudTimeout,
+    OptionError,
+    ProtocolError,
+    SkydraftError,
+    TlsFailure,
+)
 from skydraft.protocol import codec
 from skydraft.protocol.address import is_loopback, parse_address
 from skydraft.protocol.info import decode_info
@@ -25,7 +33,6 @@ from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
 
 PING_S = 5.0  # a server that is there answers a health check at once, however busy its model is
 WATCH_S = 0.3  # how long a slow answer is waited for before the server is asked for a sign of life
-_TLS_S = 1.0  # how long a server may take to answer a greeting
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 _CLOSE_S = 0.3
@@ -54,35 +61,57 @@ class LinkOptions:
         if self.insecure and (self.tls_ca or self.tls_name):
             raise OptionError("--insecure turns encryption off, so --tls-ca and --tls-name do not apply.")
         if self.tls_ca:
-            _check_certificates(self.tls_ca)
+            check_certificates(self.tls_ca)
         if self.tls_name and not self.uses_tls:
             raise OptionError(f"The connection to {host} is not encrypted, so --tls-name does not apply.")
 
     @property
+    def target(self) -> str:
+        """HOST:PORT."""
+        host, port = parse_address(self.address)
+        return f"{host}:{port}"
+
+    @property
     def uses_tls(self) -> bool:
         """Whether the channel is encrypted."""
-        return bool(self.tls_ca) or not (self.insecure or is_loopback(parse_address(self.address)[0]))
+        return bool(self.tls_ca) or not (self.insecure or self.is_here)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the server is on this machine."""
+        return is_loopback(parse_address(self.address)[0])
 
 
-def _check_certificates(pem: bytes) -> None:
-    try:
-        ssl.create_default_context(cadata=pem.decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
-        raise OptionError(
-            "What --tls-ca names is no certificate in PEM form.", hint="Give the file that signs."
-        ) from error
+class Traffic:
+    """Bytes of messages, which several links may count together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._up = self._down = 0
+
+    def count(self, up: int, down: int) -> None:
+        """Add to them."""
+        with self._lock:
+            self._up += up
+            self._down += down
+
+    def take(self) -> tuple[int, int]:
+        """Bytes up and down since the last time this was asked."""
+        with self._lock:
+            taken = self._up, self._down
+            self._up = self._down = 0
+        return taken
 
 
 class Link:
     """Calls to one server. Failures come as errors of our own tree. Threads may share it."""
 
-    def __init__(self, options: LinkOptions) -> None:
+    def __init__(self, options: LinkOptions, traffic: Traffic | None = None) -> None:
         self._options = options
-        host, port = parse_address(options.address)
-        self.target = f"{host}:{port}"
+        self.target = options.target
         self._metadata = (("authorization", f"Bearer {options.token}"),) if options.token else ()
         self._lock = threading.Lock()
-        self._bytes_up = self._bytes_down = 0
+        self._traffic = traffic or Traffic()
         self._started: list[Any] = []
         self._is_closed = False
         self.has_sessions = not options.unary  # until a server turns out to know no such streams
@@ -94,11 +123,6 @@ class Link:
         """Whether the channel is encrypted."""
         return self._options.uses_tls
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the server is on this machine."""
-        return is_loopback(parse_address(self._options.address)[0])
-
     def _connect(self) -> _Wires:
         settings: list[tuple[str, Any]] = [
             ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the dead connection
@@ -107,7 +131,7 @@ class Link:
             ("grpc.max_reconnect_backoff_ms", 1000),
             *FEW_FRAMES,
         ]
-        if self.is_here:
+        if self._options.is_here:
             settings.append(("grpc.enable_http_proxy", 0))
         if self._options.tls_name:
             settings.append(("grpc.ssl_target_name_override", self._options.tls_name))
@@ -182,7 +206,7 @@ class Link:
         found = from_rpc(error)
         if not (isinstance(found, CloudLost) and "Socket closed" in found.message) or self.uses_tls or self.heard_at:
             return found
-        if not _speaks_tls(*parse_address(self._options.address)):
+        if not speaks_tls(*parse_address(self._options.address)):
             return found
         hint = "Give the certificate that signs its own with --tls-ca."
         return TlsFailure(f"The server at {self.target} wants TLS, and this connection is plaintext.", hint=hint)
@@ -214,7 +238,7 @@ class Link:
         except CloudTimeout as error:
             raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
         if answer != _SERVING:
-            raise CloudLost("it is shutting down.")
+            raise CloudDraining("it is shutting down.")
         return (time.perf_counter() - began) * 1e3
 
     def info(self, timeout_s: float) -> ServerInfo:
@@ -227,16 +251,11 @@ class Link:
 
     def count(self, *, up: int = 0, down: int = 0) -> None:
         """Note bytes of messages."""
-        with self._lock:
-            self._bytes_up += up
-            self._bytes_down += down
+        self._traffic.count(up, down)
 
     def take_bytes(self) -> tuple[int, int]:
-        """Bytes of messages up and down since the last time this was asked."""
-        with self._lock:
-            taken = self._bytes_up, self._bytes_down
-            self._bytes_up = self._bytes_down = 0
-        return taken
+        """Bytes of messages up and down since the last time this was asked, on all links that count with this one."""
+        return self._traffic.take()
 
     def close(self) -> None:
         """Let go of the connection, once what was started has been sent."""
@@ -246,17 +265,6 @@ class Link:
         with self._lock:
             self._is_closed = True
             self._wires.channel.close()
-
-
-def _speaks_tls(host: str, port: int) -> bool:
-    """Whether the server there begins an encrypted connection, whoever it is."""
-    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    try:
-        with socket.create_connection((host, port), _TLS_S) as plain, anybody.wrap_socket(plain):
-            return True
-    except OSError:
-        return False
 
 
 class _Wires:
@@ -308,6 +316,11 @@ class SessionStream:
     def is_over(self) -> bool:
         """Whether nothing can be asked here any more: it broke, or what was asked was given up."""
         return self._num_owed > 0 or not self._call.is_active()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it is over because the server is shutting down, which it said while nothing was asked."""
+        return not self._call.is_active() and isinstance(from_rpc(self._call), CloudDraining)
 
     def send(self, request: bytes) -> None:
         """Ask for what `receive` will return."""

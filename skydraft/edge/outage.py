@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
-from skydraft.edge.link import Link
+from skydraft.edge.fleet import Links, Notify
 from skydraft.errors import CloudError, SkydraftError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _PROBE_S = 3.0
-Notify = Callable[[str], None]
 
 
 class Outage:
-    """The state of the link as the fallback sees it: `error` is what ended it, for as long as the cloud is gone.
+    """The state of the cloud as the fallback sees it: `error` is what ended it, for as long as the cloud is gone.
 
     `notify` gets one line when the cloud goes and when it is back.
     """
 
-    def __init__(self, link: Link, notify: Notify) -> None:
-        self._link = link
+    def __init__(self, links: Links, notify: Notify) -> None:
+        self._links = links
         self._notify = notify
         self.error: CloudError | None = None
         self._began = 0.0
@@ -32,7 +30,7 @@ class Outage:
         """The cloud is gone: say so, and look for it until it is back, unless that would not help."""
         self.error = error
         self._began = time.monotonic()
-        self._notify(f"The cloud at {self._link.target} is gone ({str(error).rstrip('.')}); going on alone.")
+        self._notify(f"The cloud at {self._links.name} is gone ({str(error).rstrip('.')}); going on alone.")
         if not final:
             threading.Thread(target=self._probe, name="probe", daemon=True).start()
 
@@ -40,8 +38,7 @@ class Outage:
         while not self._closed.wait(self._pause_s):
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             try:
-                self._link.reconnect()
-                self._link.info(_PROBE_S)
+                self._links.look(_PROBE_S)
             except SkydraftError:
                 continue
             if not self._closed.is_set():

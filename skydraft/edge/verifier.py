@@ -6,106 +6,88 @@ is lost and none is doubled. Nothing but the number and the epoch of the session
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from skydraft.decoding.context import Committed
-from skydraft.edge.link import PING_S, WATCH_S, Link, SessionStream
-from skydraft.edge.outage import Notify, Outage
+from skydraft.edge.fleet import Links, Notify
+from skydraft.edge.link import WATCH_S, SessionStream
+from skydraft.edge.outage import Outage
+from skydraft.edge.patience import FALLBACK_S, Patience
 from skydraft.edge.token_stream import TokenStream
 from skydraft.errors import (
     BaseMismatch,
     CloudBusy,
+    CloudDraining,
     CloudError,
     CloudFailure,
     CloudLost,
     CloudTimeout,
     Diverged,
     LimitExceeded,
+    NotAuthorized,
     ProtocolError,
     RateLimited,
     SessionNotFound,
     SessionTaken,
     SkydraftError,
     TargetChanged,
+    TlsFailure,
+    VocabularyMismatch,
 )
 from skydraft.protocol import codec
 from skydraft.protocol.values import MAX_SESSION, Emission, Opened, Opening, SessionCall, VerifyCall
 from skydraft.types import Cost, DraftBlock, LinkCost, Verdict
 
 T = TypeVar("T")
-FALLBACK_S = 0.65  # silence after which a gated run goes on alone; with a last try under way it stays below 1 s
-_QUICK_S, _QUICK_WAITING_S = 0.3, 2.0  # a verdict usually comes within this; later the server is watched
-_PING_S = 0.5
 _MAX_FAILURES = 3  # answers "internal error" in a row that are worth another try
 _CLOSE_S = 1.0
 _STREAM_S = 24 * 3600.0  # deadline of a stream, which is watched message by message; this only bounds a leak
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait: `timeout_s` for an answer, be the cloud busy or gone; `silent_s` for any sign of life.
-
-    `accepts_change` goes on with another target than the text was begun with, and says so.
-    """
-
-    timeout_s: float = 30.0
-    falls_back: bool = False
-    accepts_change: bool = False
-
-    @property
-    def silent_s(self) -> float:
-        """How long without a sign of life before the cloud counts as gone."""
-        return min(FALLBACK_S, self.timeout_s) if self.falls_back else self.timeout_s
-
-    @property
-    def ping_s(self) -> float:
-        """How long an answer to a health check may take. Round trips beyond it count as no answer."""
-        return min(_PING_S if self.falls_back else PING_S, self.timeout_s)
-
-    @property
-    def quick_s(self) -> float:
-        """How long the first try may take before it is asked whether anybody is there."""
-        return min(_QUICK_S if self.falls_back else _QUICK_WAITING_S, self.timeout_s)
-
-
 class RemoteVerifier:
-    """`Verifier` over a link, for one generation whose committed tokens are `context`.
+    """`Verifier` at one of several servers, for one generation whose committed tokens are `context`.
 
-    `opening` says how the session begins, with no committed tokens yet; ids are below `vocab_size`. Where `streams`, a
-    round without a draft is read from a Generate call: the target alone, without a round trip per token.
+    The session, of this `number`, goes to the server that `links` chooses, and on at another one when that is lost.
+    `opening` says how it begins, with no committed tokens yet; ids are below `vocab_size`. Where `streams`, a round
+    without a draft is read from a Generate call: the target alone, without a round trip per token.
     """
 
     def __init__(
         self,
-        link: Link,
+        links: Links,
         context: Committed,
         opening: Opening,
         patience: Patience,
         *,
         streams: bool = False,
         vocab_size: int = 2**31,
+        number: int | None = None,
         notify: Notify = lambda line: None,
     ) -> None:
-        self._link = link
+        self._links = links
         self._vocab_size = vocab_size
         self._context = context
         self._opening = opening
         self._prompt_ids = np.array(opening.prompt.token_ids, np.int32)
         self._patience = patience
+        self._quick_s, self._ping_s = patience.quick_s, patience.ping_s
         self._streams = streams
         self._notify = notify
-        self._outage = Outage(link, notify)
+        self._outage = Outage(links, notify)
         self._rtt_ms = 0.0
         self._shared_bytes = 0
-        self._number = _new_number()
+        self._number = number or new_number()
+        self._link = links.home(self._number)
+        self._is_placed = False  # whether the server there was well when it was last looked at
         self._epoch = 0
         self._is_open = False
         self._is_cancelled = False
@@ -113,7 +95,7 @@ class RemoteVerifier:
         self._ahead: Any = None  # an Open under way, as a call or in the session's stream
         self._stream: TokenStream | None = None
         self._emissions: Iterator[Emission] = iter(())
-        link.take_bytes()  # what came before belongs to somebody else
+        self._link.take_bytes()  # what came before belongs to somebody else
 
     def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
         """The cloud's verdict. Raises CloudError when the cloud is gone for good, or, to fall back, for now."""
@@ -149,32 +131,31 @@ class RemoteVerifier:
 
     def spent(self) -> LinkCost:
         """Time waited for verdicts, and bytes of all messages, since this was last asked."""
-        up, down = self._link.take_bytes()
-        cost = LinkCost(self._rtt_ms, up, down, self._shared_bytes)
+        cost = LinkCost(self._rtt_ms, *self._link.take_bytes(), self._shared_bytes)
         self._rtt_ms, self._shared_bytes = 0.0, 0
         return cost
 
     def open_ahead(self) -> None:
         """Open the session now, so that the prompt is in the target's cache at the first verification."""
-        call = SessionCall(self._number, self._epoch, self._opening_to_send())
-        if self._link.has_sessions:
-            with suppress(CloudLost):  # the link was closed, which the first verification will say
-                self._ahead = session = self._stream_of_session()
-                session.send(codec.encode_streamed_open(call))
-        else:
+        with suppress(SkydraftError):  # no server, or the link was closed: the first verification will say so
+            self._settle(most_s=FALLBACK_S)
+            call = SessionCall(self._number, self._epoch, self._opening_to_send())
+            if self._link.has_sessions:
+                self._ahead = self._stream_of_session()
+                self._ahead.send(codec.encode_streamed_open(call))
+                return
             self._ahead = self._link.start("Open", codec.encode_session_call(call), self._patience.timeout_s)
 
     def _await_open(self) -> Opened | None:
         """Wait for an Open that was sent ahead, if one was. Raises what came of it."""
         ahead, self._ahead = self._ahead, None
-        session = self._session
-        if session is not None and ahead is session:
-            if (reply := session.receive(self._patience.timeout_s, self._patience.ping_s)) is None:
+        if self._session is not None and ahead is self._session:
+            if (reply := self._session.receive(self._patience.timeout_s, self._ping_s)) is None:
                 return None
             opened = self._read(codec.decode_streamed_opened, reply)
             self._learn(reply, "VerifyReply")
         elif ahead is not None:
-            reply = self._link.wait(ahead, self._patience.ping_s)
+            reply = self._link.wait(ahead, self._ping_s)
             opened = self._read(codec.decode_opened, reply)
             self._learn(reply, "OpenReply")
         else:
@@ -183,9 +164,12 @@ class RemoteVerifier:
         return opened
 
     def _stream_of_session(self) -> SessionStream:
-        """The session's stream; a new one where there is none, or where it broke while nothing was asked."""
+        """The session's stream; a new one where it broke while nothing was asked. Raises CloudDraining."""
         if self._session is not None and self._session.is_over:
+            is_draining = self._session.is_draining
             self._break_off()
+            if is_draining:
+                raise CloudDraining("it is shutting down.")
         if self._session is None:
             self._session = self._link.session()
         return self._session
@@ -204,7 +188,7 @@ class RemoteVerifier:
     def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], *, quick: bool) -> Verdict:
         opened = self._await_open()
         if not quick:
-            self._link.ping(self._patience.ping_s)  # before an opening is made: it is counted as sent
+            self._link.ping(self._ping_s)  # before an opening is made: it is counted as sent
         opening = None if self._is_open else self._opening_to_send()
         checksum = codec.digest(self._prompt_ids, self._context.generated)
         call = VerifyCall(self._number, self._epoch, block.base, catch_up, block.token_ids, checksum, opening)
@@ -221,17 +205,17 @@ class RemoteVerifier:
 
         An opening, which is not `quick`, takes long and is long: it is not sent twice to find that out.
         """
-        patience = self._patience
+        timeout_s = self._patience.timeout_s
         if self._link.has_sessions:
             session = self._stream_of_session()
             session.send(codec.encode_verify_call(replace(call, session=0) if session.is_named else call))
-            quick_s = patience.quick_s if quick else WATCH_S
-            if (reply := session.receive(patience.timeout_s, patience.ping_s, quick_s)) is not None:
+            quick_s = self._quick_s if quick else WATCH_S
+            if (reply := session.receive(timeout_s, self._ping_s, quick_s)) is not None:
                 return reply
         request = codec.encode_verify_call(call)
         if quick:
-            return self._link.call("Verify", request, patience.quick_s)
-        return self._link.call_watched("Verify", request, patience.timeout_s, patience.ping_s)
+            return self._link.call("Verify", request, self._quick_s)
+        return self._link.call_watched("Verify", request, timeout_s, self._ping_s)
 
     def _learn(self, reply: bytes, kind: Literal["OpenReply", "VerifyReply", "GenerateReply"]) -> None:
         """Note what the text is begun with, so that nothing else goes on with it."""
@@ -278,7 +262,7 @@ class RemoteVerifier:
 
     def _one_by_one(self, stream: TokenStream) -> Iterator[Emission]:
         """The tokens of a stream, each as an emission of its own; what a message cost counts for its first token."""
-        for message in stream.messages(self._patience.timeout_s, self._patience.ping_s):
+        for message in stream.messages(self._patience.timeout_s, self._ping_s):
             emission = self._read(codec.decode_emission, message)
             self._learn(message, "GenerateReply")
             last = len(emission.token_ids) - 1
@@ -293,40 +277,77 @@ class RemoteVerifier:
         while True:
             wait_s, is_silent = 0.0, True
             try:
-                return ask(first)
+                return ask(self._settle() or first)
             except (SessionNotFound, BaseMismatch, Diverged, SessionTaken) as error:
                 last: SkydraftError = error
                 is_silent = False
                 wait_s = pause_s if num_mended else 0.0  # each try feeds the prompt again
                 num_mended += 1
                 self._mend(error)
-            except TargetChanged as error:
-                if not self._patience.accepts_change:
-                    raise
+            except (NotAuthorized, TlsFailure, TargetChanged, VocabularyMismatch) as error:
                 last, is_silent = error, False
-                self._notify(f"{error.message} Going on with it.")
-                self._opening = replace(self._opening, target=None)
-                self._mend(error)
+                self._overcome(error)
             except (CloudBusy, RateLimited) as error:
                 last, is_silent = error, False
                 wait_s = max(pause_s, error.retry_after_s if isinstance(error, RateLimited) else 0.0)
             except CloudTimeout as error:
                 last = error  # slow, or dead: the next try is watched, and begins by asking
             except (CloudLost, CloudFailure) as error:
-                last, wait_s = error, pause_s
                 num_failures += isinstance(error, CloudFailure)
                 if num_failures >= _MAX_FAILURES:
                     raise
                 self._mend(error)
+                if num_failures != 1:
+                    self._leave(error)
+                last, wait_s = error, 0.0 if self._moves else pause_s
             if self._is_cancelled:
                 raise CloudLost("The generation was cancelled.")
             first = False
             pause_s = min(2 * pause_s, 1.0)
             now = time.monotonic()
             heard_at = max(heard_at, self._link.heard_at) if is_silent else now + wait_s
-            if now + wait_s - heard_at > self._patience.silent_s or now + wait_s - began > self._patience.timeout_s:
+            silent_s = self._patience.silent_s + (self._patience.move_s if self._moves else 0.0)
+            if now + wait_s - heard_at > silent_s or now + wait_s - began > self._patience.timeout_s:
                 raise self._given_up(last, now - began)
             time.sleep(wait_s)
+
+    @property
+    def _moves(self) -> bool:
+        """Whether the next try is at another server, which is there."""
+        return not self._is_placed and self._links.fleet.has_other(self._link.target)
+
+    def _leave(self, error: SkydraftError) -> bool:
+        """Look for a server anew after what this one answered; whether there may be another one."""
+        self._is_placed = False
+        return self._links.fleet.lost(self._link.target, error)
+
+    def _overcome(self, refusal: SkydraftError) -> None:
+        """Go on elsewhere, or with another target, where that is allowed; raise the refusal otherwise."""
+        is_begun = isinstance(refusal, VocabularyMismatch) or self._context.num_seen > 0
+        is_about_target = is_begun and isinstance(refusal, TargetChanged | VocabularyMismatch)
+        if (not is_about_target or self._links.fleet.is_asked_for(self._opening)) and self._leave(refusal):
+            return
+        if not (isinstance(refusal, TargetChanged) and self._patience.accepts_change):
+            raise refusal
+        self._notify(f"{refusal.message} Going on with it.")
+        self._opening = replace(self._opening, target=None)
+        self._mend(refusal)
+
+    def _settle(self, *, most_s: float = math.inf) -> bool:
+        """Be at a server that is well; whether that is another one than before. Raises what `Links.place` raises."""
+        if self._is_placed:
+            return False
+        link = self._links.place(self._number, self._link, min(most_s, self._patience.silent_s))
+        if not self._context.num_seen and (target := self._links.fleet.target):
+            self._opening = replace(self._opening, target=target)
+        self._is_placed = True
+        if link is self._link:
+            return False
+        self._break_off()
+        self._link = link
+        self._begin_epoch()
+        link.ping(self._patience.move_s)
+        return True
 
     def _mend(self, error: SkydraftError) -> None:
         """Prepare another try after a failure: another connection, another epoch, another number."""
@@ -338,7 +359,7 @@ class RemoteVerifier:
         if isinstance(error, Diverged):
             self._notify(f"{error} Opening the session again with this device's tokens.")
         if isinstance(error, SessionTaken):
-            self._number = _new_number()
+            self._number = new_number()
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -355,8 +376,8 @@ class RemoteVerifier:
         if self._patience.falls_back:
             return last if isinstance(last, CloudError) else CloudLost(str(last))
         return CloudTimeout(
-            f"The cloud at {self._link.target} did not answer for {waited_s:.1f} s: {last.message}",
-            hint=f"Run: skydraft doctor --cloud {self._link.target}. To wait longer: --cloud-timeout.",
+            f"The cloud at {self._links.name} did not answer for {waited_s:.1f} s: {last.message}",
+            hint=f"Run: skydraft doctor --cloud {self._links.name}. To wait longer: --cloud-timeout.",
         )
 
     def cancel(self) -> None:
@@ -374,5 +395,6 @@ class RemoteVerifier:
         self._is_open, self._ahead = False, None
 
 
-def _new_number() -> int:
+def new_number() -> int:
+    """The number of a session, which no other is likely to have."""
     return random.SystemRandom().randint(1, MAX_SESSION)

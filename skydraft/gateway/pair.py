@@ -15,7 +15,7 @@ from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.connection import Cloud
 from skydraft.engines.base import Engine
-from skydraft.errors import CloudError
+from skydraft.errors import CloudError, ServersDiffer
 from skydraft.gateway.refusals import Refusal, unknown_model
 
 PREFIX = "skydraft"
@@ -89,10 +89,12 @@ class Pair:
             self._is_calibrated = self._find_calibration()
 
     def _find_calibration(self) -> bool | None:
-        """Whether there is one; None while the cloud cannot be asked what it runs."""
+        """Whether there is one; None while the cloud cannot be asked what it runs. Raises ServersDiffer."""
         try:
             with self._side() as (target, _):
                 return api.is_calibrated(self.edge, target)
+        except ServersDiffer:
+            raise
         except CloudError:
             return None
 
@@ -128,7 +130,7 @@ class Pair:
         if time.monotonic() - seen_at > _LOOK_AGAIN_S and self._looking.acquire(blocking=False):
             try:
                 with self._side() as (cloud, _):
-                    cloud.link.ping(0.5)
+                    cloud.ping(0.5)
                 state = "up"
             except CloudError:
                 state = "down"

@@ -34,3 +34,25 @@ def parse_address(text: str) -> tuple[str, int]:
     if not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
         raise OptionError(f"'{port}' is not a port.", hint="Write HOST:PORT, for example cloud.example:7373.")
     return host, int(port)
+
+
+def parse_addresses(text: str) -> list[str]:
+    """HOST:PORT of each server of a list with commas. Raises OptionError, for one that is there twice too."""
+    entries = [entry.strip() for entry in text.split(",")]
+    if len(entries) > 1 and not all(entries):
+        raise OptionError(f"'{text}' has nothing between two commas, or at an end.", hint="Write HOST:PORT,HOST:PORT.")
+    servers = [parse_address(entry) for entry in entries]
+    known: set[tuple[str, int]] = set()
+    for host, port in servers:
+        if (place := (_canonical(host), port)) in known:
+            raise OptionError(f"{host}:{port} is in the list twice.", hint="Name each server once.")
+        known.add(place)
+    return [f"{host}:{port}" for host, port in servers]
+
+
+def _canonical(host: str) -> str:
+    """One spelling of a name or an address."""
+    try:
+        return str(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return host.lower()

@@ -153,3 +153,33 @@ def test_doctor_asks_a_server_whether_it_answers_without_loading_a_model(invoke:
     assert status == 0 and "round trip" in out and "All is well." in out and "acceptance" not in out, err
     status, out, _ = invoke("doctor", "--cloud", "localhost:1", "--no-measure", "--cloud-timeout", "0.5")
     assert status == 1 and "To do: " in out
+
+
+def test_generate_takes_several_servers_and_names_the_one_that_is_not_there(invoke: Invoke, server: Serving) -> None:
+    common = ["generate", "你好", *EDGE, "--max-new-tokens", "20"]
+    near = invoke(*common, "--cloud-model", "toy", "-q")[1]
+    status, out, err = invoke(*common, "--cloud", f"127.0.0.1:9,{server.address}", "-q")
+    assert (status, out) == (0, near)
+    assert "The server at 127.0.0.1:9 is left out: no connection" in err and err.count("skydraft:") == 1
+    for bad, says in ((f"{server.address},", "nothing between"), (f"{server.address},{server.address}", "twice")):
+        status, out, err = invoke(*common, "--cloud", bad)
+        assert (status, out) == (2, "") and says in err and err.count("skydraft:") == 1
+
+
+def test_servers_with_other_models_are_named_by_generate_and_by_the_doctor(invoke: Invoke, server: Serving) -> None:
+    with serving(open_toy("toy:drift=0.4")) as odd:
+        names = f"{server.address},{odd.address}"
+        status, out, err = invoke("generate", "你好", *EDGE, "--cloud", names)
+        assert (status, out) == (1, "") and err.count("skydraft:") == 1
+        assert odd.address in err and server.address in err and "differ in their model" in err
+        status, out, _ = invoke("doctor", "--cloud", f"{names},127.0.0.1:9", "--cloud-timeout", "0.5", "--no-measure")
+    out = out.replace("\n", " ")
+    assert status == 1 and out.count("round trip") == 2
+    for part in (server.address, odd.address, "127.0.0.1:9 cannot be used", "differ in their model"):
+        assert part in out
+
+
+def test_the_doctor_measures_each_of_several_servers(invoke: Invoke, server: Serving) -> None:
+    with serving(open_toy("toy")) as second:
+        status, out, err = invoke("doctor", "--cloud", f"{server.address},{second.address}", *EDGE)
+    assert (status, "skydraft:" in err) == (0, False) and out.count("verdict") == 2 and "All is well." in out

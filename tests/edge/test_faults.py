@@ -22,7 +22,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudTimeout, NotAuthorized
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
-from ..serving import PATIENCE_S, Serving, free_port, serving
+from ..serving import PATIENCE_S, Process, Serving, free_port, serving
 
 PROMPT = "语速"
 PARAMS = DecodingParams(max_new_tokens=120, min_new_tokens=120, temperature=0.8, seed=5)
@@ -45,33 +45,6 @@ def expected() -> Generation:
 def gated() -> Generation:
     """What the gated plan writes in one process."""
     return skydraft.generate(PROMPT, edge=edge(), cloud=open_toy("toy"), plan=GATED, params=PARAMS).run()
-
-
-class Process:
-    """`skydraft serve` as a process that can be killed and started again on the same port."""
-
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", "toy", "--port", str(self.port)]
-        self._process = subprocess.Popen([*command, "--log-level", "error"], stderr=subprocess.PIPE, text=True)
-        assert self._process.stderr is not None
-        line = self._process.stderr.readline()
-        assert f"toy on 127.0.0.1:{self.port}" in line, line
-
-    def end(self, number: signal.Signals) -> int:
-        self._process.send_signal(number)
-        assert self._process.stderr is not None
-        with self._process.stderr:
-            self.last_words = self._process.stderr.read()
-        return self._process.wait(PATIENCE_S)
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
 
 
 @pytest.fixture

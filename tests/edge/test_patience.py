@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from skydraft.decoding.context import Context
-from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.edge.fleet import Fleet, Links
+from skydraft.edge.link import LinkOptions
+from skydraft.edge.patience import Patience
+from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudBusy, CloudError, CloudLost, CloudTimeout, RateLimited, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.values import Opening
@@ -171,7 +174,8 @@ def clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Cl
 
 def asked(clock: Clock, patience: Patience, **link: Any) -> tuple[RemoteVerifier, VirtualLink]:
     virtual: Any = VirtualLink(clock, **link)
-    return RemoteVerifier(virtual, Context(PROMPT), Opening("00" * 8, PROMPT), patience), virtual
+    links = Links(Fleet([LinkOptions(virtual.target)]), make=lambda *_: virtual)
+    return RemoteVerifier(links, Context(PROMPT), Opening("00" * 8, PROMPT), patience), virtual
 
 
 def seconds(clock: Clock, verifier: RemoteVerifier, error: type[CloudError] | None) -> float:

@@ -10,8 +10,10 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.decoding.context import Context
+from skydraft.edge.fleet import Fleet, Links
 from skydraft.edge.link import Link, LinkOptions
-from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.edge.patience import Patience
+from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudError
 from skydraft.prompts.audio import Audio
 from skydraft.protocol import codec
@@ -48,9 +50,9 @@ def num_bytes(messages: list[tuple[str, bytes]], *, of: str = "") -> int:
 
 
 def remote(relay: Relay, patience: Patience, lines: list[str]) -> tuple[RemoteVerifier, Link, Context]:
-    link, prompt = Link(LinkOptions(relay.address)), Prompt(tuple(PROMPT_IDS))
+    links, prompt = Links(Fleet([LinkOptions(relay.address)])), Prompt(tuple(PROMPT_IDS))
     context, opening = Context(prompt), Opening(codec.short_fingerprint(VOCAB.fingerprint), prompt)
-    return RemoteVerifier(link, context, opening, patience, notify=lines.append), link, context
+    return RemoteVerifier(links, context, opening, patience, notify=lines.append), links.home(1), context
 
 
 def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Relay) -> None:

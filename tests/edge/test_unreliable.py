@@ -47,6 +47,10 @@ class UnreliableStream:
         return self._stream.is_over
 
     @property
+    def is_draining(self) -> bool:
+        return self._stream.is_draining
+
+    @property
     def is_named(self) -> bool:
         return self._stream.is_named
 

@@ -14,8 +14,10 @@ from bench.workload import prompts
 from skydraft import DecodingParams, Engine, Generation, make_plan
 from skydraft.decoding.context import Context
 from skydraft.edge.connection import Cloud
-from skydraft.edge.link import Link, LinkOptions
-from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.edge.fleet import Fleet, Links
+from skydraft.edge.link import LinkOptions
+from skydraft.edge.patience import Patience
+from skydraft.edge.verifier import RemoteVerifier
 from skydraft.models import default_pair
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import Opening
@@ -70,9 +72,9 @@ def test_verdicts_in_company_on_fewer_seats_than_clients_are_those_of_a_target_a
 
     def replay(prompt: Prompt, rounds: list[Round]) -> list[tuple[int, ...]]:
         context, committed = Context(prompt), []
-        with closing(Link(LinkOptions(server.address))) as link:
+        with closing(Links(Fleet([LinkOptions(server.address)]))) as links:
             opening = Opening(fingerprint, prompt, params=PARAMS)
-            with closing(RemoteVerifier(link, context, opening, Patience(120))) as verifier:
+            with closing(RemoteVerifier(links, context, opening, Patience(120))) as verifier:
                 for done in rounds:
                     committed.append(context.commit_verdict(done.block, verifier.verify(done.block, ())))
         return committed
