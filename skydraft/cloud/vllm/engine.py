@@ -15,14 +15,10 @@ from skydraft.cloud.vllm.launch import Stderr, VllmOptions, engine_args, launch_
 from skydraft.engines.checkpoint import load_vocab
 from skydraft.engines.fingerprint import weights_fingerprint
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import BrokenModel, EngineError, SkydraftError
+from skydraft.errors import BrokenModel, EngineEnded, EngineError, SkydraftError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
 _MAX_ROWS = 512  # of a block: what a server may be asked to judge at once; the pooler takes them in parts
-
-
-class EngineEnded(EngineError):
-    """vLLM's engine process is gone, with whatever it was doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +88,12 @@ class VllmEngine:
         Raises EngineEnded where the engine has ended meanwhile.
         """
         from vllm import PoolingParams
-        from vllm.inputs import TokensPrompt
+        from vllm.inputs import tokens_input
 
         params = PoolingParams(
             task="token_classify", skip_reading_prefix_cache=skip_cache, extra_kwargs=asking.sent() if asking else {}
         )
-        prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=salt)
+        prompt = tokens_input(token_ids.tolist(), cache_salt=salt)
         if self.has_ended:
             raise EngineEnded("vLLM's engine has ended.")
         output: Any = None

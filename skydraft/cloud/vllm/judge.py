@@ -7,6 +7,7 @@ of the requests share a forward. All that is not asking is the docket's, as it i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -16,10 +17,10 @@ from skydraft.cloud.jobs import Job
 from skydraft.cloud.judge import Observer
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.vllm.asking import ROWS_MISSING, UNKNOWN_CHOOSER, Asking, read_answer
-from skydraft.cloud.vllm.engine import EngineEnded, Pooled, VllmEngine
+from skydraft.cloud.vllm.engine import Pooled, VllmEngine
 from skydraft.cloud.vllm.targets import Pending, VllmSeats, VllmTarget, own
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import EngineError
+from skydraft.errors import EngineEnded, EngineError
 from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
@@ -41,8 +42,9 @@ class VllmJudge:
         self._is_well = asyncio.Event()
         self._over = asyncio.Event()
         self._restart: asyncio.Task[None] | None = None
-        self._num_starts = 0  # since something was answered; also names the engine that knows a chooser
-        self._generation = 0
+        self._failure: Exception | None = None  # why it cannot go on
+        self._num_starts = 0  # since something was answered
+        self._generation = 0  # counts the starts: a worker that was started knows no parameters
 
     @property
     def observer(self) -> Observer | None:
@@ -108,12 +110,14 @@ class VllmJudge:
             self.advance()
             if self._engine.has_ended:
                 self._mend()
-            if self._restart and self._restart.done() and (error := self._restart.exception()):
-                raise error
-            await asyncio.wait([asyncio.ensure_future(self._over.wait())], timeout=TICK_S)
-        for task in [*self._tasks.values(), *([self._restart] if self._restart else [])]:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), TICK_S)
+        tasks = [*self._tasks.values(), *([self._restart] if self._restart else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failure:
+            raise self._failure
 
     def advance(self) -> None:
         """Whatever has changed: expire → admit → ask for those who are not asked for yet."""
@@ -205,7 +209,7 @@ class VllmJudge:
 
     def _mend(self) -> None:
         """Start the engine again, unless that is under way. Who asks meanwhile waits; sessions stay as they are."""
-        if self._restart is None or self._restart.done():
+        if not self._over.is_set() and (self._restart is None or self._restart.done()):
             self._is_well.clear()
             self.on_health(False)
             self._restart = self._loop.create_task(self._start_again())
@@ -213,10 +217,15 @@ class VllmJudge:
     async def _start_again(self) -> None:
         log.error("vLLM's engine ended, and is started again: %s", self._engine.cause or "it did not say why")
         self._num_starts += 1
-        if self._num_starts > _MOST_STARTS:
-            raise EngineError("vLLM's engine ended again and again.", hint="Its log says why.")
-        await asyncio.to_thread(self._engine.stop)
-        await asyncio.to_thread(self._engine.start)
+        try:
+            if self._num_starts > _MOST_STARTS:
+                raise EngineError("vLLM's engine ended again and again.", hint="Its log says why.")
+            await asyncio.to_thread(self._engine.stop)
+            await asyncio.to_thread(self._engine.start)
+        except Exception as error:
+            self._failure = error
+            self._over.set()
+            return
         self._generation += 1
         self._is_well.set()
         self.on_health(True)

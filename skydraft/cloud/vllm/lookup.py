@@ -15,7 +15,7 @@ _LOOK_BACK = 4096
 
 
 def look_up(token_ids: TokenIds) -> tuple[int, ...]:
-    """Up to 8 tokens that followed the latest earlier place with the same last 3 tokens, or else 2."""
+    """The 8 tokens that followed the latest earlier place with the same last 3 tokens, or else 2; or none."""
     recent = token_ids[-_LOOK_BACK:]
     for size in range(_LONGEST, _SHORTEST - 1, -1):
         if len(recent) <= size:
@@ -23,6 +23,9 @@ def look_up(token_ids: TokenIds) -> tuple[int, ...]:
         windows = np.lib.stride_tricks.sliding_window_view(recent[:-1], size)  # [len - size, size]
         found = np.flatnonzero((windows == recent[-size:]).all(axis=1))
         if len(found):
-            after = int(found[-1]) + size
-            return tuple(int(each) for each in recent[after : after + _NUM_GUESSED])
+            text = [int(each) for each in recent]
+            ahead = len(text) - (int(found[-1]) + size)  # how far back lies what followed then
+            for _ in range(_NUM_GUESSED):
+                text.append(text[-ahead])  # past the end the text goes on as it is guessed to: in circles
+            return tuple(text[-_NUM_GUESSED:])
     return ()

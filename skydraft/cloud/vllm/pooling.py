@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,7 +94,7 @@ class BlockPooler:
         if part.first_row + len(part.hidden) > start:
             rows = part.hidden[max(start - part.first_row, 0) :]
             first_row = max(start, part.first_row)
-            kept[first_row] = rows if part.is_last else rows.clone()  # the next forward writes over it
+            kept[first_row] = rows if part.is_last else deepcopy(rows)  # the next forward writes over it
         if not part.is_last:
             return None
         pieces = _from(kept, start, len(part.token_ids))
