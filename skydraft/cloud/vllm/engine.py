@@ -15,7 +15,7 @@ from skydraft.cloud.vllm.launch import Stderr, VllmOptions, engine_args, launch_
 from skydraft.engines.checkpoint import load_vocab
 from skydraft.engines.fingerprint import weights_fingerprint
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import BrokenModel, EngineEnded, EngineError, SkydraftError
+from skydraft.errors import BrokenModel, EngineEnded, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
 _MAX_ROWS = 512  # of a block: what a server may be asked to judge at once; the pooler takes them in parts
@@ -56,7 +56,7 @@ class VllmEngine:
             dtype=options.dtype,
         )
         self._llm: Any = None
-        self._stderr = Stderr()
+        self._stderr: Stderr | None = None
         self._numbers = count()
 
     def start(self) -> None:
@@ -68,9 +68,9 @@ class VllmEngine:
             with self._stderr.taken():
                 self._llm = AsyncLLM.from_engine_args(self._args)
         except (Exception, SystemExit) as error:
-            if isinstance(error, SkydraftError):
-                raise
-            raise launch_error(error, self._stderr) from error
+            failure = launch_error(error, self._stderr)
+            self._stderr.close()
+            raise failure from error
 
     @property
     def has_ended(self) -> bool:
@@ -80,7 +80,7 @@ class VllmEngine:
     @property
     def cause(self) -> str:
         """What its processes said last of an error; "" for nothing."""
-        return self._stderr.cause()
+        return self._stderr.cause() if self._stderr else ""
 
     async def pool(self, token_ids: TokenIds, salt: str, asking: Asking | None, *, skip_cache: bool = False) -> Pooled:
         """Let the pooler judge a request, or only read its tokens. Nobody else's cache is read under another `salt`.
@@ -113,3 +113,5 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown()
+        if self._stderr is not None:
+            self._stderr.close()

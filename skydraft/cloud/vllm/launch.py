@@ -62,11 +62,17 @@ class Stderr:
 
     def cause(self) -> str:
         """The first error that was written, which the others follow from; "" where there is none."""
+        if self._file.closed:
+            return ""
         self._file.seek(0)
         lines = self._file.read().decode(errors="replace").splitlines()
         self._file.seek(0, os.SEEK_END)
         found = [f"{match[2]}" for line in lines if (match := _ERROR.search(line))]
         return next((line.strip()[:300] for line in found if not any(each in line for each in _NO_CAUSE)), "")
+
+    def close(self) -> None:
+        """Forget what was written. A second time changes nothing."""
+        self._file.close()
 
 
 def library() -> tuple[Any, str]:
