@@ -18,6 +18,7 @@ import pytest
 
 import skydraft
 from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.noise import gumbel_noise
 from skydraft.config import DecodingParams, decoding_params
 from tests.serving import Serving
 from tests.vllm.conftest import on_vllm
@@ -54,19 +55,24 @@ def written(server: Serving | Any, edge: Any, prompt: str, params: DecodingParam
 
 
 def unexplained(found: tuple[int, ...], other: tuple[int, ...], prompt: str, params: DecodingParams, on: Any) -> bool:
-    """Whether two texts differ where transformers saw no near tie."""
+    """Whether two texts differ where transformers saw no near tie between the two tokens."""
     if found == other:
         return False
-    at = next(i for i, pair in enumerate(zip((*found, -1), (*other, -1), strict=False)) if pair[0] != pair[1])
+    pairs = zip(found, other, strict=False)
+    at = next((i for i, (one, two) in enumerate(pairs) if one != two), None)
+    if at is None:
+        return True  # one of them goes on where the other has ended
     asked = on.vocab.encode(prompt)
     prefix = np.array([*asked, *found[:at]], np.int32)
     sequence = on.open(tuple(int(each) for each in prefix))
     (row,) = np.asarray(sequence.extend([int(prefix[-1])]), np.float32)
     sequence.close()
+    both = np.array([found[at], other[at]], np.int64)
+    scores = np.asarray(Chooser(params, on.vocab, len(asked)).constrain(row, prefix), np.float64)[both]
     if params.temperature:
-        return True
-    scores = np.sort(Chooser(params, on.vocab, len(asked)).constrain(row, prefix))
-    return bool(scores[-1] - scores[-2] > MARGIN)
+        scores = scores + params.temperature * gumbel_noise(params.seed, at, both)
+    print(f"  a near tie: {abs(scores[0] - scores[1]):.1e} apart, in logits")
+    return bool(abs(scores[0] - scores[1]) > MARGIN)
 
 
 def at_once(num_clients: int, asks: list[Callable[[], Any]]) -> list[Any]:
@@ -92,11 +98,13 @@ def test_lossless_is_what_the_same_vllm_writes_alone_and_what_transformers_write
     differ = away = 0
     for number, (prompt, (lossless, alone)) in enumerate(zip(texts, found, strict=True)):
         params = params_of(number, temperature)
+        by_transformers = written(target, target, prompt, params, "cloud")
         assert not unexplained(lossless, alone, prompt, params, target), prompt
+        assert not unexplained(lossless, by_transformers, prompt, params, target), prompt
         differ += lossless != alone
-        away += lossless != written(target, target, prompt, params, "cloud")
+        away += lossless != by_transformers
     print(f"T={temperature}: {differ} of {NUM_PROMPTS} differ from Generate, {away} from transformers")
-    assert differ == away == 0  # float32, and wide margins: there are no near ties here
+    assert differ + away <= NUM_PROMPTS / 50  # in float32 near ties are rare
 
 
 def test_sampled_tokens_have_the_probabilities_of_the_target(server: Serving, load: Any) -> None:
