@@ -86,8 +86,8 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, choice: EngineCh
     from skydraft.cloud.server import serve as run
 
     options = dataclasses.replace(server, limits=limits, execution=choice.in_force)
-    log_to_stderr(log_level)
     judge = open_judge(model, choice, limits)
+    log_to_stderr(log_level)
     try:
         run(judge, options, lambda port: click.echo(_announcement(judge.served, options, port), err=True))
     finally:

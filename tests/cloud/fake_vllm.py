@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,10 +45,12 @@ class FakeVllm:
         self.has_ended = True
         self.num_starts = self.num_requests = self.num_stops = 0
         self.asked: list[Asking | None] = []
-        self.keeps_cache = True
+        self.may_start = threading.Event()  # a start takes until then
+        self.may_start.set()
 
     def start(self) -> None:
         self.num_starts += 1
+        self.may_start.wait(30)
         self.has_ended = False
         self._cached.clear()
         self._pooler = BlockPooler(self._toy.vocab, list)
@@ -61,9 +64,11 @@ class FakeVllm:
         return int(min(max(shared, default=0), len(ids) - 1)) // BLOCK * BLOCK
 
     async def pool(self, token_ids: Any, salt: str, asking: Asking | None, *, skip_cache: bool = False) -> Pooled:
-        self.num_requests += 1
-        number = self.num_requests
-        self.asked.append(asking)
+        is_measured = salt == "profile"  # what the judge asks when it starts is not counted
+        self.num_requests += not is_measured
+        number = 0 if is_measured else self.num_requests
+        if not is_measured:
+            self.asked.append(asking)
         await asyncio.sleep(self._pause_s)
         if number in self._dies_at:
             self.has_ended = True
@@ -80,6 +85,5 @@ class FakeVllm:
             part = Computed(sent, np.array(ids, np.int32), first, rows[first:last], states, last == len(ids))
             (answer,) = self._pooler.pool([part])
         assert answer is not None
-        if self.keeps_cache:
-            self._cached.setdefault(salt, []).append(ids)
+        self._cached.setdefault(salt, []).append(ids)
         return Pooled(answer, num_cached)

@@ -12,7 +12,7 @@ import pytest
 import skydraft
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.vllm.judge import VllmJudge
-from skydraft.config import decoding_params
+from skydraft.config import MAX_K, decoding_params
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudFailure, EngineError, PromptError, SkydraftError
 from skydraft.protocol.values import ServerInfo
@@ -81,6 +81,33 @@ def test_an_engine_that_dies_loses_and_doubles_nothing(mode: str) -> None:
         assert engine.num_starts == 4 and health == [False, True] * 3
 
 
+def health_of(server: Serving) -> int:
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(server.address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    return int(reply.status)
+
+
+def test_health_says_so_while_the_engine_is_started_again() -> None:
+    with judging(dies_at={3}) as (server, engine), ThreadPoolExecutor(1) as pool:
+        assert health_of(server) == 1  # SERVING
+        engine.may_start.clear()
+        text = pool.submit(written, skydraft.connect(server.address), PARAMS[0])
+        server.wait_until(lambda: health_of(server) == 2)  # NOT_SERVING
+        assert not text.done()
+        engine.may_start.set()
+        assert text.result(30) == written(open_toy("toy"), PARAMS[0])
+        server.wait_until(lambda: health_of(server) == 1)
+
+
+def test_its_times_are_measured_when_it_starts() -> None:
+    with judging() as (server, _):
+        times = skydraft.connect(server.address).info().forward_ms
+    assert len(times) == MAX_K + 1 and min(times) > 0
+
+
 def test_who_kills_it_twice_is_refused_and_the_others_go_on() -> None:
     with judging(dies_at={2, 3}) as (server, engine):
         cloud = skydraft.connect(server.address)
@@ -90,7 +117,7 @@ def test_who_kills_it_twice_is_refused_and_the_others_go_on() -> None:
 
 
 def test_an_engine_that_dies_whatever_it_is_asked_ends_the_server() -> None:
-    engine = FakeVllm(open_toy("toy"), dies_at=set(range(100)))
+    engine = FakeVllm(open_toy("toy"), dies_at=set(range(1, 100)))
     judge = VllmJudge(engine, Limits())  # type: ignore[arg-type]
     judge.start()
     running = Serving(judge, skydraft_options())

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from skydraft.cloud.docket import TICK_S, Docket
 from skydraft.cloud.jobs import Job
@@ -18,6 +19,7 @@ from skydraft.cloud.judge import Observer
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.vllm.asking import ROWS_MISSING, UNKNOWN_CHOOSER, Asking, read_answer
 from skydraft.cloud.vllm.engine import Pooled, VllmEngine
+from skydraft.cloud.vllm.profile import forward_times
 from skydraft.cloud.vllm.targets import Pending, VllmSeats, VllmTarget, own
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import EngineEnded, EngineError
@@ -31,7 +33,7 @@ class VllmJudge:
     """Runs jobs on vLLM, on an event loop in the thread of `run`. `start` comes first; see `Judge` for the rest."""
 
     def __init__(self, engine: VllmEngine, limits: Limits, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.served = engine.served
+        self.served = engine.served  # its times are known after the start
         self.on_health: Callable[[bool], None] = lambda is_well: None
         self.num_sessions = 0
         self._engine = engine
@@ -89,6 +91,7 @@ class VllmJudge:
     async def _start(self) -> None:
         self._engine.start()
         self._is_well.set()
+        self.served = replace(self.served, forward_ms=await forward_times(self._engine))
 
     def run(self) -> None:
         """Work until stopped. Whatever ends it, everybody who waits is answered."""
