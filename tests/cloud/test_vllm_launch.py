@@ -129,8 +129,10 @@ def test_what_its_processes_wrote_says_why_it_does_not_start() -> None:
     assert stderr.cause() == "the KV cache of 0.1 GiB is too small"
     error = launch_error(RuntimeError("Engine core initialization failed."), stderr)
     assert "too little memory: the KV cache of 0.1 GiB" in error.line and "\n" not in error.line
+    wrong = "1 validation error for CacheConfig\nblock_size\n  Input should be a number [type=int, input=many]\n  More"
     stderr.close()
     stderr.close()
+    assert launch_error(ValueError(wrong), stderr).message.endswith("block_size: Input should be a number")
     assert stderr.cause() == ""
     assert launch_error(RuntimeError("no"), stderr).message == "vLLM does not start: no"
 

@@ -38,7 +38,7 @@ def test_an_unknown_argument(folders: tuple[Path, Path]) -> None:
 
 
 def test_an_argument_with_a_value_that_vllm_does_not_take(folders: tuple[Path, Path]) -> None:
-    assert "block_size" in refusal("--model", str(folders[0]), *SMALL, "--vllm-arg", "block_size=many")
+    assert "block_size: Input should be" in refusal("--model", str(folders[0]), *SMALL, "--vllm-arg", "block_size=many")
 
 
 def test_exact_execution(folders: tuple[Path, Path]) -> None:
@@ -55,7 +55,7 @@ def test_a_model_that_is_no_causal_language_model(folders: tuple[Path, Path], tm
 
 def test_no_memory_for_the_kv_of_one_text(folders: tuple[Path, Path]) -> None:
     line = refusal("--model", str(folders[0]), *SMALL, "--vllm-arg", "kv_cache_memory_bytes=20000")
-    assert "too little memory" in line and "KV cache" in line
+    assert "too little memory" in line and "cache" in line
 
 
 def test_it_serves_until_it_is_interrupted(folders: tuple[Path, Path]) -> None:

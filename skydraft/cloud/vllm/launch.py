@@ -184,7 +184,10 @@ def _is_batch_invariant() -> bool:
 
 def launch_error(error: BaseException, stderr: Stderr) -> EngineError:
     """What a failed start says, in one line."""
-    cause = stderr.cause() or next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = stderr.cause() or next(iter(lines), "")
+    if "validation error" in cause and len(lines) > 2:  # pydantic names the field and the reason in lines of their own
+        cause = f"{lines[1]}: {lines[2].partition(' [type=')[0]}"
     if "KV cache" in cause or "memory" in cause.lower():
         return EngineError(
             f"vLLM has too little memory: {cause}", hint="Use a smaller --context, or give vLLM more memory."
