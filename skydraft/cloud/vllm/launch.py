@@ -158,7 +158,7 @@ def engine_args(vllm: Any, options: VllmOptions, architecture: str) -> Any:
     from vllm import AsyncEngineArgs
 
     known = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs)}
-    given = {"disable_log_stats": True} | read_args(options.args, known)
+    given = {"disable_log_stats": True} | _small_blocks() | read_args(options.args, known)
     if options.execution == "exact" and not _is_batch_invariant():
         raise OptionError(
             "With --engine vllm exact execution needs kernels that are batch-invariant, and these are not.",
@@ -173,6 +173,13 @@ def engine_args(vllm: Any, options: VllmOptions, architecture: str) -> Any:
         dtype=options.dtype,
         **given,
     )
+
+
+def _small_blocks() -> dict[str, Any]:
+    """Up to a cache block is computed again in each round: on a processor vLLM's 128 tokens would be most of it."""
+    from vllm.platforms import current_platform
+
+    return {"block_size": 32} if current_platform.is_cpu() else {}
 
 
 def _is_batch_invariant() -> bool:
