@@ -1,4 +1,4 @@
-"""A request on its way through the worker: an OpenJob, a VerifyJob or a GenerateJob."""
+"""A request on its way through a judge: an OpenJob, a VerifyJob or a GenerateJob."""
 
 from __future__ import annotations
 
