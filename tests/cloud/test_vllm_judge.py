@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 import skydraft
+from skydraft.cloud.jobs import OpenJob, VerifyJob
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.vllm.judge import VllmJudge
+from skydraft.cloud.vllm.targets import VllmSeats
 from skydraft.config import MAX_K, decoding_params
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudFailure, EngineError, PromptError, SkydraftError
-from skydraft.protocol.values import ServerInfo
+from skydraft.errors import CloudFailure, EngineError, PromptError, SessionNotFound, SkydraftError
+from skydraft.protocol.codec import digest, short_fingerprint
+from skydraft.protocol.values import Opened, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.types import Media, Prompt
 from tests import toys
 from tests.cloud.fake_vllm import FakeVllm
 from tests.serving import Serving, serving
@@ -163,12 +171,6 @@ def test_a_stream_guesses_and_asks_less_often_than_for_each_token() -> None:
 
 
 def test_speech_is_refused() -> None:
-    import numpy as np
-
-    from skydraft.cloud.vllm.targets import VllmSeats
-    from skydraft.protocol.values import Opening
-    from skydraft.types import Media, Prompt
-
     seats = VllmSeats(FakeVllm(open_toy("toy")).served)
     media = Media(np.zeros((4, 100), np.float32))
     with pytest.raises(PromptError, match="takes no audio"):
@@ -190,3 +192,29 @@ def test_a_row_that_is_no_number_is_the_servers_failure_and_of_one_job_alone() -
         cloud = skydraft.connect(server.address, timeout_s=2)
         skydraft.generate(toys.PROMPT, edge=edge, cloud=cloud, params=params, raw=True).run()
     judge.close()
+
+
+def test_a_later_epoch_that_comes_while_the_prompt_is_read_keeps_its_session() -> None:
+    engine = FakeVllm(open_toy("toy"), pause_s=0.05)
+    judge = VllmJudge(engine, Limits())  # type: ignore[arg-type]
+    judge.start()
+    thread = threading.Thread(target=judge.run, daemon=True)
+    thread.start()
+    answers: queue.Queue[tuple[str, Any]] = queue.Queue()
+
+    def ask(name: str, kind: Any, call: Any) -> None:
+        judge.submit(kind(call, "ann", lambda answer: answers.put((name, answer)), 0.0))
+
+    opening = Opening(short_fingerprint(engine.served.vocab.fingerprint), Prompt((5, 6, 7)))
+    ask("first", OpenJob, SessionCall(9, 0, opening))
+    time.sleep(0.02)
+    ask("second", OpenJob, SessionCall(9, 1, opening))
+    found = dict(answers.get(timeout=10) for _ in range(2))
+    assert isinstance(found["first"], SessionNotFound) and found["second"] == Opened(0)
+    time.sleep(0.1)  # until what the first one asked for has come back too
+    ask("verify", VerifyJob, VerifyCall(9, 1, 0, (), (), digest(np.array([5, 6, 7], np.int32))))
+    assert answers.get(timeout=10)[1].num_tokens == 1
+    judge.stop()
+    thread.join(10)
+    judge.close()
+    assert not thread.is_alive()

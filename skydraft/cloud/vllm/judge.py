@@ -148,6 +148,8 @@ class VllmJudge:
         target = own(job.session.target)
         if target.needs_prefill:
             job.spend(await self._prefill(target))
+            if job.is_answered:
+                return  # a later epoch has the session
             self._docket.make_ready(job)
         while not job.is_answered and isinstance(work := job.work, Pending):
             await asyncio.sleep(max(job.turn - self._clock(), 0))
