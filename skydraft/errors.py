@@ -18,6 +18,7 @@
     │   └── NetworkUnavailable  neither cache nor network has it
     ├── MissingDependency       an optional package is not installed
     ├── EngineError             a forward or a rollback was refused by the engine
+    │   └── EngineEnded         the engine's own process is gone, with whatever it was doing
     ├── BaseMismatch            a block or verdict does not begin where the committed text ends
     └── CloudError              the cloud did not answer as it should
         ├── CloudLost           no answer: no connection, no server, or one that is shutting down
@@ -176,6 +177,10 @@ class MissingDependency(SkydraftError):
 
 class EngineError(SkydraftError):
     """A forward or a rollback was refused by the engine."""
+
+
+class EngineEnded(EngineError):
+    """The process that an engine runs in is gone, with whatever it was doing."""
 
 
 class BaseMismatch(SkydraftError):

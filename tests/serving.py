@@ -18,8 +18,10 @@ from typing import Any
 
 import grpc
 
+from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.cloud.worker import Worker
 from skydraft.edge.link import Link, LinkOptions
 from skydraft.edge.patience import Patience
 from skydraft.engines.base import Engine
@@ -93,8 +95,9 @@ class Process:
 class Serving:
     """A running CloudServer with its own thread and event loop."""
 
-    def __init__(self, engine: Engine, options: ServeOptions) -> None:
-        self.server = CloudServer(engine, options)
+    def __init__(self, target: Engine | Judge, options: ServeOptions) -> None:
+        judge = Worker(target, options.limits, execution=options.execution) if isinstance(target, Engine) else target
+        self.server = CloudServer(judge, options)
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -52,9 +52,10 @@ def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
         rtt_ms, late_ms = ping_times(cloud)
     encryption = "TLS" if cloud.link.uses_tls else "plaintext"
     console.print(f"cloud        {address}, skydraft {info.version}, {encryption}, token accepted or not needed")
+    engine = f" on {info.engine} ({info.dtype})" if info.engine else ""
     console.print(
-        f"             {info.model}, context {info.context_len}, {info.execution}, {info.max_rows} rows a forward, "
-        f"{info.num_sessions} of {info.max_sessions} sessions in use"
+        f"             {info.model}{engine}, context {info.context_len}, {info.execution}, "
+        f"{info.max_rows} rows a forward, {info.num_sessions} of {info.max_sessions} sessions in use"
     )
     console.print(f"round trip   p50 {rtt_ms:.2f} ms, p95 {late_ms:.2f} ms ({NUM_PINGS} health checks)")
     rows = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(info.forward_ms, 1))

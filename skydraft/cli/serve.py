@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skydraft.cli.configured import configured
-from skydraft.cli.options import ServedModel, load_engine, served_model_section
+from skydraft.cli.options import ServedModel, served_model_section
 from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.serve_engine import EngineChoice, engine_section, open_judge
 from skydraft.cloud.limits import Limits
-from skydraft.config import Execution
-from skydraft.engines.base import Engine
 from skydraft.protocol.address import DEFAULT_PORT
 
 if TYPE_CHECKING:
+    from skydraft.cloud.judge import Served
     from skydraft.cloud.server import ServeOptions
 
 _DEFAULT = Limits()
@@ -39,11 +39,6 @@ _server_section = Section(
         option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
         option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
         option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
-        option(
-            "--execution", None, "exact: each answer is, bit for bit, that of a request alone. throughput: one "
-            "forward for all that wait, which is faster, but may decide near ties differently (default: exact).",
-            type=click.Choice(get_args(Execution)), default="exact",
-        ),
         option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
         option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", default=0),
         option("--log-prompts", None, "Write the token ids of prompts into the log.", is_flag=True),
@@ -83,28 +78,29 @@ _limits_section = Section(
 @_server_section
 @_log_section
 @_limits_section
+@engine_section
 @served_model_section
-def serve(server: ServeOptions, log_level: str, limits: Limits, model: ServedModel) -> None:
+def serve(server: ServeOptions, log_level: str, limits: Limits, choice: EngineChoice, model: ServedModel) -> None:
     """Let other devices use a target model on this machine. Ctrl-C finishes running requests and stops."""
     from skydraft.cloud.logs import log_to_stderr
     from skydraft.cloud.server import serve as run
 
-    options = dataclasses.replace(server, limits=limits)
+    options = dataclasses.replace(server, limits=limits, execution=choice.in_force)
+    judge = open_judge(model, choice, limits)
     log_to_stderr(log_level)
-    engine_options = dataclasses.replace(
-        model.options, max_sequences=limits.max_sessions, shared_cache=options.execution == "throughput"
-    )
-    engine = load_engine(model.name, engine_options, offline=model.offline, source=model.source)
-    run(engine, options, lambda port: click.echo(_announcement(engine, options, port), err=True))
-    engine.close()
+    try:
+        run(judge, options, lambda port: click.echo(_announcement(judge.served, options, port), err=True))
+    finally:
+        judge.close()
     click.echo("skydraft: stopped.", err=True)
 
 
-def _announcement(engine: Engine, options: ServeOptions, port: int) -> str:
+def _announcement(served: Served, options: ServeOptions, port: int) -> str:
     lock = "TLS" if options.tls_cert else "plaintext"
     door = "a token is required" if options.token_file else "open to everybody who reaches it"
+    engine = f" on {served.engine} ({served.dtype})" if served.engine else ""
     return (
-        f"skydraft: {engine.name} on {options.host}:{port} ({lock}, {door}); {options.execution}, up to "
-        f"{engine.max_rows(options.execution)} rows a forward; {options.limits.max_sessions} sessions of "
-        f"{engine.context_len} tokens. Ctrl-C stops."
+        f"skydraft: {served.name}{engine} on {options.host}:{port} ({lock}, {door}); {served.execution}, up to "
+        f"{served.max_rows} rows a forward; {options.limits.max_sessions} sessions of "
+        f"{served.context_len} tokens. Ctrl-C stops."
     )

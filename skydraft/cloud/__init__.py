@@ -1,1 +1,1 @@
-"""The cloud: one target model, one worker, many sessions, behind gRPC."""
+"""The cloud: one target model, one judge, many sessions, behind gRPC."""

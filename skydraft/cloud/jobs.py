@@ -1,4 +1,4 @@
-"""A request on its way through the worker: an OpenJob, a VerifyJob or a GenerateJob."""
+"""A request on its way through a judge: an OpenJob, a VerifyJob or a GenerateJob."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal, TypeAlias
 
 from skydraft.cloud.sessions import CloudSession
-from skydraft.decoding.verification import Verification
-from skydraft.engines.vocab import TokenIds
+from skydraft.decoding.verification import Judged, SequenceVerification
 from skydraft.errors import CloudFailure, SkydraftError
 from skydraft.protocol.values import Emission, Opened, SessionCall, VerifyCall
 from skydraft.types import Cost, DraftBlock, Verdict
@@ -35,7 +34,7 @@ class Job(ABC):
         self.owner = owner
         self.arrived = self.turn = arrived
         self._session: CloudSession | None = None
-        self._work: Verification | None = None
+        self._work: Judged | None = None
         self._delivers = [deliver]
         self._is_answered = False
         self._cost = Cost()
@@ -63,9 +62,14 @@ class Job(ABC):
         return self._session
 
     @property
-    def work(self) -> Verification | None:
+    def work(self) -> Judged | None:
         """What is being judged, once the prompt is in the cache."""
         return self._work
+
+    @property
+    def feeding(self) -> SequenceVerification | None:
+        """The same, where its rows are those of an engine in this process."""
+        return self._work if isinstance(self._work, SequenceVerification) else None
 
     def asks_the_same(self, other: Job) -> bool:
         """Whether one answer serves both."""
@@ -89,21 +93,18 @@ class Job(ABC):
         self._cost += session.target.take_prefill_cost()  # of what need not be fed, above all
         return None
 
-    def prefill(self) -> int:
-        """Put the next part of the prompt into the cache; returns of how many tokens it was."""
-        target = self.session.target
-        before = target.num_in_cache
-        self._cost += target.prefill()
-        return target.num_in_cache - before
+    def spend(self, cost: Cost) -> None:
+        """Note what its prompt has cost."""
+        self._cost += cost
 
     @abstractmethod
     def ready(self) -> Answer | None:
         """The prompt is in the cache: begin the work, or return the answer where there is nothing else to do."""
 
-    def account(self, feed: TokenIds, seconds: float, now: float) -> None:
-        """Note the cost of a feed that was part of a forward of `seconds`."""
+    def account(self, num_rows: int, seconds: float, now: float) -> None:
+        """Note the cost of rows that were part of a forward of `seconds`."""
         num_before = self._cost.num_rows
-        self._cost += Cost(1, len(feed), forward_ms=seconds * 1e3)
+        self._cost += Cost(1, num_rows, forward_ms=seconds * 1e3)
         if num_before // _TURN_ROWS < self._cost.num_rows // _TURN_ROWS:
             self.turn = now
 
@@ -152,11 +153,11 @@ class VerifyJob(Job):
 
 
 class GenerateJob(Job):
-    """The target alone: tokens are delivered one by one, the last one as the answer.
+    """The target alone: tokens are delivered as they come, the last ones as the answer.
 
-    Each token is a verification of nothing, which takes its turn anew, so a stream waits like everybody else.
-    `charge` is told the rows of each token and returns how many seconds the next one has to wait: a stream beyond its
-    owner's share goes on slowly, since it would cost more to begin again.
+    Each token is a verification of what the target guesses, of nothing where it does not, which takes its turn anew,
+    so a stream waits like everybody else. `charge` is told the rows of each and returns how many seconds the next one
+    has to wait: a stream beyond its owner's share goes on slowly, since it would cost more to begin again.
     """
 
     kind = "generate"
@@ -179,16 +180,16 @@ class GenerateJob(Job):
 
     def ready(self) -> Answer | None:
         target = self.session.target
-        self._work = target.begin(DraftBlock(target.base, ()), ())
+        self._work = target.begin(DraftBlock(target.base, target.guess), ())
         return None
 
     def commit(self, now: float) -> Answer | None:
+        block = self._work.block if self._work else DraftBlock(0, ())
         verdict = self._verdict(now)
-        # Nothing was drafted, so the target's own token is all there is.
-        emission = Emission(verdict.base, verdict.commits(DraftBlock(verdict.base, ())), verdict.finish, verdict.cost)
+        emission = Emission(verdict.base, verdict.commits(block), verdict.finish, verdict.cost)
         if verdict.finish:
             return emission
         self._delivers[0](emission)
-        self.arrived = self.turn = now + self._charge(1)
+        self.arrived = self.turn = now + self._charge(len(block.token_ids) + 1)
         self._cost = Cost()
         return self.ready()

@@ -20,7 +20,7 @@ _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 
 
 class Metrics:
-    """What the worker tells, as metrics of one registry. One server, one registry: nothing is global."""
+    """What a judge tells, as metrics of one registry. One server, one registry: nothing is global."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()

@@ -6,9 +6,11 @@ Owners get equal shares: whose jobs have had fewer rows goes first, and of one o
 from __future__ import annotations
 
 from skydraft.cloud.jobs import Job
+from skydraft.decoding.verification import SequenceVerification
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudBusy, CloudFailure, SessionNotFound
 
+Batch = list[tuple[Job, SequenceVerification, TokenIds]]
 _LOOK_AGAIN_S = 0.01  # how often those that wait for a seat look for one while the rest is slowed down
 
 
@@ -38,6 +40,11 @@ class Scheduler:
     def jobs(self) -> tuple[Job, ...]:
         """All that are not answered."""
         return (*self._active, *self._waiting)
+
+    @property
+    def active(self) -> tuple[Job, ...]:
+        """Jobs that have a session, in the order in which they got it."""
+        return tuple(self._active)
 
     @property
     def busy(self) -> frozenset[int]:
@@ -95,15 +102,16 @@ class Scheduler:
         idle_s = max(min(job.turn for job in self._active) - now, 0.0)
         return min(idle_s, _LOOK_AGAIN_S) if self._waiting else idle_s
 
-    def batch(self, max_rows: int, now: float) -> list[tuple[Job, TokenIds]]:
+    def batch(self, max_rows: int, now: float) -> Batch:
         """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns.
 
         Who has its turn after `now` is left out.
         """
-        feeds: list[tuple[Job, TokenIds]] = []
+        feeds: Batch = []
         for job in sorted((job for job in self._active if job.turn <= now), key=self._order):
-            if max_rows > 0 and job.work is not None and (feed := job.work.next_feed(max_rows)) is not None:
-                feeds.append((job, feed))
+            work = job.feeding
+            if max_rows > 0 and work is not None and (feed := work.next_feed(max_rows)) is not None:
+                feeds.append((job, work, feed))
                 max_rows -= len(feed)
         return feeds
 

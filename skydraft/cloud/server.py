@@ -1,4 +1,4 @@
-"""`skydraft serve`: the gRPC server around a worker, from the first bind to the last answer."""
+"""`skydraft serve`: the gRPC server around a judge, from the first bind to the last answer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ import grpc
 from skydraft import __version__
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.certificate import check_certificate
+from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.service import VerifierService
-from skydraft.cloud.worker import Worker
 from skydraft.config import Execution, check_execution
-from skydraft.engines.base import Engine
 from skydraft.errors import EngineError, MissingDependency, OptionError
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
@@ -71,47 +70,48 @@ class ServeOptions:
 
 
 class CloudServer:
-    """One engine behind one port. `start`, then `stop`; both belong to one event loop."""
+    """One judge behind one port. `start`, then `stop`; both belong to one event loop."""
 
-    def __init__(self, engine: Engine, options: ServeOptions) -> None:
-        self._engine = engine
+    def __init__(self, judge: Judge, options: ServeOptions) -> None:
+        self._judge = judge
         self._options = options
         self._keyring = Keyring(options.token_file)
-        self._metrics = _metrics(engine.name, options) if options.metrics_port else None
-        self._worker = Worker(engine, options.limits, execution=options.execution, observer=self._metrics)
+        self._metrics = _metrics(judge.served.name, options) if options.metrics_port else None
+        judge.observer = self._metrics
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
-        self._has_died = False
+        self._has_died = self._is_stopping = False
         self._service = VerifierService(
-            self._worker, self.info, self._keyring, options.limits, time.perf_counter,
-            context_len=engine.context_len, log_prompts=options.log_prompts,
-        )  # fmt: skip
+            judge, self.info, self._keyring, options.limits, time.perf_counter, log_prompts=options.log_prompts
+        )
 
     def info(self) -> ServerInfo:
         """What GetInfo answers."""
-        engine, limits = self._engine, self._options.limits
+        served, limits = self._judge.served, self._options.limits
         return ServerInfo(
             version=__version__,
-            model=engine.name,
-            fingerprint=short_fingerprint(engine.vocab.fingerprint),
-            vocab_size=engine.vocab.size,
-            context_len=engine.context_len,
-            execution=self._options.execution,
-            max_rows=self._worker.max_rows,
+            model=served.name,
+            fingerprint=short_fingerprint(served.vocab.fingerprint),
+            vocab_size=served.vocab.size,
+            context_len=served.context_len,
+            execution=served.execution,
+            max_rows=served.max_rows,
             max_block=limits.max_block,
             max_sessions=limits.max_sessions,
-            num_sessions=self._worker.num_sessions,
-            invariant_rows=engine.invariant_rows,
-            forward_ms=engine.profile.forward_ms,
-            weights=engine.fingerprint,
+            num_sessions=self._judge.num_sessions,
+            invariant_rows=served.invariant_rows,
+            forward_ms=served.forward_ms,
+            weights=served.weights,
+            engine=served.engine,
+            dtype=served.dtype,
         )
 
     async def start(self) -> int:
         """Bind and begin to answer; returns the port."""
         health, reflection = _services()
-        self._engine.vocab.classes  # noqa: B018  computed now, not in the first session that wants them
+        self._judge.served.vocab.classes  # noqa: B018  computed now, not in the first session that wants them
         limits = self._options.limits
-        speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._engine.takes_audio else 0
+        speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._judge.served.takes_audio else 0
         limit = limits.max_message_bytes + speech_bytes
         self._server = grpc.aio.server(
             options=[
@@ -128,6 +128,7 @@ class CloudServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         port = self._bind()
+        self._follow_health(asyncio.get_running_loop())
         self._thread.start()
         await self._server.start()
         await self._set_health(serving=True)
@@ -159,6 +160,16 @@ class CloudServer:
         check_certificate(cert, key)
         return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
 
+    def _follow_health(self, loop: asyncio.AbstractEventLoop) -> None:
+        async def tell(is_well: bool) -> None:
+            if not self._is_stopping:
+                await self._set_health(serving=is_well)
+
+        def hear(is_well: bool) -> None:
+            asyncio.run_coroutine_threadsafe(tell(is_well), loop)
+
+        self._judge.on_health = hear
+
     async def _set_health(self, *, serving: bool) -> None:
         from grpc_health.v1 import health_pb2
 
@@ -168,7 +179,7 @@ class CloudServer:
 
     def _work(self) -> None:
         try:
-            self._worker.run()
+            self._judge.run()
         except BaseException:
             log.critical("the worker died", exc_info=True)
             self._has_died = True
@@ -192,10 +203,11 @@ class CloudServer:
 
         Only then may the engine be closed.
         """
+        self._is_stopping = True
         await self._set_health(serving=False)
         self._service.drain()
         await self._server.stop(grace_s)
-        self._worker.stop()
+        self._judge.stop()
         await asyncio.to_thread(self._thread.join)
         if self._metrics:
             await asyncio.to_thread(self._metrics.close)
@@ -236,12 +248,12 @@ def _missing() -> MissingDependency:
     )
 
 
-def serve(engine: Engine, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
+def serve(judge: Judge, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait. `on_ready` gets the port."""
-    asyncio.run(_serve(engine, options, on_ready))
+    asyncio.run(_serve(judge, options, on_ready))
 
 
-async def _serve(engine: Engine, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
+async def _serve(judge: Judge, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -253,6 +265,6 @@ async def _serve(engine: Engine, options: ServeOptions, on_ready: Callable[[int]
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, request_stop, number)
-    server = CloudServer(engine, options)
+    server = CloudServer(judge, options)
     on_ready(await server.start())
     await server.run(stop)

@@ -1,4 +1,4 @@
-"""The service: bytes to jobs, answers to bytes. It decides who may ask and how much; the worker does the rest."""
+"""The service: bytes to jobs, answers to bytes. It decides who may ask and how much; the judge does the rest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import grpc
 from skydraft.choosing.grammar import compile_grammar
 from skydraft.cloud.access import Keyring, RowBudget
 from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob, VerifyJob
+from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.streams import Stream, Streams
-from skydraft.cloud.worker import Worker
 from skydraft.errors import (
     CloudBusy,
     CloudDraining,
@@ -40,22 +40,21 @@ A = TypeVar("A", Opened, Verdict)
 
 
 class VerifierService:
-    """The methods of `skydraft.verifier.v1.Verifier`, over one worker. `clock` is the worker's."""
+    """The methods of `skydraft.verifier.v1.Verifier`, over one judge. `clock` is the judge's."""
 
     def __init__(
         self,
-        worker: Worker,
+        judge: Judge,
         info: Callable[[], ServerInfo],
         keyring: Keyring,
         limits: Limits,
         clock: Callable[[], float],
         *,
-        context_len: int,
         log_prompts: bool = False,
     ) -> None:
-        self._worker = worker
+        self._judge = judge
         self._info = info
-        self._context_len = context_len
+        self._context_len = judge.served.context_len
         self._keyring = keyring
         self._limits = limits
         self._budget = RowBudget(limits.rows_per_s)
@@ -111,11 +110,11 @@ class VerifierService:
             owner = self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
             call = codec.decode_streamed(data, session, self._context_len)
             if call is None:
-                self._worker.close_session(session, owner)
+                self._judge.close_session(session, owner)
                 return
             session = call.session
             stream.is_busy = True
-            reply = await (self._judge(call, owner) if isinstance(call, VerifyCall) else self._begin(call, owner))
+            reply = await (self._rule(call, owner) if isinstance(call, VerifyCall) else self._begin(call, owner))
             stream.is_busy, stream.used_at = False, self._clock()
             await context.write(reply)
             if self._streams.is_draining:
@@ -136,9 +135,9 @@ class VerifierService:
         return codec.encode_opened(opened, self._asked_for(call.opening), reply)
 
     async def _verify(self, data: bytes, owner: str) -> bytes:
-        return await self._judge(codec.decode_verify_call(data, self._context_len), owner)
+        return await self._rule(codec.decode_verify_call(data, self._context_len), owner)
 
-    async def _judge(self, call: VerifyCall, owner: str) -> bytes:
+    async def _rule(self, call: VerifyCall, owner: str) -> bytes:
         if len(call.draft_ids) > self._limits.max_block:
             raise LimitExceeded(
                 f"The block has {len(call.draft_ids)} tokens; this server accepts up to {self._limits.max_block}.",
@@ -156,7 +155,7 @@ class VerifierService:
 
     def _asked_for(self, opening: Opening | None) -> TargetId | None:
         """Who answers, where an opening leaves it open."""
-        return self._worker.target_id if opening and opening.target is None else None
+        return self._judge.served.target_id if opening and opening.target is None else None
 
     def _check_opening(self, opening: Opening) -> None:
         """Refuse what no session could hold before it waits for a seat."""
@@ -182,7 +181,7 @@ class VerifierService:
 
     @asynccontextmanager
     async def _compiled(self, opening: Opening | None, owner: str) -> AsyncIterator[None]:
-        """Have the grammar of an opening, if there is one, compiled and held, so that the worker finds it at once.
+        """Have the grammar of an opening, if there is one, compiled and held, so that the judge finds it at once.
 
         Whoever sends what takes long takes a place and waits behind himself, and nobody else does. Raises
         GrammarRefused.
@@ -193,7 +192,7 @@ class VerifierService:
         self._take_place(owner)
         try:
             async with self._compiling[owner]:
-                held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._worker.vocab)
+                held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._judge.served.vocab)
         except MissingDependency as error:
             raise GrammarRefused("This server follows no grammars: it has no llguidance.") from error
         finally:
@@ -202,11 +201,11 @@ class VerifierService:
         del held
 
     async def _close(self, data: bytes, owner: str) -> bytes:
-        self._worker.close_session(codec.decode_close(data), owner)
+        self._judge.close_session(codec.decode_close(data), owner)
         return b""
 
     async def _ask(self, kind: Callable[..., Job], call: SessionCall | VerifyCall, owner: str, wanted: type[A]) -> A:
-        """The worker's answer, which is a `wanted`; an error is raised. A caller who leaves changes nothing:
+        """The judge's answer, which is a `wanted`; an error is raised. A caller who leaves changes nothing:
         it may ask again.
         """
         loop = asyncio.get_running_loop()
@@ -219,14 +218,14 @@ class VerifierService:
 
         job = kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock())
         self._take_place(owner)
-        self._worker.submit(job)
+        self._judge.submit(job)
         answer = await future
         if isinstance(answer, wanted):
             return answer
-        raise answer if isinstance(answer, SkydraftError) else CloudFailure("The worker answered something else.")
+        raise answer if isinstance(answer, SkydraftError) else CloudFailure("The judge answered something else.")
 
     def _take_place(self, owner: str) -> None:
-        """Take a place in the server, until the worker's last answer: it may be in a long forward and see its queue
+        """Take a place in the server, until the judge's last answer: it may be in a long forward and see its queue
         late, and what a caller has left lies there all the same.
 
         Where there are tokens, each leaves as many places free as it takes, so that there is one for everybody. Raises
@@ -276,7 +275,7 @@ class VerifierService:
 
         job = GenerateJob(call, owner, deliver, self._clock(), charge)
         self._take_place(owner)
-        self._worker.submit(job)
+        self._judge.submit(job)
         try:
             finish = None
             while finish is None:
@@ -289,7 +288,7 @@ class VerifierService:
                 if isinstance(answers[-1], SkydraftError):
                     raise answers[-1]
         finally:
-            self._worker.cancel(job)
+            self._judge.cancel(job)
 
     def _log(self, event: str, call: SessionCall, owner: str) -> None:
         extra = {"session": call.session, "epoch": call.epoch, "base": len(call.opening.committed_ids), "token": owner}

@@ -11,9 +11,8 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from skydraft.cloud.judge import Seats, SessionTarget
 from skydraft.cloud.limits import Limits
-from skydraft.decoding.verification import TargetSession
-from skydraft.engines.base import Engine, Sequence
 from skydraft.errors import (
     Diverged,
     ProtocolError,
@@ -23,7 +22,7 @@ from skydraft.errors import (
     UnknownModel,
     VocabularyMismatch,
 )
-from skydraft.protocol.codec import digest, short_fingerprint, target_id
+from skydraft.protocol.codec import digest, short_fingerprint
 from skydraft.protocol.values import Opening, SessionCall, VerifyCall
 from skydraft.types import Reuse, Verdict
 
@@ -34,7 +33,7 @@ _FINISHED_KEPT = 4  # finished sessions kept per seat, for a verdict that has to
 class CloudSession:
     """One generation on the server. It holds a seat, which is KV memory, from its opening to its end."""
 
-    def __init__(self, number: int, owner: str, epoch: int, opening: Opening, target: TargetSession) -> None:
+    def __init__(self, number: int, owner: str, epoch: int, opening: Opening, target: SessionTarget) -> None:
         self.number = number
         self.owner = owner
         self.epoch = epoch
@@ -76,13 +75,12 @@ class CloudSession:
 class Sessions:
     """All sessions of a server, by number. The only place where they are opened, evicted and closed."""
 
-    def __init__(self, engine: Engine, limits: Limits, clock: Callable[[], float], *, exact: bool = True) -> None:
-        self._engine = engine
-        self._exact = exact
+    def __init__(self, seats: Seats, limits: Limits, clock: Callable[[], float]) -> None:
+        self._seats = seats
+        self._served = seats.served
         self._limits = limits
         self._clock = clock
-        self._fingerprint = short_fingerprint(engine.vocab.fingerprint)
-        self.target_id = target_id(engine.fingerprint, "exact" if exact else "throughput", engine.context_len)
+        self._fingerprint = short_fingerprint(seats.served.vocab.fingerprint)
         self._table: dict[int, CloudSession] = {}
         self.num_evicted = self.num_expired = 0
 
@@ -128,50 +126,50 @@ class Sessions:
         if not takes_over and not self._can_seat(owner, busy):
             return None
         target = self._new_target(opening)
-        target.adopt(before.target.release() if before and takes_over else self._seat(opening, owner, busy))
+        if before and takes_over:
+            self._seats.hand_over(before.target, target)
+        else:
+            self._seat(target, opening, owner, busy)
         session = CloudSession(call.session, owner, call.epoch, opening, target)
         self._table.pop(call.session, None)
         self._table[call.session] = session
         self._forget_finished()
         return session
 
-    def _new_target(self, opening: Opening) -> TargetSession:
+    def _new_target(self, opening: Opening) -> SessionTarget:
         if opening.fingerprint != self._fingerprint:
             raise VocabularyMismatch(
                 f"The draft model's vocabulary ({opening.fingerprint[:8]}) is not the target's "
                 f"({self._fingerprint[:8]}): token ids would mean different things.",
                 hint="Choose a draft model of the target's family.",
             )
-        if opening.target and not self.target_id.will_do_for(opening.target):
+        if opening.target and not self._served.target_id.will_do_for(opening.target):
             raise TargetChanged(
-                f"This server runs {self._engine.name} now ({'exact' if self._exact else 'throughput'}, a context of "
-                f"{self._engine.context_len} tokens): not what this text was begun with.",
+                f"This server runs {self._served.name} now ({self._served.execution}, a context of "
+                f"{self._served.context_len} tokens): not what this text was begun with.",
                 hint="Begin the text again, or start the server as it was.",
             )
-        if opening.model not in ("", self._engine.name):
-            raise UnknownModel(f"This server runs {self._engine.name}, not {opening.model}.")
+        if opening.model not in ("", self._served.name):
+            raise UnknownModel(f"This server runs {self._served.name}, not {opening.model}.")
         self.check_ids(opening.prompt.token_ids, opening.committed_ids)
-        return TargetSession(
-            self._engine, opening.prompt, opening.params, top=opening.top, committed=opening.committed_ids
-        )
+        return self._seats.target(opening)
 
     def check_ids(self, *token_ids: Seq[int]) -> None:
         """Raise ProtocolError for an id that is no token of the target."""
         highest = max((max(ids) for ids in token_ids if ids), default=0)
-        if highest >= self._engine.vocab.size:
-            raise ProtocolError(f"The vocabulary of {self._engine.vocab.size} tokens has no id {highest}.")
+        if highest >= self._served.vocab.size:
+            raise ProtocolError(f"The vocabulary of {self._served.vocab.size} tokens has no id {highest}.")
 
     def _can_seat(self, owner: str, busy: Collection[int]) -> bool:
         """Whether there is KV memory for one more session of this owner, or somebody idle to take it from."""
         return not self._rivals(owner) or bool(self._victims(owner, busy))
 
-    def _seat(self, opening: Opening, owner: str, busy: Collection[int]) -> Sequence:
-        """KV memory for one more session, taken from an idle one if need be."""
+    def _seat(self, target: SessionTarget, opening: Opening, owner: str, busy: Collection[int]) -> None:
+        """Give it KV memory, taken from an idle session if need be."""
         if self._rivals(owner):
             self.close(self._victims(owner, busy)[0].number)
             self.num_evicted += 1
-        prompt, reuse = opening.prompt, self._reuse(opening, owner)
-        return self._engine.begin(prompt.token_ids, prompt.media, reuse)
+        self._seats.seat(target, opening, self._reuse(opening, owner))
 
     def _victims(self, owner: str, busy: Collection[int]) -> list[CloudSession]:
         """Idle sessions that may go for one more of `owner`, who goes first in front.
@@ -188,7 +186,7 @@ class Sessions:
     def _reuse(self, opening: Opening, owner: str) -> Reuse | None:
         """Whose KV it may take up: that of the owner alone, so that nobody learns, by its time, of another's text."""
         scope = f"{owner}\n{opening.cache_scope}"
-        return Reuse(scope, self._exact) if opening.cache_scope else None
+        return Reuse(scope, self._served.execution == "exact") if opening.cache_scope else None
 
     def _rivals(self, owner: str) -> list[CloudSession]:
         """Sessions one of which must go before `owner` gets a seat: its own at its own limit, all where all is full."""
@@ -216,7 +214,7 @@ class Sessions:
         for number in expired:
             self.close(number)
         self.num_expired += num_unfinished
-        self._engine.forget_kept(self._limits.session_ttl_s)
+        self._seats.forget_kept(self._limits.session_ttl_s)
         return num_unfinished
 
     def close(self, number: int, owner: str | None = None, *, failed: bool = False) -> None:

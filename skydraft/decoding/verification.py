@@ -16,7 +16,7 @@ from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer
 from skydraft.engines.rows import is_on_host
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
 
@@ -42,7 +42,7 @@ class Verification:
 
     Rows are asked for with `next_feed` and given back with `absorb`, so that a caller may put the rows of several
     verifications into one forward (`absorb_all` takes them back together). It ends at the first difference: later rows
-    are never computed.
+    are never computed. Of all its tokens, `seen` and what is judged, the first `fed_len` have been fed before.
     """
 
     def __init__(
@@ -51,20 +51,18 @@ class Verification:
         prompt_len: int,
         catch_up: Seq[int],
         block: DraftBlock,
-        sequence: Sequence,
+        fed_len: int,
         chooser: Chooser,
         stopping: Stopping,
         top: int,
     ) -> None:
-        sequence.align(seen)  # not further: every catch-up token is audited, after a failed forward too
         self.block = block
         self.catch_up = tuple(catch_up)
-        self.sequence = sequence
         # What lies past the length limit can never be accepted, and may not even fit into the context.
         draft = block.token_ids[: stopping.max_new_tokens - block.base]
         self._extended: TokenIds = np.concatenate([seen, np.array([*catch_up, *draft], np.int32)])
         self._seen_len = len(seen)
-        self._fed_len = sequence.length
+        self._fed_len = fed_len
         self._prompt_len = prompt_len
         self._chooser = chooser
         self._stopping = stopping
@@ -139,6 +137,25 @@ class Verification:
         return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, audit, ranks, cost)
 
 
+class SequenceVerification(Verification):
+    """One whose rows come from a sequence of an engine in this process."""
+
+    def __init__(
+        self,
+        seen: TokenIds,
+        prompt_len: int,
+        catch_up: Seq[int],
+        block: DraftBlock,
+        sequence: Sequence,
+        chooser: Chooser,
+        stopping: Stopping,
+        top: int,
+    ) -> None:
+        sequence.align(seen)  # not further: every catch-up token is audited, after a failed forward too
+        super().__init__(seen, prompt_len, catch_up, block, sequence.length, chooser, stopping, top)
+        self.sequence = sequence
+
+
 def absorb_all(fed: Seq[tuple[Verification, Rows]]) -> list[Exception | None]:
     """Let each verification take its rows of a forward; their tokens are chosen together.
 
@@ -159,26 +176,32 @@ def absorb_all(fed: Seq[tuple[Verification, Rows]]) -> list[Exception | None]:
                 errors[index] = error
 
 
-class TargetSession:
-    """The target's side of one generation: its prompt, what it has committed, and the sequence that follows it.
+class Judged(Protocol):
+    """A block whose verdict is known, whoever found it."""
 
-    `committed` are generated tokens that are final already. `top` > 0 accepts drafts within the target's `top` best:
-    lossy. It owns its sequence from `adopt` to `release`, for which the prompt is fed by `prefill` in parts. Raises
-    PromptError for a prompt that does not fit, LimitExceeded when `committed` leaves nothing to generate.
+    block: DraftBlock
+    catch_up: tuple[int, ...]
+
+    def verdict(self, cost: Cost) -> Verdict:
+        """The verdict, with what it cost."""
+
+
+class TargetText:
+    """What the target's side has of one generation, wherever its rows are computed: prompt, committed tokens, end.
+
+    `committed` are generated tokens that are final already; `room` tokens fit after the prompt. `top` > 0 accepts
+    drafts within the target's `top` best: lossy. Raises LimitExceeded when `committed` leaves nothing to generate.
     """
 
     def __init__(
-        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, top: int = 0, committed: Seq[int] = ()
+        self, prompt: Prompt, params: DecodingParams, vocab: Vocab, room: int, *, top: int, committed: Seq[int]
     ) -> None:
-        room = engine.room(prompt.token_ids, prompt.media)
-        self._engine = engine
         self._prompt = prompt
-        self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
-        self._stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
+        self._chooser = Chooser(params, vocab, len(prompt.token_ids))
+        self._stopping = Stopping(params, vocab, min(params.max_new_tokens, room))
         self._top = top
         self._tokens = TokenBuffer((*prompt.token_ids, *committed))
         self._finish: FinishReason | None = None
-        self._sequence: Sequence | None = None
         if self.base >= self._stopping.max_new_tokens:
             raise LimitExceeded(f"A generation of {self.base} tokens has reached its end.")
 
@@ -196,6 +219,45 @@ class TargetSession:
     def finish(self) -> FinishReason | None:
         """Why the generation ended, or None."""
         return self._finish
+
+    @property
+    def guess(self) -> tuple[int, ...]:
+        """What may come next, to be judged where nobody drafts: nothing, where a row more takes as long as a token."""
+        return ()
+
+    def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
+        """Raise BaseMismatch unless the block extends what is committed and `catch_up`; LimitExceeded at the end."""
+        if block.base != self.base + len(catch_up):
+            raise BaseMismatch(block.base - len(catch_up), self.base)
+        if self._finish or block.base >= self._stopping.max_new_tokens:
+            raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
+
+    def commit(self, done: Judged, cost: Cost) -> Verdict:
+        """The verdict, made final. Only now, so that a failed forward leaves nothing half done.
+
+        Raises BaseMismatch, and changes nothing, when something else was committed meanwhile.
+        """
+        self.check(done.block, done.catch_up)
+        verdict = done.verdict(cost)
+        self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))
+        self._finish = verdict.finish
+        return verdict
+
+
+class TargetSession(TargetText):
+    """The target's side of one generation on an engine in this process, and the sequence that follows it.
+
+    It owns its sequence from `adopt` to `release`, for which the prompt is fed by `prefill` in parts. Raises
+    PromptError for a prompt that does not fit, and what `TargetText` raises.
+    """
+
+    def __init__(
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, top: int = 0, committed: Seq[int] = ()
+    ) -> None:
+        room = engine.room(prompt.token_ids, prompt.media)
+        super().__init__(prompt, params, engine.vocab, room, top=top, committed=committed)
+        self._engine = engine
+        self._sequence: Sequence | None = None
 
     @property
     def is_seated(self) -> bool:
@@ -240,28 +302,11 @@ class TargetSession:
         """What the prompt has cost since this was last asked, or fed."""
         return self._sequence.take_prefill_cost() if self._sequence else Cost()
 
-    def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
-        """Raise BaseMismatch unless the block extends what is committed and `catch_up`; LimitExceeded at the end."""
-        if block.base != self.base + len(catch_up):
-            raise BaseMismatch(block.base - len(catch_up), self.base)
-        if self._finish or block.base >= self._stopping.max_new_tokens:
-            raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
-
-    def begin(self, block: DraftBlock, catch_up: Seq[int]) -> Verification:
+    def begin(self, block: DraftBlock, catch_up: Seq[int]) -> SequenceVerification:
         """A verification of a block that passed `check`. Changes nothing that is committed."""
-        seen, prompt_len = self._tokens.view, len(self._prompt.token_ids)
-        return Verification(seen, prompt_len, catch_up, block, self._own(), self._chooser, self._stopping, self._top)
-
-    def commit(self, done: Verification, cost: Cost) -> Verdict:
-        """The verdict, made final. Only now, so that a failed forward leaves nothing half done.
-
-        Raises BaseMismatch, and changes nothing, when something else was committed meanwhile.
-        """
-        self.check(done.block, done.catch_up)
-        verdict = done.verdict(cost)
-        self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))
-        self._finish = verdict.finish
-        return verdict
+        seen, prompt_len, sequence = self._tokens.view, len(self._prompt.token_ids), self._own()
+        chooser, stopping = self._chooser, self._stopping
+        return SequenceVerification(seen, prompt_len, catch_up, block, sequence, chooser, stopping, self._top)
 
     def close(self, *, failed: bool = False) -> None:
         """Free the sequence; one that `failed` may be half done, so that nothing of it is reused."""

@@ -64,9 +64,8 @@ def load_checkpoint(
             f"transformers cannot load {path}: {first_line(error)}",
             hint="Give a folder with config.json, weights and tokenizer of a causal language model.",
         ) from error
-    # transformers would make up both: an empty vocabulary, random weights
-    if not any((path / file).is_file() for file in tokenizer.vocab_files_names.values()):
-        raise BrokenModel(f"{path} has no tokenizer.", hint="Add its tokenizer.json.")
+    _check_tokenizer(tokenizer, path)
+    # transformers would draw them at random
     if missing := sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])):
         raise BrokenModel(
             f"{path} lacks weights of its model: {missing[0]} and {len(missing) - 1} more.", hint="Fetch it again."
@@ -155,6 +154,32 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
         bos_text=tokenizer.bos_token if adds_bos else "",
         eos_text=tokenizer.eos_token or "",
     )
+
+
+def load_vocab(path: Path) -> Vocab:
+    """The vocabulary of a local folder, without its weights. Raises BrokenModel."""
+    _, transformers = load_library()
+    given = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **given)
+            if (path / "generation_config.json").is_file():
+                config = transformers.GenerationConfig.from_pretrained(path, **given)
+            else:
+                config = transformers.AutoConfig.from_pretrained(path, **given)
+    except Exception as error:
+        raise BrokenModel(
+            f"transformers cannot load the tokenizer of {path}: {first_line(error)}",
+            hint="Give a folder with config.json, weights and tokenizer of a causal language model.",
+        ) from error
+    _check_tokenizer(tokenizer, path)
+    return read_vocab(_with_template(tokenizer, path), config)
+
+
+def _check_tokenizer(tokenizer: Any, path: Path) -> None:
+    # transformers would make up an empty vocabulary
+    if not any((path / file).is_file() for file in tokenizer.vocab_files_names.values()):
+        raise BrokenModel(f"{path} has no tokenizer.", hint="Add its tokenizer.json.")
 
 
 def _end_ids(tokenizer: Any, generation_config: Any) -> set[int]:

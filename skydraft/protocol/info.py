@@ -33,6 +33,8 @@ _INFO_NAMES = (
     "num_sessions",
     "invariant_rows",
     "weights",
+    "engine",
+    "dtype",
 )
 
 

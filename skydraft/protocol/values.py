@@ -113,7 +113,7 @@ class Emission:
 class ServerInfo:
     """What a server runs: sizes in tokens and rows; `forward_ms[n - 1]` is a forward of n rows when it was loaded.
 
-    `fingerprint` is the vocabulary's, `weights` the model's.
+    `fingerprint` is the vocabulary's, `weights` the model's. `engine` and `dtype` are "" for an engine of ours.
     """
 
     version: str
@@ -129,3 +129,5 @@ class ServerInfo:
     invariant_rows: int
     forward_ms: tuple[float, ...]
     weights: str = ""
+    engine: str = ""
+    dtype: str = ""

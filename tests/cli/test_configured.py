@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from skydraft.cli import serve as module
+from skydraft.cli import serve_engine as module
 from skydraft.cli.gateway import gateway
 from skydraft.cli.main import run
 from skydraft.cli.serve import serve
@@ -20,6 +20,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Any:
     found: dict[str, Any] = {}
     monkeypatch.setattr("skydraft.cloud.server.serve", lambda engine, options, started: found.update(options=options))
     monkeypatch.setattr(module, "load_engine", lambda name, options, **more: _Nobody(found, name, options))
+    monkeypatch.setattr("skydraft.cloud.worker.Worker", lambda engine, limits, *, execution: engine)
     return found
 
 

@@ -39,6 +39,10 @@ class WithRows(OpenJob):
     def work(self) -> Any:
         return self.rows
 
+    @property
+    def feeding(self) -> Any:
+        return self.rows
+
 
 def job(session: int, *, turn: float = 0.0, epoch: int = 1, owner: str = "ann", kind: type[Job] = OpenJob) -> Asked:
     answers: list[Answer] = []
@@ -59,10 +63,10 @@ def test_a_forward_is_filled_by_the_oldest_each_once_and_the_last_may_be_cut(
         jobs[-1].rows = None if num_rows is None else Rows(num_rows)
     batch = scheduler.batch(max_rows, 40.0)
     oldest = [one for one in sorted(jobs, key=lambda one: one.turn) if one.work and one.work.next_feed(1)]
-    assert [one for one, _ in batch] == oldest[: len(batch)]
+    assert [one for one, *_ in batch] == oldest[: len(batch)]
     num_wanted = [len(one.work.left) for one in oldest]
-    assert sum(len(feed) for _, feed in batch) == min(max_rows, sum(num_wanted))
-    assert [len(feed) for _, feed in batch[:-1]] == num_wanted[: max(len(batch) - 1, 0)]
+    assert sum(len(feed) for *_, feed in batch) == min(max_rows, sum(num_wanted))
+    assert [len(feed) for *_, feed in batch[:-1]] == num_wanted[: max(len(batch) - 1, 0)]
     waiting_for_prefill = [one for one in jobs if one.work is None]
     assert scheduler.next_prefill() is min(waiting_for_prefill, key=lambda one: one.turn, default=None)
 

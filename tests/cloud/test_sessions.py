@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from skydraft.cloud.jobs import GenerateJob, Job, OpenJob
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.sessions import CloudSession, Sessions
+from skydraft.cloud.worker import EngineSeats
 from skydraft.config import DecodingParams
 from skydraft.errors import (
     BaseMismatch,
@@ -277,7 +278,7 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
     clock = Clock()
     engine = toys.toy(3, kind=Watched)
     limits = Limits(max_sessions=max_sessions, sessions_per_token=per_token, session_ttl_s=30)
-    sessions = Sessions(engine, limits, clock)
+    sessions = Sessions(EngineSeats(engine), limits, clock)
     used: dict[int, float] = {}
     admitted: dict[int, CloudSession] = {}
     for verb, number, busy, pause in script:

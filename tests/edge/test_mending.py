@@ -13,7 +13,9 @@ import trustme
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.cloud.worker import Worker
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.errors import CloudLost, CloudTimeout, EngineError, NotAuthorized
@@ -182,7 +184,7 @@ def test_a_server_whose_worker_died_ends_with_an_error() -> None:
     async def serve() -> None:
         engine = open_toy("toy")
         engine.forward = forward  # type: ignore[method-assign]
-        server = CloudServer(engine, ServeOptions(port=0))
+        server = CloudServer(Worker(engine, Limits()), ServeOptions(port=0))
         cloud = skydraft.connect(f"127.0.0.1:{await server.start()}", timeout_s=0.5)
         asked = asyncio.create_task(asyncio.to_thread(run, cloud, make_plan(k=4)))
         with pytest.raises(EngineError, match="worker thread failed"):

@@ -41,6 +41,23 @@ def save_tokenizer(folder: Path) -> int:
     return len(wrapped)
 
 
+def _config(vocab_size: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab_size + NUM_PADDING_ROWS,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.4,  # wide, so that the best token is seldom a near tie
+        "eos_token_id": 0,
+        "bos_token_id": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+    }
+
+
 def save_model(folder: Path, config_name: str, *, seed: int, like: Path | None = None, **config: Any) -> Path:
     """A random model of that config class, and its tokenizer. With `like`, a little away from that model's weights."""
     import torch
@@ -49,21 +66,7 @@ def save_model(folder: Path, config_name: str, *, seed: int, like: Path | None =
     vocab_size = save_tokenizer(folder)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(
-        getattr(transformers, config_name)(
-            vocab_size=vocab_size + NUM_PADDING_ROWS,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=1024,
-            initializer_range=0.4,  # wide, so that the best token is seldom a near tie
-            eos_token_id=0,
-            bos_token_id=None,
-            pad_token_id=None,
-            tie_word_embeddings=False,
-            **config,
-        )
+        getattr(transformers, config_name)(**(_config(vocab_size) | config))
     )
     if like is not None:
         base = transformers.AutoModelForCausalLM.from_pretrained(like)
