@@ -40,6 +40,8 @@ if args[0] != "models":
     args = [names.get(arg, arg) for arg in args]
 if args[0] in ("generate", "chat", "gateway", "compare", "calibrate", "doctor") and "--edge-model" not in args:
     args += ["--edge-model", draft] if "--cloud" in args else ["--edge-model", draft, "--cloud-model", target]
+if args[:2] == ["learn", "export"]:
+    args += ["--edge-model", draft]
 if args[0] == "serve" and "--model" not in args:
     args += ["--model", target]
 sys.argv[1:] = args

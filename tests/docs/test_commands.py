@@ -11,7 +11,7 @@ import pytest
 from .blocks import Block, blocks_of, commands_of
 from .following import PORTS, Reader, is_free
 
-PAGES = ("README.md", "docs/security.md", "docs/two-machines.md", "docs/gateway.md", "docs/models.md")
+PAGES = ("README.md", "docs/security.md", "docs/two-machines.md", "docs/gateway.md", "docs/models.md", "docs/learning.md")
 
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
 OUTPUT = {
@@ -34,6 +34,8 @@ NOT_RUN_BLOCKS = {
     """cat >> "$(dirname "$(llm logs path)")/extra-openai-models.yaml" <<'END'""": "llm: make test-conformance",
     "from langchain_openai import ChatOpenAI": "LangChain: make test-conformance",
     "OPENAI_API_BASE_URL=http://localhost:8137/v1 OPENAI_API_KEY=none open-webui serve": "not run, as the page says",
+    "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
+    'skydraft generate "请用一句话介绍一款雨伞。" --mode quality --edge-adapter adapter.safetensors': "tests/learning",
 }
 # What a reader has done before: (page, first line of a block) -> commands.
 _CERTIFICATE = (
@@ -77,6 +79,7 @@ PRINTS = {
     "from openai import OpenAI": "[accepted]",
     "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{": '"finish_reason"',
     "skydraft models list": "tiny_omni/edge",
+    'skydraft generate "请用一句话介绍一款保温杯，突出它的轻便。" --mode quality --learn lessons': "1 answers",
     'export SKYDRAFT_HOME="$HOME/skydraft-models"': "skydraft-models",
 }  # fmt: skip
 
