@@ -1,7 +1,7 @@
 # make demo | demo-speech | test | test-browser | test-conformance | test-vllm | lint | docs
 #    | screenshots | report
 #    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
-#    | bench-learn.
+#    | bench-learn | bench-link.
 # Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -12,7 +12,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: setup models demo test test-browser test-conformance test-vllm lint protocol docs screenshots bench bench-identity \
+.PHONY: bench-link setup models demo test test-browser test-conformance test-vllm lint protocol docs screenshots bench bench-identity \
 	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report
 
 setup: $(READY)
@@ -104,6 +104,10 @@ bench-zh: models
 	$(BIN)/python -m bench.zh
 
 # Trains on what the pair corrects in one domain; some hours on two cores.
+# Both times of the target, eight round trips, six prompts: about half an hour on two cores that are idle.
+bench-link: models
+	$(BIN)/python -m bench.link --out build/link.json --plot build/link.svg
+
 bench-learn: models
 	$(BIN)/python -m bench.learn --out learn-bench
 

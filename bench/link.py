@@ -48,6 +48,10 @@ class Way:
     is_lossless: bool = True
 
 
+LABELS = {
+    "streaming": "streaming (cloud)", "risk": "blocks end by risk", "risk, ahead": "and drafting while waiting",
+    "k auto": "--k auto", "quality": "quality (agreement below 1)", "auto, ahead": "auto (agreement 0.95 asked)",
+}  # fmt: skip
 # A gate that lets no token pass: lossless blocks, and never the target alone.
 ALWAYS_DRAFTING = make_plan(gate="entropy:0", k="auto")
 WAYS = [
@@ -191,6 +195,33 @@ def show(point: dict[str, Any]) -> None:
         )
 
 
+def draw(points: list[dict[str, Any]], path: Path) -> None:
+    """A panel for each forward time of the target, a line for each way."""
+    from skydraft.evaluation.report.plots import load_pyplot
+
+    pyplot = load_pyplot()
+    times = sorted({point["target_ms"] for point in points}, reverse=True)
+    figure, panels = pyplot.subplots(1, len(times), figsize=(5.4 * len(times), 4), layout="constrained", squeeze=False)
+    for panel, target_ms in zip(panels[0], times, strict=True):
+        mine = [point for point in points if point["target_ms"] == target_ms]
+        lines = {
+            "best fixed k": lambda rows: max(rows[f"k = {k}"]["tokens_per_s"] for k in FIXED if f"k = {k}" in rows)
+        }
+        for name, label in LABELS.items():
+            if name in mine[0]["ways"]:
+                lines[label] = lambda rows, name=name: rows[name]["tokens_per_s"]
+        for (label, value), mark in zip(lines.items(), "osD^vP*X", strict=False):
+            panel.plot(
+                [point["rtt_ms"] for point in mine], [value(point["ways"]) for point in mine], marker=mark, label=label,
+                linestyle="--" if "agreement" in label else "-", markersize=4,
+            )  # fmt: skip
+        panel.set(title=f"forward of the target {target_ms:g} ms", xlabel="round trip, ms", ylim=(0, None))
+    panels[0][0].set_ylabel("tokens/s")
+    panels[0][-1].legend(fontsize=8)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="make the table of verdicts anew, with the real target")
@@ -200,6 +231,7 @@ def main() -> None:
     parser.add_argument("--target-ms", default="45,15")
     parser.add_argument("--ways", default="", help="names of ways, with ';' between them (default: all)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--plot", type=Path, help="draw them too, as an SVG file")
     parser.add_argument("--identity", type=int, default=0, metavar="N", help="compare N tokens at each temperature")
     asked = parser.parse_args()
     if asked.identity:
@@ -225,6 +257,8 @@ def main() -> None:
                     show(points[-1])
                     if asked.out:
                         asked.out.write_text(json.dumps({"machine": machine(), "points": points}, indent=1) + "\n")
+    if asked.plot:
+        draw(points, asked.plot)
 
 
 if __name__ == "__main__":
