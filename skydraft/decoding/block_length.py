@@ -144,7 +144,9 @@ class AutoK:
 
     def _follow_costs(self, record: StepRecord, weight: float) -> None:
         costs, target = self._costs, record.target
-        if (num_steps := record.num_draft - record.num_forced - record.ahead.num_used) > 0:
+        num_steps = record.num_draft - record.num_forced - record.ahead.num_used
+        # Going back from what was drafted ahead in vain feeds more rows than there are steps: it says nothing of these.
+        if num_steps > 0 and not (record.ahead.num_prepared and record.draft.num_rows > num_steps + 1):
             # A block may hold the draft model's prefill, or its catch-up after rounds without it: no step is that slow.
             step_ms = min(record.draft.forward_ms / num_steps, 3 * costs.draft_ms)
             costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, weight))

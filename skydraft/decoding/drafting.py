@@ -18,6 +18,8 @@ from skydraft.errors import EngineError
 from skydraft.gating.signals import CERTAIN, measure
 from skydraft.types import Ahead, Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals
 
+_MOST_READY = 48  # prepared tokens, each with its row of logits: 0.6 MB for a vocabulary of 150,000
+
 
 class _Step(NamedTuple):
     """One drafted token, how sure the draft model was, why the text ends there, if it does, and what it took."""
@@ -142,7 +144,8 @@ class Drafter:
         prefix = TokenBuffer()
         prefix.extend(token_ids)
         room = self._room_after(len(token_ids) - len(self._prompt.token_ids))
-        return _Growing(prefix, k, min(max(self._longest, k), room), is_over=not room)
+        longest = max(self._longest, k) if self._chooser.has_grammar else k
+        return _Growing(prefix, k, min(longest, room), is_over=not room)
 
     def _prepared(self, prefix: TokenIds) -> _Step | None:
         return self._ready.get(self._key(prefix)) if self._ready else None
@@ -152,13 +155,12 @@ class Drafter:
 
     def forget_prepared(self) -> None:
         """Let go of what was prepared and not needed."""
-        with self._engine.floor:
-            self._ready.clear()
+        self._ready.clear()
 
     def runner_up(self, token_ids: TokenIds, index: int) -> tuple[int, ...]:
         """The second choice in place of token `index` of the last block, after prompt and text; none without rivals."""
-        with self._engine.floor:
-            if index >= len(self._drafted) or (step := self._drafted[index]).row is None:
+        with self._engine.floor.spare() as is_free:
+            if not is_free or index >= len(self._drafted) or (step := self._drafted[index]).row is None:
                 return ()
             second = self._chooser.runner_up(step.row, token_ids, step.token_id)
             return () if second == step.token_id else (second,)
@@ -166,14 +168,16 @@ class Drafter:
     def prepare(self, token_ids: TokenIds, k: int, may_go_on: Callable[[], bool]) -> tuple[int, ...]:
         """Draft a block after a prompt and a text that may become ours, to be found ready by `draft`; returns it.
 
-        Takes the floor for one token at a time, and none while others wait for it.
+        Takes the floor for one token at a time, and ends where others want it.
         """
-        block = self._block(token_ids, k)
-        block.is_over |= self._stopping.finish(token_ids[len(self._prompt.token_ids) :]) is not None
-        while not block.is_over and may_go_on() and not self._engine.floor.is_wanted:
-            with self._engine.floor:
-                if not may_go_on():
+        block, is_new = self._block(token_ids, k), True
+        while not block.is_over and len(self._ready) < _MOST_READY:
+            with self._engine.floor.spare() as is_free:
+                if not (is_free and may_go_on()):
                     break
+                if is_new and self._stopping.finish(token_ids[len(self._prompt.token_ids) :]):
+                    break
+                is_new = False
                 known = self._key(block.prefix.view)
                 if (step := self._next(block)) and not step.is_ready:
                     self._ready[known] = step._replace(is_ready=True)
@@ -248,6 +252,8 @@ class Drafter:
         self.close()
 
     def close(self) -> None:
-        """Free the sequence."""
+        """Free the sequence, and what was drafted for it."""
+        self._ready.clear()
+        self._drafted = []
         if self._sequence is not None:
             self._sequence.close()

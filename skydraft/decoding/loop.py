@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from skydraft.decoding.block_length import BlockLength
 from skydraft.decoding.context import Context
@@ -141,9 +141,10 @@ class SpeculativeLoop:
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""
-        for side in (self._preparer, self._drafter, self._verifier):
-            if side is not None:
-                side.close()
+        with ExitStack() as sides:  # each of them, whatever another one says
+            for side in (self._verifier, self._drafter, self._preparer):
+                if side is not None:
+                    sides.callback(side.close)
 
 
 def _origins(block: DraftBlock, verdict: Verdict) -> tuple[Origin, ...]:

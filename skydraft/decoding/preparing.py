@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -33,17 +33,19 @@ class Preparer:
         self._drafter = drafter
         self._risk = risk
         self._k = k
+        self._over = threading.Event()  # of what is under way
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafting ahead")
 
     @contextmanager
     def while_waiting(self, context: Context, block: DraftBlock) -> Iterator[None]:
         """Draft what may follow `block` until the end of the `with` block, or of the step under way then."""
-        over = threading.Event()
+        self._over = over = threading.Event()
         k = self._k if isinstance(self._k, int) else self._k.longest()
-        if k and block.token_ids:
-            text = context.token_ids.copy()
-            self._thread.submit(self._prepare, text, block, k, lambda: not over.is_set())
         try:
+            if k and block.token_ids:
+                text = context.token_ids.copy()
+                with suppress(RuntimeError):  # no thread to be had: nothing is lost but time
+                    self._thread.submit(self._prepare, text, block, k, lambda: not over.is_set())
             yield
         finally:
             over.set()
@@ -66,8 +68,9 @@ class Preparer:
             return  # the generation is closed, or drafting will say the same
 
     def close(self) -> None:
-        """Wait for the step under way."""
-        self._thread.shutdown(cancel_futures=True)
+        """End with the step under way. It is not waited for: whoever collects garbage may be the one who calls this."""
+        self._over.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def likeliest(block: DraftBlock, risk: Risk) -> list[int]:

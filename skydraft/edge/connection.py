@@ -110,6 +110,8 @@ class Cloud:
             try:
                 return ask(link)
             except SkydraftError as error:
+                if isinstance(error, CloudTimeout) and wait_s <= _QUICK_S:
+                    raise  # a quick question, which the first connection to a server that is far away may outlast
                 if not (self._links.fleet.lost(link.target, error) and self._links.fleet.has_other(link.target)):
                     raise
 

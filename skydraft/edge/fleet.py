@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -174,7 +175,7 @@ class Fleet:
                 other.error = None
         self._refused = [each for each in self._refused if self._servers[each].error]
         if server.was_asked:
-            self._notify(f"The server at {name} is back.")
+            self._tell(f"The server at {name} is back.")
         server.was_asked = True
         self._changed.notify_all()
         return True
@@ -201,11 +202,15 @@ class Fleet:
             return CloudLost(f"no server is well: {reasons}.")
         return type(first)(f"No server can be used: {reasons}.", hint=first.hint)
 
+    def _tell(self, line: str) -> None:
+        with suppress(Exception):  # a stderr that is closed must not end the thread that looks after a server
+            self._notify(line)
+
     def _leave_out(self, name: str, error: SkydraftError) -> None:
         server = self._servers[name]
         is_news = not server.was_asked or type(server.error) is not type(error)
         if server.error is None or (is_news and not isinstance(error, CloudLost)) or not server.was_asked:
-            self._notify(f"The server at {name} is left out: {error.message}")
+            self._tell(f"The server at {name} is left out: {error.message}")
         server.error, server.was_asked = error, True
         self._refused = [each for each in self._refused if each != name or isinstance(error, ServersDiffer)]
         self._changed.notify_all()

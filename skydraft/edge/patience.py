@@ -9,7 +9,7 @@ from skydraft.edge.link import PING_S
 FALLBACK_S = 0.65  # silence after which a gated run goes on alone; with a last try under way it stays below 1 s
 _QUICK_S, _QUICK_WAITING_S = 0.3, 2.0  # a verdict usually comes within this; later the server is watched
 _PING_S, _OTHERS_PING_S = 0.5, 2.0
-_MOVE_S = 0.15
+_MOVE_S = 0.19  # with a quick try and a health check before, 0.99
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,7 +297,7 @@ class RemoteVerifier:
                 if num_failures >= _MAX_FAILURES:
                     raise
                 self._mend(error)
-                if num_failures != 1:
+                if isinstance(error, CloudLost) or num_failures > 1:
                     self._leave(error)
                 last, wait_s = error, 0.0 if self._moves else pause_s
             if self._is_cancelled:

@@ -389,7 +389,7 @@ class Engine(ABC):
     def close(self) -> None:
         """Free the model; a second time changes nothing. Whatever uses it afterwards gets an EngineError."""
         if not self.turns.is_over:
-            with self.turns:
+            with self.floor, self.turns:  # somebody may be drafting ahead, for a moment
                 self.turns.is_over = True
                 self.free()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from skydraft.errors import EngineError
 
@@ -54,10 +56,15 @@ class Floor:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether anybody waits for it."""
-        return bool(self._waiting)
+    @contextmanager
+    def spare(self) -> Iterator[bool]:
+        """It for a moment in which nobody else has it; whether that was so. Never waits."""
+        is_free = self.try_acquire()
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self.release()
 
     def acquire(self) -> None:
         """Wait for it."""

@@ -121,19 +121,39 @@ def test_others_are_let_in_before_anything_is_drafted_ahead() -> None:
     drafter = Drafter(draft, toys.ASKED, DecodingParams(max_new_tokens=50), 50, prepares=True)
     context = Context(toys.ASKED)
     block = drafter.draft(context, 3)
-    draft.floor.acquire()
-    waiting = threading.Thread(target=lambda: draft.floor.acquire() or draft.floor.release())  # type: ignore[func-returns-value]
-    waiting.start()
-    while not draft.floor.is_wanted:
-        time.sleep(1e-3)
-    assert drafter.prepare(toys.array([*toys.PROMPT_IDS, *block.token_ids]), 5, lambda: True) == ()
-    draft.floor.release()
-    waiting.join()
-    assert len(drafter.prepare(toys.array([*toys.PROMPT_IDS, *block.token_ids]), 5, lambda: True)) == 5
+    text = toys.array([*toys.PROMPT_IDS, *block.token_ids])
+    with draft.floor:  # it does not wait for it
+        assert drafter.prepare(text, 5, lambda: True) == ()
+        assert drafter.runner_up(text[:-1], 2) == ()
+    assert len(drafter.prepare(text, 5, lambda: True)) == 5
+    assert drafter.prepare(text, 5, lambda: False) == ()
+    assert drafter.runner_up(text[:-1], 2) not in ((), block.token_ids[2:])
+    drafter.close()
+    assert not drafter._ready
+    with pytest.raises(EngineError):
+        drafter.draft(context, 3)
+
+
+def test_what_is_kept_ahead_is_bounded() -> None:
+    drafter = Drafter(toys.toy(1), toys.ASKED, DecodingParams(max_new_tokens=500), 500, prepares=True)
+    block = drafter.draft(Context(toys.ASKED), 3)
+    assert len(drafter.prepare(toys.array([*toys.PROMPT_IDS, *block.token_ids]), 300, lambda: True)) == 48
     drafter.close()
 
 
-def test_closing_waits_for_the_step_under_way_and_a_failure_ahead_is_not_a_failure() -> None:
+def test_where_there_is_no_thread_nothing_is_drafted_ahead() -> None:
+    draft, target = toys.toy(3, 0.4), toys.toy(3)
+    chosen = DecodingParams(max_new_tokens=20)
+    loop = loop_of(draft, target, chosen, make_plan(k=5), ahead=True)
+    assert loop._preparer is not None
+    loop._preparer._thread.shutdown()  # as the interpreter does at its end
+    alone = loop_of(draft, target, chosen, make_plan(k=5), ahead=False)
+    assert told(list(loop.rounds())) == told(list(alone.rounds()))
+    for each in (loop, alone):
+        each.close()
+
+
+def test_closing_ends_the_thread_and_a_failure_ahead_is_not_a_failure() -> None:
     draft, target = toys.toy(5, 0.3, kind=toys.FlakyEngine), toys.toy(5)
     chosen = DecodingParams(max_new_tokens=30, logit_bias=((toys.EOS, -100.0),))
     want = [done.token_ids for done in loop_of(toys.toy(5, 0.3), target, chosen, make_plan(), ahead=False).rounds()]
@@ -148,7 +168,10 @@ def test_closing_waits_for_the_step_under_way_and_a_failure_ahead_is_not_a_failu
     assert got == want
     assert draft.num_asked >= draft.fail_at
     loop.close()
-    assert not [thread for thread in threading.enumerate() if "drafting ahead" in thread.name]
+    deadline = time.monotonic() + 30
+    while [thread for thread in threading.enumerate() if "drafting ahead" in thread.name]:
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
 
 
 @pytest.mark.parametrize("address, is_ahead", [("localhost:1", False), ("[::1]:1", False), ("10.0.0.7:1", True)])

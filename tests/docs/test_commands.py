@@ -11,7 +11,14 @@ import pytest
 from .blocks import Block, blocks_of, commands_of
 from .following import PORTS, Reader, is_free
 
-PAGES = ("README.md", "docs/security.md", "docs/two-machines.md", "docs/gateway.md", "docs/models.md", "docs/learning.md")
+PAGES = (
+    "README.md",
+    "docs/security.md",
+    "docs/two-machines.md",
+    "docs/gateway.md",
+    "docs/models.md",
+    "docs/learning.md",
+)
 
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
 OUTPUT = {
