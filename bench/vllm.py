@@ -99,7 +99,7 @@ def streams(address: str, ledger: Ledger, edge: Any, prompts: list[str], params:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--edge-model", required=True)
     parser.add_argument("--prompts", type=Path, default=Path("data/prompts_zh_dev.jsonl"))

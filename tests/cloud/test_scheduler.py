@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob
 from skydraft.cloud.scheduler import Scheduler
 from skydraft.config import DecodingParams
-from skydraft.errors import CloudBusy, CloudFailure, CloudLost, SessionNotFound, SessionTaken
+from skydraft.errors import CloudBusy, CloudDraining, CloudFailure, CloudLost, SessionNotFound, SessionTaken
 from skydraft.protocol.codec import digest
 from skydraft.protocol.values import Emission, Opened, Opening, SessionCall, VerifyCall
 from skydraft.types import Prompt
@@ -210,7 +210,7 @@ def test_stopping_answers_everybody_and_frees_everything() -> None:
     late = desk.ask(edges[3].open(), kind=OpenJob)
     desk.worker.run()
     for asked in (begun, *waits, late):
-        assert [type(answer) for answer in asked.answers] == [CloudLost]
+        assert [type(answer) for answer in asked.answers] == [CloudDraining]
     assert desk.engine.num_open == 0
 
 
@@ -344,7 +344,7 @@ def test_a_worker_that_dies_answers_everybody_first() -> None:
     desk.engine.fails = lambda feeds: Died()
     with pytest.raises(Died):
         desk.worker.run()
-    assert [type(asked.answers[-1]) for asked in (first, second)] == [CloudLost] * 2
+    assert [type(asked.answers[-1]) for asked in (first, second)] == [CloudDraining] * 2
     assert desk.engine.num_open == 0
 
 

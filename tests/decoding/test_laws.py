@@ -179,7 +179,7 @@ def test_a_block_is_skipped_only_where_the_gate_allows_and_ends_where_it_must(pa
         if eager:
             assert not any(unsure[:-1])
         assert (block.ended_by == "gate") <= (eager and unsure[-1])
-        assert (block.ended_by == "k") <= (len(block.token_ids) == k)
+        assert (block.ended_by == "k") <= (len(block.free_signals) == k)
         context += done.token_ids
 
 

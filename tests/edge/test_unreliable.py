@@ -223,6 +223,7 @@ class LosingCloud:
     """A cloud that is patient itself, so that it is lost where it is told to be and nowhere else."""
 
     engine = None
+    works_ahead = False
 
     def __init__(self, cloud: Cloud, outages: list[str]) -> None:
         self._cloud = cloud

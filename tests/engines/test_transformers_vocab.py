@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from skydraft.engines.base import Engine
@@ -32,6 +32,7 @@ pytest.importorskip("torch")
 @settings(max_examples=200, deadline=None)
 def test_text_survives_the_vocabulary(target: Engine, text: str) -> None:
     """As NFC: Qwen2's tokenizer composes characters before anything else."""
+    assume("<|" not in text)  # a special token, which is read and not shown
     assert target.vocab.decode(target.vocab.encode(text)) == unicodedata.normalize("NFC", text)
 
 

@@ -37,7 +37,7 @@ def test_who_waits_for_a_seat_is_looked_at_once_and_not_in_every_step(monkeypatc
     looks = {"admit": 0, "check_ids": 0}
 
     def counting(name: str) -> Any:
-        plain = getattr(desk.worker._sessions, name)
+        plain = getattr(desk.worker._docket.sessions, name)
 
         def counted(*args: Any) -> Any:
             looks[name] += 1
@@ -46,7 +46,7 @@ def test_who_waits_for_a_seat_is_looked_at_once_and_not_in_every_step(monkeypatc
         return counted
 
     for name in looks:
-        monkeypatch.setattr(desk.worker._sessions, name, counting(name))
+        monkeypatch.setattr(desk.worker._docket.sessions, name, counting(name))
     desk.step(10)
     assert looks["admit"] <= 10 and looks["check_ids"] == 0
 
