@@ -24,6 +24,7 @@ import numpy as np
 
 import skydraft
 from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.cloud.worker import Worker
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import TokenIds, Vocab
@@ -126,7 +127,8 @@ def main() -> None:
 
 
 async def _serve(engine: RecordedTarget) -> None:
-    server, over = CloudServer(engine, ServeOptions(port=0)), asyncio.Event()
+    options = ServeOptions(port=0)
+    server, over = CloudServer(Worker(engine, options.limits), options), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     print(await server.start(), flush=True)
     await over.wait()

@@ -155,7 +155,7 @@ _USE = [
     ),
     option(
         "--work-ahead/--no-work-ahead", None, "Draft what would follow the likeliest verdicts while one is waited for "
-        "(default: unless the server is on this machine).", default=None,
+        "(experimental; default: off).", default=None,
     ),
 ]  # fmt: skip
 

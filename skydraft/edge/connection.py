@@ -44,8 +44,7 @@ class Cloud:
     `on_target_change` says whether a gated text goes on, with a notice, when the server comes back with another model,
     execution or a smaller context; a lossless text, and one of a calibrated gate, always stop there.
     `open_ahead` opens each session at once instead of at the first escalation. `works_ahead` has the draft model draft
-    while a verdict is waited for; None has it so unless the server is on this machine, where both would share the
-    processor. `notify` gets a line when the cloud goes and when it is back.
+    while a verdict is waited for; None does not, since a gain is not shown yet. `notify` gets a line when the cloud goes and when it is back.
     """
 
     engine = None
@@ -68,8 +67,7 @@ class Cloud:
         self._timeout_s = timeout_s
         self._require = require
         self._open_ahead = open_ahead
-        is_here = any(server.is_here for server in fleet.servers.values())
-        self.works_ahead = not is_here if work_ahead is None else work_ahead
+        self.works_ahead = bool(work_ahead)
         self._on_target_change = on_target_change
         self._notify = notify
 

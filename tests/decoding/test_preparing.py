@@ -174,8 +174,8 @@ def test_closing_ends_the_thread_and_a_failure_ahead_is_not_a_failure() -> None:
         time.sleep(1e-3)
 
 
-@pytest.mark.parametrize("address, is_ahead", [("localhost:1", False), ("[::1]:1", False), ("10.0.0.7:1", True)])
-def test_off_where_both_models_share_the_processor(address: str, is_ahead: bool) -> None:
+@pytest.mark.parametrize("address, is_ahead", [("localhost:1", False), ("[::1]:1", False), ("10.0.0.7:1", False)])
+def test_off_unless_asked_for(address: str, is_ahead: bool) -> None:
     import skydraft
 
     given = {"insecure": True}
