@@ -22,7 +22,7 @@ from skydraft.gating.risk import Risk
 from skydraft.types import DraftBlock
 
 # How often the target's token is the draft model's second choice where it is not the first, and the first after a block
-# that stands: measured on the demo pair (bench/ahead.py), and used for the order alone.
+# that stands: guesses, not measured here, and used for the order alone.
 _SECOND, _BONUS = 0.6, 0.75
 
 
