@@ -28,7 +28,7 @@ from typing import Any
 import httpx2 as httpx
 
 import skydraft
-from bench.workload import machine, prompts
+from bench.workload import drafting, machine, prompts
 from skydraft import DecodingParams, EngineOptions, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.app import Gateway, GatewayOptions
@@ -109,15 +109,16 @@ def load_real() -> Pair:
 
 
 def alone(pair: Pair, talk: Messages, temperature: float) -> skydraft.Generation:
-    """What `generate --mode lossless` gives: a prompt read anew, nothing reused."""
+    """What `generate --mode lossless --k 5` gives: a prompt read anew, nothing reused."""
     params = DecodingParams(max_new_tokens=24, temperature=temperature, seed=3)
-    with skydraft.generate(messages=talk, edge=pair.edge, cloud=pair._target, params=params) as generation:
+    plan, sides = drafting("lossless"), {"edge": pair.edge, "cloud": pair._target}
+    with skydraft.generate(messages=talk, plan=plan, params=params, **sides) as generation:
         return generation.run()
 
 
 def asked(url: str, talk: Messages, temperature: float) -> list[int]:
     body: dict[str, Any] = {"model": "skydraft-lossless", "messages": talk, "max_tokens": 24, "seed": 3}
-    body |= {"temperature": temperature, "skydraft": {"token_ids": True}}
+    body |= {"temperature": temperature, "skydraft": {"token_ids": True, "k": 5}}
     found: list[int] = httpx.post(url, json=body, timeout=600).json()["skydraft"]["token_ids"]
     return found
 
@@ -169,7 +170,7 @@ def turns(repeats: int) -> None:
     text = "".join(prompts()) * 2
     for number in range(repeats):
         talk = [user(f"{number}。请总结：" + text[number * 10 : number * 10 + 1750])]
-        plan, params = make_plan("lossless"), DecodingParams(max_new_tokens=48)
+        plan, params = drafting("lossless"), DecodingParams(max_new_tokens=48)
         sides: dict[str, Any] = {"edge": pair.edge, "cloud": pair._target, "plan": plan, "params": params}
         first = skydraft.generate(messages=talk, cache_scope="bench", **sides).run()
         talk += [{"role": "assistant", "content": first.text}, user("请再用一句话说明理由。")]
@@ -201,7 +202,7 @@ def conversations(num_talks: int) -> None:
     same = total = num_cached = 0
     for number in left:
         talk = talks[number]
-        plan = make_plan(rng.choice(["lossless", "quality"]))
+        plan = drafting(rng.choice(["lossless", "quality"]))
         params = DecodingParams(max_new_tokens=8, temperature=rng.choice([0.0, 0.8]), seed=number)
         sides: dict[str, Any] = {"edge": pair.edge, "cloud": pair._target, "plan": plan, "params": params}
         reused = skydraft.generate(messages=talk, cache_scope="bench", **sides).run()

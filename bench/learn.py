@@ -105,7 +105,7 @@ def measure(edge: Engine, cloud: Engine, prompts: Sequence[str], calibrated: boo
     for prompt in prompts:
         done, target = write("cloud")
         target_ids = list(done.token_ids)
-        lossless, _ = write("lossless")
+        lossless, _ = write("lossless", mode="lossless", k=5)
         same = target_ids == list(lossless.token_ids)
         alone, found = write("edge")
         text = indicators(alone.text, np.array(alone.token_ids, np.int32))

@@ -21,12 +21,12 @@ import numpy as np
 
 import skydraft
 from bench.speech import HELDOUT, truths
+from bench.workload import drafting
 from recipes.tiny_omni.attributes import CLASSES as ATTRIBUTES
 from recipes.tiny_omni.captions import DEFAULT_PROMPT, read_attributes
 from recipes.tiny_omni.clips import make_clips, write_clips
 from skydraft.cli.main import run
 from skydraft.config import DecodingParams
-from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.evaluation.bootstrap import Resamples
@@ -42,7 +42,7 @@ Row = dict[str, int]
 
 
 def request_for(path: Path, prompt: str, mode: str) -> GenerateRequest:
-    return GenerateRequest(asked(prompt, audio=skydraft.load_audio(path)), plan=make_plan(mode), params=PARAMS)
+    return GenerateRequest(asked(prompt, audio=skydraft.load_audio(path)), plan=drafting(mode), params=PARAMS)
 
 
 def collect(folder: Path, clips: Iterable[Path], prompt: str, edge: Engine, cloud: Engine) -> None:

@@ -1,6 +1,6 @@
 """Tokens a second against the round trip: fixed blocks, blocks that end by their risk, and drafting while waiting.
 
-    python -m bench.link [--record] [--prompts 6] [--tokens 40] [--rtt 0,20,60] [--target-ms 45,15] [--out FILE]
+    python -m bench.link [--record] [--prompts 6] [--tokens 40] [--rtt 0,20,60] [--target-ms 45,15] [--threads 1]
     python -m bench.link --identity 5000
 
 The draft model drafts for real. The target is a server that says what was recorded (bench/data/link_verdicts.json, made
@@ -30,6 +30,7 @@ from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.edge.connection import Cloud
 from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.models import default_pair
 
@@ -227,6 +228,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="make the table of verdicts anew, with the real target")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=1, help="of the draft model; link and server need a core")
     parser.add_argument("--rtt", default=ROUND_TRIPS)
     parser.add_argument("--target-ms", default="45,15")
     parser.add_argument("--ways", default="", help="names of ways, with ';' between them (default: all)")
@@ -244,7 +246,7 @@ def main() -> None:
     ways = [way for way in WAYS if not asked.ways or way.name in asked.ways.split(";")]
     print(machine())
     points = []
-    with skydraft.load(default_pair().draft) as edge:
+    with skydraft.load(default_pair().draft, EngineOptions(num_threads=asked.threads)) as edge:
         for target_ms in map(float, asked.target_ms.split(",")):
             with RecordedServer(VERDICTS, target_ms) as server:
                 for rtt_ms in map(float, asked.rtt.split(",")):

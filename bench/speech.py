@@ -22,7 +22,7 @@ from skydraft.evaluation.records import Records, read_records
 from skydraft.evaluation.summary import Findings, Setting, summarize
 
 HELDOUT = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
-MODES = "edge,cloud,lossless,fluency,quality,gate=calibrated:0.9995;k=12;eager"
+MODES = "edge,cloud,lossless;k=5,fluency,quality,gate=calibrated:0.9995;k=12;eager"
 MODELS = ("--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud")
 
 

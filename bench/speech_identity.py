@@ -12,7 +12,8 @@ from transformers import Qwen2_5OmniThinkerForConditionalGeneration
 
 import skydraft
 from bench.speech import HELDOUT
-from skydraft import Engine, Generation, decoding_params, make_plan
+from bench.workload import drafting
+from skydraft import Engine, Generation, decoding_params
 from skydraft.config import CAPTION_PROMPT
 from skydraft.evaluation.workloads import read_prompts
 from skydraft.models import cache_dir, resolve
@@ -26,7 +27,7 @@ _NUM_TOKENS = 80
 def run(edge: Engine, cloud: Engine, mode: str, audio: Audio, temperature: float) -> Generation:
     """One finished generation without a style."""
     params = decoding_params(max_new_tokens=_NUM_TOKENS, temperature=temperature, seed=7)
-    with skydraft.generate(edge=edge, cloud=cloud, plan=make_plan(mode), params=params, audio=audio) as generation:
+    with skydraft.generate(edge=edge, cloud=cloud, plan=drafting(mode), params=params, audio=audio) as generation:
         return generation.run()
 
 

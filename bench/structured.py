@@ -25,8 +25,8 @@ from bench.server import ServerProcess
 from bench.structured_checks import is_right
 from bench.structured_speed import speed
 from bench.structured_summary import found_in, show
-from bench.workload import machine
-from skydraft import DecodingParams, Engine, EngineOptions, Generation, api, make_plan
+from bench.workload import drafting, machine
+from skydraft import DecodingParams, Engine, EngineOptions, Generation, api
 from skydraft.choosing.chooser import Chooser
 from skydraft.decoding.request import GenerateRequest
 from skydraft.gating.calibration import Calibration, find_calibration
@@ -100,7 +100,7 @@ def schemas(chosen: list[Line], to: Path, num_threads: int) -> None:
             if int(row["id"][-2:]) % 4:
                 del ways["remote lossless"]
             for name, target in ways.items():
-                key, plan = f"{row['id']} T={temperature} {name}", make_plan(name.split()[-1])
+                key, plan = f"{row['id']} T={temperature} {name}", drafting(name.split()[-1])
                 if (line := kept.get(key)) is None:
                     sides = {"edge": edge, "cloud": target, "plan": plan, "params": params}
                     with skydraft.generate(row["prompt"], system=SYSTEM, **sides) as generation:
@@ -137,7 +137,7 @@ def request_of(task: Line, mode: str, with_grammar: bool) -> GenerateRequest:
         grammar = calling_grammar(functions, parallel=False) if tools else skydraft.json_schema(task["schema"])
     return GenerateRequest(
         asked(task["prompt"], None if tools else SYSTEM),
-        plan=make_plan(mode),
+        plan=drafting(mode),
         params=DecodingParams(max_new_tokens=MAX_TOKENS, grammar=grammar),
         tools=tuple(tools),
         with_signals=True,

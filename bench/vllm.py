@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import skydraft
+from bench.workload import drafting
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.cloud.vllm import targets
@@ -57,8 +58,8 @@ def served(model: Path, args: tuple[str, ...], context_len: int, dtype: str) -> 
 
 
 def generated(address: str, edge: Any, prompt: str, mode: str, params: Any) -> Any:
-    plan = skydraft.make_plan(mode)
-    generation = skydraft.generate(prompt, edge=edge, cloud=skydraft.connect(address), plan=plan, params=params)
+    cloud = skydraft.connect(address)
+    generation = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=drafting(mode), params=params)
     generation.run()
     return generation
 

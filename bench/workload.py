@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 import skydraft
+from skydraft import Plan, make_plan
 from skydraft.config import num_cores
 from skydraft.engines.probe import cpu_model
 from skydraft.models import default_pair
@@ -24,6 +25,11 @@ def load_pair() -> tuple[skydraft.Engine, skydraft.Engine]:
     """Draft and target of the demo pair."""
     pair = default_pair()
     return skydraft.load(pair.draft), skydraft.load(pair.target)
+
+
+def drafting(mode: str) -> Plan:
+    """The plan of a mode. `lossless` gets blocks of five: by itself it drafts nothing where that is faster."""
+    return make_plan(mode, k=5 if mode == "lossless" else None)
 
 
 def machine() -> str:

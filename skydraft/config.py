@@ -155,17 +155,17 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """A named preset: the gate, k (None where one model works alone), whether a block ends where the gate is passed."""
+    """A named preset: the gate, k (`auto` adapts, None: one model works alone), whether a block ends at the gate."""
 
     gate: str
-    k: int | None
+    k: int | Literal["auto"] | None
     eager: bool = False
 
 
 MODES: dict[str, ModeSpec] = {
     "edge": ModeSpec("never", None),
     "cloud": ModeSpec("always", None),
-    "lossless": ModeSpec("always", DEFAULT_K),
+    "lossless": ModeSpec("always", "auto"),
     "fluency": ModeSpec("entropy:5.5", 4),
     "quality": ModeSpec("entropy:3.25", 6),
     "auto": ModeSpec("calibrated:0.95", 12, eager=True),

@@ -25,7 +25,7 @@ from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.gating.calibration import read_calibration
 from skydraft.prompts.pair import ShareAudio
 
-_MODES = "edge,cloud,lossless,fluency,quality"
+_MODES = "edge,cloud,lossless,lossless;k=5,fluency,quality"
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 

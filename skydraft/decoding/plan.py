@@ -78,6 +78,6 @@ def make_plan(
             f"{'--accept top' if top else f'--gate {gate}'} is lossy, and mode lossless is not.",
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
-    chosen_k = given_k if k is not None else spec.k or 1
+    chosen_k = given_k if k is not None else parse_k(spec.k or 1)
     drafts = name != "cloud"
     return Plan(parse_gate(gate or spec.gate), chosen_k, drafts, top, eager or spec.eager, name)

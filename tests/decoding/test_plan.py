@@ -19,8 +19,8 @@ CALIBRATED = GateSpec("calibrated", 0.95)
 @pytest.mark.parametrize(
     ("options", "plan", "verifies"),
     [
-        ({}, Plan(ALWAYS, 5, True, mode="lossless"), True),
-        ({"mode": "lossless"}, Plan(ALWAYS, 5, True, mode="lossless"), True),
+        ({}, Plan(ALWAYS, None, True, mode="lossless"), True),
+        ({"mode": "lossless"}, Plan(ALWAYS, None, True, mode="lossless"), True),
         ({"mode": "edge"}, Plan(NEVER, 1, True, mode="edge"), False),
         ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
         ({"mode": "fluency"}, Plan(FLUENCY, 4, True, mode="fluency"), True),
@@ -44,11 +44,11 @@ CALIBRATED = GateSpec("calibrated", 0.95)
         ({"gate": "never"}, Plan(NEVER, 5, True), False),
         ({"gate": "margin:0.2", "k": 3}, Plan(GateSpec("margin", 0.2), 3, True), True),
         ({"gate": "always", "accept": "top:2"}, Plan(ALWAYS, 5, True, top=2), True),
-        ({"mode": "lossless", "gate": "always", "accept": "exact"}, Plan(ALWAYS, 5, True, mode="lossless"), True),
+        ({"mode": "lossless", "gate": "always", "accept": "exact"}, Plan(ALWAYS, None, True, mode="lossless"), True),
         ({"mode": "edge", "accept": "exact"}, Plan(NEVER, 1, True, mode="edge"), False),
     ],
 )
-def test_plans(options, plan, verifies):
+def test_plans(options, plan, verifies, as_shipped):
     found = make_plan(**options)
     assert found == plan and found.mode == plan.mode
     assert found.verifies == verifies

@@ -22,7 +22,7 @@ PAGES = (
 
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
 OUTPUT = {
-    "qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b checks: both on this machine, greedy.",
+    "qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b checks: both on this machine, greedy; lossless in blocks of 5.",
     "skydraft: qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b verifies (no key is required).",
     "skydraft: qwen2.5-coder-1.5b on 127.0.0.1:7373 (plaintext, open to everybody who reaches it); exact,",
     "这段录音里说话的是一位女士，语速听起来飞快，整体音调显得高亢，发声的音量洪亮，句子之间的停顿很少。",

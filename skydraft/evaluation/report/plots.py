@@ -143,12 +143,13 @@ def _speeds(findings: Findings) -> dict[str, list[tuple[float, float]]]:
 
 
 def measured_costs(findings: Findings) -> tuple[float, int, CostModel] | None:
-    """(alpha, k, costs) of the mode lossless.
+    """(alpha, k, costs) of the mode lossless with blocks of a fixed length.
 
     A draft step is as it was, forwards of the target as probed and slowed down by as much as they were in the run;
     one row is as in mode cloud, where that was run.
     """
-    setting = findings.setting("lossless")
+    fixed = (s for s in findings.settings if s.link_ms is None and s.mode.plan and s.mode.plan.mode == "lossless")
+    setting = next((s for s in fixed if s.mode.plan and s.mode.plan.k), None)
     if setting is None:
         return None
     k, accepted = setting.whole_blocks
