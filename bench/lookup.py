@@ -1,9 +1,9 @@
 """Would a tail found by lookup lengthen blocks? Replayed on texts of the target, with stated times.
 
-    python -m bench.lookup [--record] [--draft-ms 12] [--target-ms 45] [--row-ms 1] [--rtt 60]
+    python -m bench.lookup [--record] [--draft-ms 12] [--feed-ms 12] [--target-ms 45] [--row-ms 1] [--rtt 60]
 
 Where a block is sent anyway, the tokens that followed the same words before, in prompt or text, are put behind it (up
-to 8, after the longest match of at least `--match` tokens); and a device without a model would draft so alone. Texts
+to 8, after the longest match of at least `--match` tokens); and a device without a model would draft so alone. What of a tail was accepted, the draft model has not read yet: `--feed-ms` a token. Texts
 are the target's on twelve prompts that have it copy (bench/data/copy_texts.jsonl, made with --record by the real pair)
 and those of the committed report. Simulated: nothing but what both models would say is measured.
 """
@@ -120,9 +120,10 @@ def lookup(token_ids: Sequence[int], least: int, most: int = MAX_TAIL) -> tuple[
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of a draft step, a forward of one row, each row more, and a round trip."""
+    """Milliseconds of a draft step, of reading a token that it did not write, a forward of one row, and so on."""
 
     draft_ms: float
+    feed_ms: float
     target_ms: float
     row_ms: float
     rtt_ms: float
@@ -150,7 +151,7 @@ def replay(text: Text, length: BlockLength | int, times: Times, least: int | Non
             following = text.token_ids[base + num :]
             accepted += next((i for i, each in enumerate(tail) if [each] != list(following[i : i + 1])), len(tail))
         committed = min(accepted + 1, size - base)
-        spent = times.round_ms(num, num + len(tail) + 1)
+        spent = times.round_ms(num, num + len(tail) + 1) + times.feed_ms * (accepted - stands if length != 0 else 0)
         if not isinstance(length, int):
             draft_ms, target_ms = num * times.draft_ms, times.target_ms + num * times.row_ms
             costs = Cost(num, num, draft_ms), Cost(1, num + 1, target_ms), LinkCost(spent - draft_ms)
@@ -177,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="make the texts anew, with the real pair")
     parser.add_argument("--draft-ms", type=float, default=12.0)
+    parser.add_argument("--feed-ms", type=float, default=12.0)
     parser.add_argument("--target-ms", type=float, default=45.0)
     parser.add_argument("--row-ms", type=float, default=1.0)
     parser.add_argument("--rtt", type=float, default=60.0)
@@ -184,7 +186,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.record:
         record()
-    times = Times(given.draft_ms, given.target_ms, given.row_ms, given.rtt)
+    times = Times(given.draft_ms, given.feed_ms, given.target_ms, given.row_ms, given.rtt)
     ways: dict[str, Callable[[], BlockLength | int]] = {
         "k = 5": lambda: 5,
         "risk": lambda: AutoK(times.costs, LearnedRisk(), may_stream=False),

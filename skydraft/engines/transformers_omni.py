@@ -141,22 +141,18 @@ class OmniEngine(TransformersEngine):
     def allocate(self) -> AudioSlot:
         return AudioSlot(self._new_cache())
 
-    def _feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Rows:
+    def _run(self, inputs: Any, position_ids: Any, cache: Any, want_logits: bool) -> Rows:
         # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
         output = self._model.model.language_model(
-            inputs_embeds=self._embed(sequence, token_ids),
-            position_ids=self._position_ids(sequence.length, len(token_ids)),
-            past_key_values=sequence.slot.cache,
-            use_cache=True,
+            inputs_embeds=inputs, position_ids=position_ids, past_key_values=cache, use_cache=True
         )
-        # [num_rows, vocab.size]; rows of the head beyond the tokenizer are padding
         return self._model.lm_head(output.last_hidden_state[0])[:, : self.vocab.size] if want_logits else None
 
     def _position_ids(self, base: int, num_rows: int) -> Any:
         """Positions of the next tokens on the axes of time, height and width, [3, 1, num_rows]."""
         return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)
 
-    def _embed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
+    def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
         """Embeddings of the next tokens, [1, num_rows, hidden_size]; the prompt's audio tokens are its audio."""
         slot: AudioSlot = sequence.slot
         ids = self._torch.tensor(np.array([token_ids], np.int64), device=self._device)

@@ -16,11 +16,15 @@ from skydraft.engines.fingerprint import weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
+from skydraft.engines.side_by_side import Part, side_by_side
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
 _GROWING, _SLIDING, _EMPTY = "DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"
+_SAME = 0.02  # of the largest logit: rows of other lengths differ in rounding, those of other texts by more
+
+Feeds = Seq[tuple[Sequence, Seq[int] | TokenIds]]
 
 
 @dataclass(slots=True)
@@ -33,9 +37,9 @@ class Slot:
 class TransformersEngine(Engine):
     """One causal language model.
 
-    Sequences are limited by memory only. A forward runs its feeds one after another, each in a batch of one without
-    padding: `extend_batch` gives the bits of one by one, and takes as long. `num_threads` other than 0 sets the
-    threads of torch for the whole process. Rows have the dtype of the model, lie on its device, and stay valid
+    Sequences are limited by memory only. Several feeds run side by side in one forward (`side_by_side.py`) where the
+    model can be fed so, which is tried with the first of them; else one after another. `num_threads` other than 0 sets
+    the threads of torch for the whole process. Rows have the dtype of the model, lie on its device, and stay valid
     after later forwards.
     """
 
@@ -54,9 +58,10 @@ class TransformersEngine(Engine):
             torch.set_num_threads(options.num_threads)
         model, tokenizer = load_checkpoint(path, self._model_class, self._device, options, unused=self._unused)
         self._model = model
+        self._is_fed_together: bool | None = None  # not tried yet
         self._check_forward()
         self.vocab = self.own(read_vocab(tokenizer, model.generation_config))
-        config = model.config.get_text_config(decoder=True)
+        self._decoder_config = config = model.config.get_text_config(decoder=True)
         if config.vocab_size < self.vocab.size:
             raise BrokenModel(
                 f"The tokenizer in {path} has {self.vocab.size} tokens, the model only {config.vocab_size}."
@@ -105,13 +110,15 @@ class TransformersEngine(Engine):
         cache.layers = [growing() if type(layer).__name__ == _SLIDING else layer for layer in cache.layers]
         return cache
 
-    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+    def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
         if num_rows > (self.max_output_rows if want_logits else self.max_batch_rows):
             raise EngineError(f"{num_rows} rows are too many for one forward.")
         try:
             with self._torch.inference_mode():
-                rows = [self._feed(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
+                together = len(feeds) > 1 and self._can_feed_together()
+                feed = self._feed_together if together else self._feed_in_turn
+                rows = feed(feeds, want_logits)
             if not want_logits and self._device.type == "cuda":
                 self._torch.cuda.synchronize(self._device)  # nobody reads its rows, but somebody takes its time
             return rows
@@ -122,16 +129,46 @@ class TransformersEngine(Engine):
                 raise EngineError(f"transformers refused a forward of {num_rows} rows: {first_line(error)}") from error
             raise
 
-    def _feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Rows:
-        num_rows = len(token_ids)
+    def _feed_in_turn(self, feeds: Feeds, want_logits: bool) -> list[Rows]:
+        return [
+            self._run(
+                self._inputs(sequence, token_ids), self._position_ids(sequence.length, len(token_ids)),
+                sequence.slot.cache, want_logits,
+            )
+            for sequence, token_ids in feeds
+        ]  # fmt: skip
+
+    def _feed_together(self, feeds: Feeds, want_logits: bool) -> list[Rows]:
+        inputs = self._torch.cat([self._inputs(*feed) for feed in feeds], 1)
+        positions = [self._position_ids(sequence.length, len(token_ids)) for sequence, token_ids in feeds]
+        parts = [Part(sequence.slot.cache, sequence.length, len(token_ids)) for sequence, token_ids in feeds]
+        with side_by_side(parts, self._decoder_config) as cache:
+            rows = self._run(inputs, self._torch.cat(positions, -1), cache, want_logits)
+        return list(rows.split([part.num_rows for part in parts])) if want_logits else [None] * len(parts)
+
+    def _can_feed_together(self) -> bool:
+        """Whether two short texts have the same rows side by side as one after another. Tried once."""
+        if self._is_fed_together is None:
+            alone, together = ([(self.sequence(self.allocate()), np.arange(n)) for n in (3, 5)] for _ in range(2))
+            expected = self._feed_in_turn(alone, True)
+            try:
+                found = self._feed_together(together, True)
+                apart = [float((a - b).abs().max() / a.abs().max()) for a, b in zip(expected, found, strict=True)]
+                self._is_fed_together = max(apart) < _SAME
+            except Exception:  # a model may do anything with its cache; one after another works
+                self._is_fed_together = False
+        return self._is_fed_together
+
+    def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
+        """What the model takes for the next tokens, [1, num_rows] or [1, num_rows, hidden_size]."""
+        return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)
+
+    def _run(self, inputs: Any, position_ids: Any, cache: Any, want_logits: bool) -> Rows:
+        """A forward: [num_rows, vocab.size]. Rows of the head beyond the tokenizer are padding."""
         output = self._model(
-            input_ids=self._torch.tensor(np.array([token_ids], np.int64), device=self._device),
-            position_ids=self._position_ids(sequence.length, num_rows),
-            past_key_values=sequence.slot.cache,
-            use_cache=True,
-            logits_to_keep=num_rows if want_logits else 1,
-        )
-        # [num_rows, vocab.size]; rows of the head beyond the tokenizer are padding
+            input_ids=inputs, position_ids=position_ids, past_key_values=cache, use_cache=True,
+            logits_to_keep=inputs.shape[1] if want_logits else 1,
+        )  # fmt: skip
         return output.logits[0, :, : self.vocab.size] if want_logits else None
 
     def _position_ids(self, base: int, num_rows: int) -> Any:

@@ -230,8 +230,8 @@ def interleaved(engine: OmniEngine, disturb: Any = lambda: None) -> list[list[An
     last_ids = [prompt[-1] for prompt, _ in prompts]
     for _ in range(12):
         disturb()
-        for index, row in enumerate(engine.extend_batch([(s, [i]) for s, i in zip(sequences, last_ids, strict=True)])):
-            rows[index].append(row)
+        for own, sequence, last_id in zip(rows, sequences, last_ids, strict=True):
+            own.append(sequence.extend([last_id]))
         last_ids = [int(row[-1][-1].argmax()) for row in rows]
     return rows
 
