@@ -16,7 +16,7 @@ from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.preparing import Preparer
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.target import Target
+from skydraft.decoding.target import Target, TargetCosts
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import CloudError, OptionError, RecordsError
@@ -56,8 +56,9 @@ def start_generation(
     gate = _gate(plan, draft, verifying, request.calibration, calibrations)
     context = Context(prompts.edge if draft else prompts.target)
     with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
-    risk = _risk(plan, draft, verifying, calibrations)
-    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, verifying, risk)
+    costs = _costs(plan, draft, verifying)
+    risk = _risk(draft, costs, calibrations)
+    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, costs, risk)
     ends_blocks = _end_of_blocks(plan, gate, k)
     drafter = verifier = preparer = None
     works_ahead = bool(verifying and verifying.works_ahead)
@@ -110,14 +111,22 @@ def _end_of_blocks(plan: Plan, gate: Gate, k: BlockLength | int) -> Callable[[Se
     return lambda signals: gate.is_unsure(signals) and k.is_enough(signals)
 
 
-def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None, risk: Risk) -> BlockLength | int:
+def _costs(plan: Plan, draft: Engine | None, target: Target | None) -> TargetCosts | None:
+    """What an adaptive k starts from; None for a fixed one, and where the target is lost and not needed."""
+    if plan.k is not None:
+        return None
     if draft is None or target is None:
         raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
     try:
-        costs = target.costs(quick=target.falls_back(plan))
+        return target.costs(quick=target.falls_back(plan))
     except CloudError:
         if not target.falls_back(plan):
             raise
+        return None
+
+
+def _adaptive_k(plan: Plan, draft: Engine | None, costs: TargetCosts | None, risk: Risk) -> BlockLength | int:
+    if draft is None or costs is None:
         return DEFAULT_K  # nothing to weigh yet; the draft model goes on alone
     model = CostModel(
         draft.profile.forward_ms[0], costs.forward_ms, costs.max_rows, wire_ms=costs.wire_ms, streams=costs.streams
@@ -126,17 +135,16 @@ def _adaptive_k(plan: Plan, draft: Engine | None, target: Target | None, risk: R
     return AutoK(model, risk, may_stream=not plan.is_gated, max_k=costs.max_block)
 
 
-def _risk(plan: Plan, draft: Engine | None, target: Target | None, calibrations: Iterable[Path]) -> Risk:
+def _risk(draft: Engine | None, costs: TargetCosts | None, calibrations: Iterable[Path]) -> Risk:
     """The calibrated chance of a disagreement, or one that is learned where the pair has no calibration.
 
     A fixed k needs it for the order of what is prepared alone, for which the server is not asked.
     """
-    if draft is None or target is None or plan.k is not None:
+    if draft is None or costs is None:
         return LearnedRisk()
     try:
-        name, weights = target.weights(quick=target.falls_back(plan))
-        return CalibratedRisk(find_calibration(calibrations, draft.fingerprint, weights, name).risk)
-    except (CloudError, OptionError, RecordsError):
+        return CalibratedRisk(find_calibration(calibrations, draft.fingerprint, costs.weights, costs.model).risk)
+    except (OptionError, RecordsError):
         return LearnedRisk()
 
 

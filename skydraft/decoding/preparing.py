@@ -24,6 +24,8 @@ from skydraft.types import DraftBlock
 # How often the target's token is the draft model's second choice where it is not the first, and the first after a block
 # that stands: guesses, not measured here, and used for the order alone.
 _SECOND, _BONUS = 0.6, 0.75
+# Each guess takes the cache to another text, and the way back costs a step for each token: one is best (NOTES.md).
+_NUM_GUESSES = 1
 
 
 class Preparer:
@@ -54,7 +56,7 @@ class Preparer:
         drafter = self._drafter
         try:
             drafter.forget_prepared()
-            for num_accepted in likeliest(block, self._risk):
+            for num_accepted in likeliest(block, self._risk)[:_NUM_GUESSES]:
                 if not may_go_on():
                     return
                 accepted = np.append(text, block.token_ids[:num_accepted]).astype(np.int32)

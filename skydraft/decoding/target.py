@@ -18,13 +18,18 @@ from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Reuse, Verdict
 
 @dataclass(frozen=True, slots=True)
 class TargetCosts:
-    """What an adaptive k weighs on this side, as in `CostModel`; `max_block` is the longest block that it takes."""
+    """What an adaptive k weighs on this side, as in `CostModel`; `max_block` is the longest block that it takes.
+
+    `model` and `weights` name what computes, for whoever has measured how often the draft model disagrees with it.
+    """
 
     forward_ms: tuple[float, ...]
     max_rows: int
     wire_ms: float = 0.0
     streams: bool = False
     max_block: int = MAX_K
+    model: str = ""
+    weights: str = ""
 
 
 class Target(Protocol):
@@ -79,7 +84,8 @@ class LocalTarget:
         return False
 
     def costs(self, *, quick: bool) -> TargetCosts:
-        return TargetCosts(self.engine.profile.forward_ms, self._max_rows)
+        engine = self.engine
+        return TargetCosts(engine.profile.forward_ms, self._max_rows, model=engine.name, weights=engine.fingerprint)
 
     def max_block(self, *, quick: bool) -> int:
         """Any block may be as long as blocks get."""

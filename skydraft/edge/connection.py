@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Literal, TypeVar
 
 from skydraft.config import DecodingParams
@@ -24,7 +22,7 @@ from skydraft.types import Prompt
 
 T = TypeVar("T")
 OnTargetChange = Literal["stop", "continue"]
-_NUM_PINGS = 3
+_COSTS_S = 60.0  # how long what a server said of its costs is good enough to begin with
 _PAUSE_S = 0.2
 _QUICK_S = 0.5
 _ONE_OF_MANY_S = 3.0  # how long one of several servers may take to say what it runs
@@ -71,6 +69,7 @@ class Cloud:
         self.works_ahead = bool(work_ahead)
         self._on_target_change = on_target_change
         self._notify = notify
+        self._costs: tuple[float, TargetCosts] | None = None  # when they were asked for
 
     def beside(self, notify: Notify) -> Cloud:
         """The same cloud for one more generation at a time; what is known of its servers is shared."""
@@ -140,11 +139,18 @@ class Cloud:
         return plan.is_gated and plan.gate.kind != "calibrated"
 
     def costs(self, *, quick: bool) -> TargetCosts:
-        """What an adaptive k starts from: the server's forward times, and the round trip of a few pings."""
-        info = self._info(quick=quick)
-        ping = partial(self.ping, _QUICK_S) if quick else partial(self._patiently, Link.ping)
-        wire_ms = statistics.median(ping() for _ in range(_NUM_PINGS))
-        return TargetCosts(info.forward_ms, info.max_rows, wire_ms=wire_ms, streams=True, max_block=info.max_block)
+        """What an adaptive k starts from: the server's forward times, and a round trip. Asked for once a minute, since
+        a generation learns from its own rounds, and asking takes two round trips before its first token.
+        """
+        if self._costs is None or time.monotonic() - self._costs[0] > _COSTS_S:
+            info = self._info(quick=quick)
+            wire_ms = self.ping(_QUICK_S) if quick else self._patiently(Link.ping)
+            costs = TargetCosts(
+                info.forward_ms, info.max_rows, wire_ms=wire_ms, streams=True, max_block=info.max_block,
+                model=info.model, weights=info.weights,
+            )  # fmt: skip
+            self._costs = time.monotonic(), costs
+        return self._costs[1]
 
     def max_block(self, *, quick: bool) -> int:
         """The longest block that the server takes. Raises CloudError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from skydraft.protocol.values import Opening, ServerInfo, TargetId
 Notify = Callable[[str], None]
 _ASK_S = 3.0  # how long a server may take to say what it runs
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_GONE_S = 60.0  # so many seconds after it was lost, a server no longer keeps the others from running something else
 _OTHERS_S = 0.3  # how long the others are waited for, at least, once a first server has answered
 _MUST_AGREE = {
     "vocabulary": "fingerprint",
@@ -36,6 +38,13 @@ class _Server:
     error: SkydraftError | None
     info: ServerInfo | None = None  # what it said last
     was_asked: bool = False
+    is_looked_after: bool = False  # by the one thread that there is for it
+    lost_at: float = 0.0  # when it was well last, or asked first
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has been away for so long that what it ran then says nothing of what the others should run."""
+        return isinstance(self.error, CloudLost) and time.monotonic() - self.lost_at > _GONE_S
 
 
 class Fleet:
@@ -189,9 +198,11 @@ class Fleet:
         return next(found, "the others")
 
     def _is_general(self, info: ServerInfo) -> bool:
-        """Whether all servers have said last that they run this."""
+        """Whether all servers have said last that they run this, those that are gone left out."""
         return all(
-            each.info and _what_must_agree(each.info) == _what_must_agree(info) for each in self._servers.values()
+            each.info and _what_must_agree(each.info) == _what_must_agree(info)
+            for each in self._servers.values()
+            if not each.is_gone
         )
 
     def _none_is_well(self) -> SkydraftError:
@@ -211,11 +222,16 @@ class Fleet:
         is_news = not server.was_asked or type(server.error) is not type(error)
         if server.error is None or (is_news and not isinstance(error, CloudLost)) or not server.was_asked:
             self._tell(f"The server at {name} is left out: {error.message}")
+        if server.error is None or not server.was_asked:
+            server.lost_at = time.monotonic()
         server.error, server.was_asked = error, True
         self._refused = [each for each in self._refused if each != name or isinstance(error, ServersDiffer)]
         self._changed.notify_all()
 
     def _watch(self, name: str, pause_s: float) -> None:
+        if self._servers[name].is_looked_after:
+            return
+        self._servers[name].is_looked_after = True
         threading.Thread(target=self._look_after, args=(name, pause_s), name="look after", daemon=True).start()
 
     def _look_after(self, name: str, pause_s: float) -> None:
@@ -231,7 +247,9 @@ class Fleet:
                     self._leave_out(name, error)
             else:
                 with self._changed:
-                    if self._meet(name, info):
+                    # Another server that changed may have made this one well meanwhile.
+                    if self._servers[name].error is None or self._meet(name, info):
+                        self._servers[name].is_looked_after = False
                         break
         link.close()
 
@@ -259,6 +277,7 @@ class Links:
         self._traffic = Traffic()  # of all links: a session may move in the middle of a round
         self._is_closed = False
         fleet.enter()
+        self._leave = weakref.finalize(self, fleet.leave)  # once, also where nobody closes
 
     def _to(self, name: str) -> Link:
         if name not in self._made:
@@ -293,7 +312,7 @@ class Links:
             self._is_closed = True
             for link in self._made.values():
                 link.close()
-            self.fleet.leave()
+            self._leave()
 
 
 def _may_pass(error: SkydraftError) -> bool:

@@ -1,0 +1,42 @@
+"""What an adaptive block length asks a server before its first token: once, not for each text."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.edge.link import Link
+from skydraft.engines.toy import open_toy
+
+from ..serving import serving
+
+
+def test_costs_are_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch, as_shipped: None) -> None:
+    asked: list[str] = []
+    plain = Link.call
+
+    def noted(self: Link, method: str, *args: Any, **options: Any) -> bytes:
+        asked.append(method)
+        return plain(self, method, *args, **options)
+
+    monkeypatch.setattr(Link, "call", noted)
+    params, edge, target = DecodingParams(max_new_tokens=12), open_toy("toy:drift=0.2"), open_toy("toy")
+
+    def write(side: Any) -> tuple[int, ...]:
+        return (
+            skydraft.generate("语速", edge=edge, cloud=side, plan=make_plan("lossless"), params=params).run().token_ids
+        )
+
+    with serving(open_toy("toy")) as server, closing(skydraft.connect(server.address)) as cloud:
+        texts = {write(cloud) for _ in range(3)}
+        assert texts == {write(target)}
+        assert asked.count("GetInfo") == 1
+        assert cloud._costs is not None
+        cloud._costs = (cloud._costs[0] - 3600, cloud._costs[1])
+        write(cloud)
+        assert asked.count("GetInfo") == 2
