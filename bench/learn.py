@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def part_of(folder: Path, size: int, edge: Engine, prompts: Sequence[str]) -> Pa
     return out
 
 
-def measure(edge: Engine, cloud: Engine, prompts: Sequence[str], calibrated: bool) -> Iterator[Row]:
+def measure(edge: Engine, cloud: Engine, calibrated: bool, prompts: Sequence[str]) -> Iterator[Row]:
     """The sums of each prompt. `auto` is left out where the pair is not calibrated."""
     scorer = Scorer(edge, cloud, PARAMS)
 
@@ -123,17 +124,15 @@ def measure(edge: Engine, cloud: Engine, prompts: Sequence[str], calibrated: boo
         yield row
 
 
-def kept(path: Path, make: Callable[[], Iterator[Row]], number: int) -> list[Row]:
-    """The rows of a file, made where they are not all there."""
-    if path.is_file() and len(rows := [json.loads(line) for line in path.read_text().splitlines()]) == number:
-        return rows
-    rows = []
-    with path.open("w", encoding="utf-8") as file:
-        for row in make():
+def kept(path: Path, make: Callable[[Sequence[str]], Iterator[Row]], prompts: Sequence[str]) -> list[Row]:
+    """The rows of a file, one for each prompt in their order; those that are not there are made."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    with path.open("a", encoding="utf-8") as file:
+        for row in make(prompts[len(rows) :]):
             rows.append(row)
             print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
-            print(f"{path.stem}: {len(rows)} of {number}", end="\r", flush=True)
-    return rows
+            print(f"{path.stem}: {len(rows)} of {len(prompts)}", end="\r", flush=True)
+    return rows[: len(prompts)]
 
 
 def show(title: str, before: list[Row], after: list[Row]) -> None:
@@ -191,8 +190,8 @@ def _both(
 ) -> tuple[list[Row], list[Row]]:
     calibrated = skydraft.api.is_calibrated(edge, cloud)
     return (
-        kept(out / f"{name}-held-out.jsonl", lambda: measure(edge, cloud, held_out, calibrated), len(held_out)),
-        kept(out / f"{name}-dev.jsonl", lambda: measure(edge, cloud, dev, calibrated), len(dev)),
+        kept(out / f"{name}-held-out.jsonl", partial(measure, edge, cloud, calibrated), held_out),
+        kept(out / f"{name}-dev.jsonl", partial(measure, edge, cloud, calibrated), dev),
     )
 
 

@@ -3,9 +3,10 @@
     python -m bench.lookup [--record] [--draft-ms 12] [--feed-ms 12] [--target-ms 45] [--row-ms 1] [--rtt 60]
 
 Where a block is sent anyway, the tokens that followed the same words before, in prompt or text, are put behind it (up
-to 8, after the longest match of at least `--match` tokens); and a device without a model would draft so alone. What of a tail was accepted, the draft model has not read yet: `--feed-ms` a token. Texts
-are the target's on twelve prompts that have it copy (bench/data/copy_texts.jsonl, made with --record by the real pair)
-and those of the committed report. Simulated: nothing but what both models would say is measured.
+to 8, after the longest match of at least `--match` tokens); and a device without a model would draft so alone. What of
+a tail was accepted, the draft model has not read yet: `--feed-ms` a token. Texts are the target's on twelve prompts
+that have it copy (bench/data/copy_texts.jsonl, made with --record by the real pair) and those of the committed report.
+Simulated: nothing but what both models would say is measured.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from skydraft.types import Prompt
 
 T = TypeVar("T")
 OnTargetChange = Literal["stop", "continue"]
-_COSTS_S = 60.0  # how long what a server said of its costs is good enough to begin with
+_COSTS_S = 600.0  # how long what a server said of its costs is good enough to begin with
 _PAUSE_S = 0.2
 _QUICK_S = 0.5
 _ONE_OF_MANY_S = 3.0  # how long one of several servers may take to say what it runs
@@ -139,7 +139,7 @@ class Cloud:
         return plan.is_gated and plan.gate.kind != "calibrated"
 
     def costs(self, *, quick: bool) -> TargetCosts:
-        """What an adaptive k starts from: the server's forward times, and a round trip. Asked for once a minute, since
+        """What an adaptive k starts from: the server's forward times, and a round trip. Asked for now and then, since
         a generation learns from its own rounds, and asking takes two round trips before its first token.
         """
         if self._costs is None or time.monotonic() - self._costs[0] > _COSTS_S:

@@ -16,7 +16,7 @@ from skydraft.engines.toy import open_toy
 from ..serving import serving
 
 
-def test_costs_are_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch, as_shipped: None) -> None:
+def test_costs_are_asked_for_now_and_then(monkeypatch: pytest.MonkeyPatch, as_shipped: None) -> None:
     asked: list[str] = []
     plain = Link.call
 
