@@ -44,12 +44,13 @@ class AutoK:
     """The length that promises the most tokens a second, by `costs` at first, then by what rounds really took.
 
     Where `may_stream`, the target goes alone while that is faster; now and then a block is drafted all the same, so
-    that a link or a text that has changed is noticed.
+    that a link or a text that has changed is noticed, if it costs little: the draft model has to read what was written
+    without it, in `read_ms` a token, and the first time `num_unread` tokens of the prompt.
     """
 
     def __init__(
         self, costs: CostModel, risk: Risk, *, may_stream: bool = True, max_k: int = MAX_AUTO_K,
-        alpha: float = PRIOR_ALPHA,
+        alpha: float = PRIOR_ALPHA, read_ms: float = 0.0, num_unread: int = 0,
     ) -> None:  # fmt: skip
         self._costs = costs
         self._risk = risk
@@ -62,7 +63,9 @@ class AutoK:
         self._drafts, self._tokens, self._num_used = float(k), expected_tokens(alpha, k), 0.0
         self._is_drafting = False
         self._num_streamed = 0
-        self._lost_ms = 0.0  # by the last try
+        self._lost_ms = 0.0  # by the last try, reading left out
+        self._read_ms = read_ms
+        self._num_unread = num_unread
 
     @property
     def alpha(self) -> float:
@@ -95,9 +98,10 @@ class AutoK:
         return self._max_k if self._num_streamed >= self._patience() else 0
 
     def _patience(self) -> float:
-        """How many tokens without a draft make what a try loses a small share of their time."""
+        """How many tokens without a draft make what a try loses a small share of their time; each is read then."""
         lost_ms = max(self._lost_ms, self._tokens / self._drafted_speed - self._tokens / self._plain_speed)
-        return max(lost_ms * self._plain_speed / _TRY_COST, _FIRST_TRY)
+        spare_ms = _TRY_COST / self._plain_speed - self._read_ms
+        return max((lost_ms + self._num_unread * self._read_ms) / spare_ms, _FIRST_TRY) if spare_ms > 0 else math.inf
 
     def is_enough(self, signals: Seq[Signals]) -> bool:
         """Whether no number of further drafts gives as many tokens as their time is worth."""
@@ -115,6 +119,8 @@ class AutoK:
     def observe(self, done: Round) -> None:
         """Take in what a verified round took, and how many of its drafts stood."""
         record = done.record
+        if record.num_draft and not self._num_streamed:
+            self._num_unread = 0
         # The first round holds the prefill and says nothing about steps.
         if record.outcome != "verified" or record.round == 0:
             return
@@ -139,8 +145,9 @@ class AutoK:
 
     def _tried(self, record: StepRecord) -> None:
         """After a block among rounds without: note what that took more, an opening over a link perhaps."""
-        self._lost_ms = record.wall_ms - record.num_committed / self._plain_speed
-        self._num_streamed = 0
+        reading_ms = (self._num_streamed + self._num_unread) * self._read_ms
+        self._lost_ms = record.wall_ms - record.num_committed / self._plain_speed - reading_ms
+        self._num_streamed = self._num_unread = 0
 
     def _follow_costs(self, record: StepRecord, weight: float) -> None:
         costs, target = self._costs, record.target

@@ -58,7 +58,7 @@ def start_generation(
     with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
     costs = _costs(plan, draft, verifying)
     risk = _risk(draft, costs, calibrations)
-    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, costs, risk)
+    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, costs, risk, len(prompts.edge.token_ids))
     ends_blocks = _end_of_blocks(plan, gate, k)
     drafter = verifier = preparer = None
     works_ahead = bool(verifying and verifying.works_ahead)
@@ -125,14 +125,18 @@ def _costs(plan: Plan, draft: Engine | None, target: Target | None) -> TargetCos
         return None
 
 
-def _adaptive_k(plan: Plan, draft: Engine | None, costs: TargetCosts | None, risk: Risk) -> BlockLength | int:
+def _adaptive_k(
+    plan: Plan, draft: Engine | None, costs: TargetCosts | None, risk: Risk, prompt_len: int
+) -> BlockLength | int:
     if draft is None or costs is None:
         return DEFAULT_K  # nothing to weigh yet; the draft model goes on alone
-    model = CostModel(
-        draft.profile.forward_ms[0], costs.forward_ms, costs.max_rows, wire_ms=costs.wire_ms, streams=costs.streams
-    )
+    forward_ms = draft.profile.forward_ms
+    model = CostModel(forward_ms[0], costs.forward_ms, costs.max_rows, wire_ms=costs.wire_ms, streams=costs.streams)
     # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
-    return AutoK(model, risk, may_stream=not plan.is_gated, max_k=costs.max_block)
+    return AutoK(
+        model, risk, may_stream=not plan.is_gated, max_k=costs.max_block,
+        read_ms=forward_ms[-1] / len(forward_ms), num_unread=prompt_len,
+    )  # fmt: skip
 
 
 def _risk(draft: Engine | None, costs: TargetCosts | None, calibrations: Iterable[Path]) -> Risk:

@@ -22,7 +22,7 @@ from skydraft.types import Prompt
 
 T = TypeVar("T")
 OnTargetChange = Literal["stop", "continue"]
-_COSTS_S = 600.0  # how long what a server said of its costs is good enough to begin with
+_COSTS_S = 120.0  # how long what a server said of its costs is good enough to begin with
 _PAUSE_S = 0.2
 _QUICK_S = 0.5
 _ONE_OF_MANY_S = 3.0  # how long one of several servers may take to say what it runs

@@ -232,6 +232,31 @@ def test_trying_costs_a_small_share_where_drafting_never_pays():
     assert found.num_draft > 0 and found.tokens_per_s >= 0.95 * plain.tokens_per_s
 
 
+@pytest.mark.parametrize(("read_ms", "num_unread"), [(0.0, 400), (0.5, 0), (0.5, 400), (1.2, 50)])
+def test_a_try_waits_until_reading_what_was_written_without_a_draft_is_a_small_share(read_ms, num_unread):
+    costs = CostModel(12.0, (45.0,) * 16, 16, wire_ms=150.0, streams=True)
+    policy = policy_of(costs, read_ms=read_ms, num_unread=num_unread)
+    tried_at = []
+    for number in range(1, 20_000):
+        drafts = policy.longest() > 0
+        since = number - (tried_at[-1] if tried_at else 0)
+        if drafts:
+            unread = since + (0 if tried_at else num_unread)
+            assert unread * read_ms <= 0.03 * since * 45.0
+            tried_at.append(number)
+        wall_ms = 12.0 + 195.0 + unread * read_ms if drafts else 45.0
+        policy.observe(done(int(drafts), 0, number=number, draft_ms=12.0, rtt_ms=195.0 * drafts, wall_ms=wall_ms))
+    assert tried_at, "now and then it is tried"
+
+
+def test_where_reading_is_slow_no_text_is_spoiled_by_a_try():
+    """Two models on one processor: 45 tokens of a prompt took the time of ten of the target's."""
+    policy = policy_of(CostModel(18.0, (75.0, 130.0, 160.0), 3), read_ms=11.0, num_unread=45)
+    for number in range(1, 2000):
+        assert policy.longest() == 0
+        policy.observe(done(0, 0, number=number, wall_ms=75.0))
+
+
 def test_what_is_learned_of_sure_and_unsure_tokens_is_how_often_they_were_wrong():
     risk, rng = LearnedRisk(), np.random.default_rng(3)
     sure, unsure = Signals(0.1, 0.9, 0.97), Signals(2.0, 0.1, 0.3)
