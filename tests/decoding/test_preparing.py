@@ -93,8 +93,8 @@ def test_what_was_prepared_is_used_and_counted() -> None:
         prepared = sum(done.record.ahead.num_prepared for done in rounds)
         used = sum(done.record.ahead.num_used for done in rounds)
         drafted = sum(done.record.num_draft for done in rounds)
-        # Both choices at each place, and the bonus: only where the target takes neither is nothing ready.
-        assert drafted > used > 0.5 * drafted
+        # One guess a round: where the verdict is another one, nothing is ready.
+        assert drafted > used > 0
         assert prepared > used
         # What was ready cost no forward; the forwards that are left are those of the other tokens.
         passes = sum(done.record.draft.num_passes for done in rounds)

@@ -206,7 +206,7 @@ def test_a_failed_forward_leaves_every_cache_as_it_was(
     for sequence, length in zip(sequences, (2, 3, 0), strict=True):
         sequence.truncate(length)
     with monkeypatch.context() as patched:
-        break_layer(target, patched, after_calls=1)
+        break_layer(target, patched, after_calls=0)
         with pytest.raises(EngineError, match=r"refused a forward of 6 rows: out of memory$"):
             target.extend_batch([(sequence, [2, 3]) for sequence in sequences])
     assert [target.kv_length(sequence) for sequence in sequences] == [2, 3, 0]
