@@ -1,6 +1,6 @@
 """Bytes a generated token: the recorded rounds of a comparison once more, through the codec and over sockets. No model.
 
-    python -m bench.payload [RECORDS] [--mode lossless] [--socket]
+    python -m bench.payload [RECORDS] [--mode "lossless;k=5"] [--socket]
 
 Sums VerifyRequest and VerifyReply of the mode's generations in process, openings included, with the recorded costs and
 a queue of 0.1 ms; in a stream, where the session is named once, and in calls. With --socket the same messages go
@@ -115,7 +115,7 @@ def on_the_socket(lines: list[GenerationLine], num_tokens: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="?", type=Path, default=RECORDS)
-    parser.add_argument("--mode", default="lossless")
+    parser.add_argument("--mode", default="lossless;k=5")
     parser.add_argument("--socket", action="store_true")
     given = parser.parse_args()
     lines = [g for g in read_records(given.records).generations if g.mode == given.mode and g.link_ms is None]

@@ -43,14 +43,14 @@ class BlockLength(Protocol):
 class AutoK:
     """The length that promises the most tokens a second, by `costs` at first, then by what rounds really took.
 
-    Where `may_stream`, the target goes alone while that is faster; now and then a block is drafted all the same, so
-    that a link or a text that has changed is noticed, if it costs little: the draft model has to read what was written
-    without it, in `read_ms` a token, and the first time `num_unread` tokens of the prompt.
+    Where `may_stream`, the target goes alone while that is faster; now and then a block is drafted all the same,
+    so that a link or a text that has changed is noticed, if it costs little: what was written without drafts has to be
+    read then, in `read_ms` a token, and the first time the prompt, in `prompt_ms`.
     """
 
     def __init__(
         self, costs: CostModel, risk: Risk, *, may_stream: bool = True, max_k: int = MAX_AUTO_K,
-        alpha: float = PRIOR_ALPHA, read_ms: float = 0.0, num_unread: int = 0,
+        alpha: float = PRIOR_ALPHA, read_ms: float = 0.0, prompt_ms: float = 0.0,
     ) -> None:  # fmt: skip
         self._costs = costs
         self._risk = risk
@@ -65,7 +65,7 @@ class AutoK:
         self._num_streamed = 0
         self._lost_ms = 0.0  # by the last try, reading left out
         self._read_ms = read_ms
-        self._num_unread = num_unread
+        self._prompt_ms = prompt_ms
 
     @property
     def alpha(self) -> float:
@@ -101,7 +101,7 @@ class AutoK:
         """How many tokens without a draft make what a try loses a small share of their time; each is read then."""
         lost_ms = max(self._lost_ms, self._tokens / self._drafted_speed - self._tokens / self._plain_speed)
         spare_ms = _TRY_COST / self._plain_speed - self._read_ms
-        return max((lost_ms + self._num_unread * self._read_ms) / spare_ms, _FIRST_TRY) if spare_ms > 0 else math.inf
+        return max((lost_ms + self._prompt_ms) / spare_ms, _FIRST_TRY) if spare_ms > 0 else math.inf
 
     def is_enough(self, signals: Seq[Signals]) -> bool:
         """Whether no number of further drafts gives as many tokens as their time is worth."""
@@ -120,7 +120,7 @@ class AutoK:
         """Take in what a verified round took, and how many of its drafts stood."""
         record = done.record
         if record.num_draft and not self._num_streamed:
-            self._num_unread = 0
+            self._prompt_ms = 0.0
         # The first round holds the prefill and says nothing about steps.
         if record.outcome != "verified" or record.round == 0:
             return
@@ -129,7 +129,7 @@ class AutoK:
             self._learn(done, record)
         else:
             self._num_streamed += record.num_committed
-        self._follow_costs(record, _SMOOTHING if not was_streaming else 0.5)
+        self._follow_costs(record, 0.5 if was_streaming else _SMOOTHING, learns_steps=not was_streaming)
         if record.num_draft and was_streaming:
             self._tried(record)
 
@@ -145,15 +145,16 @@ class AutoK:
 
     def _tried(self, record: StepRecord) -> None:
         """After a block among rounds without: note what that took more, an opening over a link perhaps."""
-        reading_ms = (self._num_streamed + self._num_unread) * self._read_ms
+        reading_ms = self._num_streamed * self._read_ms + self._prompt_ms
         self._lost_ms = record.wall_ms - record.num_committed / self._plain_speed - reading_ms
-        self._num_streamed = self._num_unread = 0
+        self._num_streamed, self._prompt_ms = 0, 0.0
 
-    def _follow_costs(self, record: StepRecord, weight: float) -> None:
+    def _follow_costs(self, record: StepRecord, weight: float, *, learns_steps: bool) -> None:
         costs, target = self._costs, record.target
         num_steps = record.num_draft - record.num_forced - record.ahead.num_used
         # Going back from what was drafted ahead in vain feeds more rows than there are steps: it says nothing of these.
-        if num_steps > 0 and not (record.ahead.num_prepared and record.draft.num_rows > num_steps + 1):
+        # Nor does a block after rounds without one, for which what they wrote was read.
+        if learns_steps and num_steps > 0 and not (record.ahead.num_prepared and record.draft.num_rows > num_steps + 1):
             # A block may hold the draft model's prefill, or its catch-up after rounds without it: no step is that slow.
             step_ms = min(record.draft.forward_ms / num_steps, 3 * costs.draft_ms)
             costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, weight))

@@ -70,7 +70,10 @@ def start_generation(
         )  # fmt: skip
         preparer = Preparer(drafter, risk, k) if works_ahead else None
     if verifying:
-        verifier = verifying.verifier(context, prompts.target, vocab, plan, params, request.cache_scope)
+        drafts_first = isinstance(k, int) or k.longest() > 0
+        verifier = verifying.verifier(
+            context, prompts.target, vocab, plan, params, request.cache_scope, drafts_first=drafts_first
+        )
     falls_back = bool(verifying and verifying.falls_back(plan))
     loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back, preparer=preparer)
     return Generation(loop, context, TextStream(vocab, params.stop), prompts, request)
@@ -119,24 +122,33 @@ def _costs(plan: Plan, draft: Engine | None, target: Target | None) -> TargetCos
         raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
     try:
         return target.costs(quick=target.falls_back(plan))
-    except CloudError:
-        if not target.falls_back(plan):
+    except CloudError as error:
+        if not (target.falls_back(plan) or error.is_outage):
             raise
-        return None
+        return None  # whoever verifies waits for it, or goes on alone
 
 
 def _adaptive_k(
     plan: Plan, draft: Engine | None, costs: TargetCosts | None, risk: Risk, prompt_len: int
 ) -> BlockLength | int:
     if draft is None or costs is None:
-        return DEFAULT_K  # nothing to weigh yet; the draft model goes on alone
+        return DEFAULT_K  # nothing to weigh yet
     forward_ms = draft.profile.forward_ms
     model = CostModel(forward_ms[0], costs.forward_ms, costs.max_rows, wire_ms=costs.wire_ms, streams=costs.streams)
     # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
+    read_ms = _read_ms(forward_ms, draft.invariant_rows)
+    if costs.streams:  # a session that was a stream is opened again, and what was streamed fed
+        read_ms += _read_ms(costs.forward_ms, costs.max_rows)
     return AutoK(
         model, risk, may_stream=not plan.is_gated, max_k=costs.max_block,
-        read_ms=forward_ms[-1] / len(forward_ms), num_unread=prompt_len,
+        read_ms=read_ms, prompt_ms=prompt_len * _read_ms(forward_ms, len(forward_ms)),
     )  # fmt: skip
+
+
+def _read_ms(forward_ms: Seq[float], num_rows: int) -> float:
+    """What a token takes that is read in forwards of so many rows, or of as many as were measured."""
+    num_rows = max(min(num_rows, len(forward_ms)), 1)
+    return forward_ms[num_rows - 1] / num_rows
 
 
 def _risk(draft: Engine | None, costs: TargetCosts | None, calibrations: Iterable[Path]) -> Risk:

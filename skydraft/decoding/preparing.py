@@ -1,4 +1,4 @@
-"""Work while waiting: while a verdict is under way, the draft model drafts what would follow the likeliest verdicts.
+"""Work while waiting: while a verdict is under way, the draft model drafts what would follow the likeliest verdict.
 
 A drafted token is a function of the text before it, so one that was drafted ahead is the one that would be drafted
 later: a guess that fails costs nothing but time in which the device had nothing to do.
@@ -24,8 +24,6 @@ from skydraft.types import DraftBlock
 # How often the target's token is the draft model's second choice where it is not the first, and the first after a block
 # that stands: guesses, not measured here, and used for the order alone.
 _SECOND, _BONUS = 0.6, 0.75
-# Each guess takes the cache to another text, and the way back costs a step for each token: one is best (NOTES.md).
-_NUM_GUESSES = 1
 
 
 class Preparer:
@@ -56,7 +54,7 @@ class Preparer:
         drafter = self._drafter
         try:
             drafter.forget_prepared()
-            for num_accepted in likeliest(block, self._risk)[:_NUM_GUESSES]:
+            for num_accepted in likeliest(block, self._risk):
                 if not may_go_on():
                     return
                 accepted = np.append(text, block.token_ids[:num_accepted]).astype(np.int32)
@@ -66,6 +64,7 @@ class Preparer:
                     next_ids = drafter.prepare(accepted, 1, may_go_on)
                 if next_ids:
                     drafter.prepare(np.append(accepted, next_ids).astype(np.int32), k, may_go_on)
+                    return  # another guess would take the cache to another text, and the way back costs its steps
         except SkydraftError:
             return  # the generation is closed, or drafting will say the same
 

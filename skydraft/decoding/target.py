@@ -40,11 +40,13 @@ class Target(Protocol):
         """The model itself, where it is in this process: its context bounds the text."""
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str
-    ) -> Verifier:
+        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str,
+        *, drafts_first: bool = True,
+    ) -> Verifier:  # fmt: skip
         """The verifier of one generation, whose committed tokens are `context` and which reads `prompt`.
 
-        Ids are those of `vocab`. With a `cache_scope` KV may be shared with earlier prompts of that scope.
+        Ids are those of `vocab`. With a `cache_scope` KV may be shared with earlier prompts of that scope. Unless it
+        `drafts_first`, the first round asks for the target's own token.
         """
 
     @property
@@ -75,8 +77,9 @@ class LocalTarget:
         self._max_rows = engine.max_rows(execution)
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str
-    ) -> Verifier:
+        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str,
+        *, drafts_first: bool = True,
+    ) -> Verifier:  # fmt: skip
         reuse = Reuse(cache_scope, self._execution == "exact") if cache_scope else None
         return LocalVerifier(self.engine, prompt, params, max_rows=self._max_rows, top=plan.top, reuse=reuse)
 

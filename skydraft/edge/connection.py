@@ -22,6 +22,7 @@ from skydraft.types import Prompt
 
 T = TypeVar("T")
 OnTargetChange = Literal["stop", "continue"]
+_NUM_PINGS = 2  # of which the shorter one counts
 _COSTS_S = 120.0  # how long what a server said of its costs is good enough to begin with
 _PAUSE_S = 0.2
 _QUICK_S = 0.5
@@ -69,7 +70,7 @@ class Cloud:
         self.works_ahead = bool(work_ahead)
         self._on_target_change = on_target_change
         self._notify = notify
-        self._costs: tuple[float, TargetCosts] | None = None  # when they were asked for
+        self._costs: tuple[float, str, TargetCosts] | None = None  # when they were asked for, and of which server
 
     def beside(self, notify: Notify) -> Cloud:
         """The same cloud for one more generation at a time; what is known of its servers is shared."""
@@ -139,18 +140,21 @@ class Cloud:
         return plan.is_gated and plan.gate.kind != "calibrated"
 
     def costs(self, *, quick: bool) -> TargetCosts:
-        """What an adaptive k starts from: the server's forward times, and a round trip. Asked for now and then, since
-        a generation learns from its own rounds, and asking takes two round trips before its first token.
+        """What an adaptive k starts from: the server's forward times, and a round trip.
+
+        Asked for now and then, since a generation learns from its own rounds, and asking takes three round trips before
+        its first token. A server that is gone is not waited for: a generation does that, and can be cancelled.
         """
-        if self._costs is None or time.monotonic() - self._costs[0] > _COSTS_S:
-            info = self._info(quick=quick)
-            wire_ms = self.ping(_QUICK_S) if quick else self._patiently(Link.ping)
+        now, name = time.monotonic(), self.link.target
+        if self._costs is None or now - self._costs[0] > _COSTS_S or self._costs[1] != name:
+            wait_s = _QUICK_S if quick else min(_ONE_OF_MANY_S, self._timeout_s)
+            info = self._anywhere(lambda link: link.info(wait_s), wait_s)
             costs = TargetCosts(
-                info.forward_ms, info.max_rows, wire_ms=wire_ms, streams=True, max_block=info.max_block,
-                model=info.model, weights=info.weights,
+                info.forward_ms, info.max_rows, wire_ms=min(self.ping(wait_s) for _ in range(_NUM_PINGS)),
+                streams=True, max_block=info.max_block, model=info.model, weights=info.weights,
             )  # fmt: skip
-            self._costs = time.monotonic(), costs
-        return self._costs[1]
+            self._costs = now, name, costs
+        return self._costs[2]
 
     def max_block(self, *, quick: bool) -> int:
         """The longest block that the server takes. Raises CloudError."""
@@ -169,8 +173,9 @@ class Cloud:
         return self._anywhere(lambda link: link.info(quick_s), quick_s) if quick else self.info()
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str
-    ) -> RemoteVerifier:
+        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str,
+        *, drafts_first: bool = True,
+    ) -> RemoteVerifier:  # fmt: skip
         """The verifier of one generation."""
         fingerprint = short_fingerprint(vocab.fingerprint)
         number, self._number = self._number, new_number()
@@ -185,7 +190,7 @@ class Cloud:
             number=number,
             notify=self._notify,
         )
-        if plan.drafts and (self._open_ahead or not plan.is_gated):
+        if plan.drafts and drafts_first and (self._open_ahead or not plan.is_gated):
             verifier.open_ahead()
         return verifier
 

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from skydraft.edge.link import Link, LinkOptions, Traffic
@@ -39,7 +39,7 @@ class _Server:
     info: ServerInfo | None = None  # what it said last
     was_asked: bool = False
     is_looked_after: bool = False  # by the one thread that there is for it
-    lost_at: float = 0.0  # when it was well last, or asked first
+    lost_at: float = field(default_factory=time.monotonic)  # since when it has not been there, where it is not
 
     @property
     def is_gone(self) -> bool:
@@ -52,8 +52,8 @@ class Fleet:
 
     One server alone is not watched: it is where all sessions go, well or not. Of several each is asked what it runs
     before the first session, and when it was lost, by a thread of its own until it is well. All must run the same as
-    the first that were met, until all run something else. `notify` gets a line when a server is left out, and when it
-    is back.
+    the first that were met, until all run something else; one that has been gone for a minute is not asked about.
+    `notify` gets a line when a server is left out, and when it is back.
     """
 
     def __init__(self, options: Sequence[LinkOptions], notify: Notify = lambda line: None) -> None:
@@ -64,7 +64,8 @@ class Fleet:
         self._notify = notify
         self._changed = threading.Condition()
         self._closed = threading.Event()
-        self._num_users = 0
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()  # that did not leave
+        self._had_users = False
         self._is_watched = self._is_one
         self._has_looked = self._is_one
         self._standard: ServerInfo | None = None  # what the first that were met run, or all of them by now
@@ -222,7 +223,7 @@ class Fleet:
         is_news = not server.was_asked or type(server.error) is not type(error)
         if server.error is None or (is_news and not isinstance(error, CloudLost)) or not server.was_asked:
             self._tell(f"The server at {name} is left out: {error.message}")
-        if server.error is None or not server.was_asked:
+        if not (server.was_asked and isinstance(server.error, CloudLost)):
             server.lost_at = time.monotonic()
         server.error, server.was_asked = error, True
         self._refused = [each for each in self._refused if each != name or isinstance(error, ServersDiffer)]
@@ -237,7 +238,7 @@ class Fleet:
     def _look_after(self, name: str, pause_s: float) -> None:
         """Ask a server what it runs until it is well."""
         link = Link(self._servers[name].options)
-        while not self._closed.wait(pause_s):
+        while not self._closed.wait(pause_s) and (self._users or not self._had_users):
             pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             try:
                 info = link.info(_ASK_S)
@@ -253,16 +254,17 @@ class Fleet:
                         break
         link.close()
 
-    def enter(self) -> None:
-        """Somebody uses the servers."""
+    def enter(self, user: object) -> None:
+        """Somebody uses the servers, until he leaves or is no more: after the last one nobody is looked after."""
         with self._changed:
-            self._num_users += 1
+            self._had_users = True
+            self._users.add(user)
 
-    def leave(self) -> None:
-        """As often as `enter`: after the last time nobody is looked after any more."""
+    def leave(self, user: object) -> None:
+        """He does not use them any more."""
         with self._changed:
-            self._num_users -= 1
-            if not self._num_users:
+            self._users.discard(user)
+            if not self._users:
                 self._closed.set()
 
 
@@ -276,8 +278,7 @@ class Links:
         self._made: dict[str, Link] = {}
         self._traffic = Traffic()  # of all links: a session may move in the middle of a round
         self._is_closed = False
-        fleet.enter()
-        self._leave = weakref.finalize(self, fleet.leave)  # once, also where nobody closes
+        fleet.enter(self)
 
     def _to(self, name: str) -> Link:
         if name not in self._made:
@@ -312,7 +313,7 @@ class Links:
             self._is_closed = True
             for link in self._made.values():
                 link.close()
-            self._leave()
+            self.fleet.leave(self)
 
 
 def _may_pass(error: SkydraftError) -> bool:

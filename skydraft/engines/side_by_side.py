@@ -20,7 +20,7 @@ _NAME = "skydraft_side_by_side"  # of an attention and of its masks, as transfor
 
 
 @dataclass(frozen=True)
-class Part:
+class Stretch:
     """What one sequence has in a forward: its cache, how many tokens that holds, and how many rows are new."""
 
     cache: Any
@@ -34,7 +34,7 @@ class SideBySide:
     `attention` is the name of the one that the model has by itself.
     """
 
-    def __init__(self, parts: Seq[Part], attention: str) -> None:
+    def __init__(self, parts: Seq[Stretch], attention: str) -> None:
         self._parts = parts
         self._sizes = [part.num_rows for part in parts]
         self._attention = attention
@@ -84,7 +84,7 @@ _under_way: ContextVar[SideBySide] = ContextVar("side by side")
 
 
 @contextmanager
-def side_by_side(parts: Seq[Part], config: Any) -> Iterator[SideBySide]:
+def side_by_side(parts: Seq[Stretch], config: Any) -> Iterator[SideBySide]:
     """A cache for one forward of all parts. `config` is that of the decoder, whose attention is another meanwhile."""
     _register()
     attention = config._attn_implementation
@@ -115,5 +115,5 @@ def _attention_of(name: str, module: Any) -> Any:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if name == "eager":  # of which each model has its own
-        return sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+        return sys.modules[type(module).__module__].eager_attention_forward
     return ALL_ATTENTION_FUNCTIONS[name]

@@ -16,7 +16,7 @@ from skydraft.engines.fingerprint import weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.side_by_side import Part, side_by_side
+from skydraft.engines.side_by_side import Stretch, side_by_side
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, EngineError
 
@@ -141,23 +141,35 @@ class TransformersEngine(Engine):
     def _feed_together(self, feeds: Feeds, want_logits: bool) -> list[Rows]:
         inputs = self._torch.cat([self._inputs(*feed) for feed in feeds], 1)
         positions = [self._position_ids(sequence.length, len(token_ids)) for sequence, token_ids in feeds]
-        parts = [Part(sequence.slot.cache, sequence.length, len(token_ids)) for sequence, token_ids in feeds]
+        parts = [Stretch(sequence.slot.cache, sequence.length, len(token_ids)) for sequence, token_ids in feeds]
         with side_by_side(parts, self._decoder_config) as cache:
             rows = self._run(inputs, self._torch.cat(positions, -1), cache, want_logits)
         return list(rows.split([part.num_rows for part in parts])) if want_logits else [None] * len(parts)
 
     def _can_feed_together(self) -> bool:
-        """Whether two short texts have the same rows side by side as one after another. Tried once."""
+        """Whether texts have the same rows side by side as one after another: tried once, with two of two feeds."""
         if self._is_fed_together is None:
-            alone, together = ([(self.sequence(self.allocate()), np.arange(n)) for n in (3, 5)] for _ in range(2))
-            expected = self._feed_in_turn(alone, True)
-            try:
-                found = self._feed_together(together, True)
-                apart = [float((a - b).abs().max() / a.abs().max()) for a, b in zip(expected, found, strict=True)]
-                self._is_fed_together = max(apart) < _SAME
-            except Exception:  # a model may do anything with its cache; one after another works
-                self._is_fed_together = False
+            self._is_fed_together = not _looks_at_all_positions(self._decoder_config) and self._tries_together()
         return self._is_fed_together
+
+    def _tries_together(self) -> bool:
+        alone, together = ([self.sequence(self.allocate()) for _ in range(2)] for _ in range(2))
+        for lengths in ((3, 5), (4, 1)):
+            texts = [
+                [(7 * n + 3) % self.vocab.size for n in range(at, at + size)]
+                for at, size in zip((0, 40), lengths, strict=True)
+            ]
+            expected = self._feed_in_turn(list(zip(alone, texts, strict=True)), True)
+            try:
+                found = self._feed_together(list(zip(together, texts, strict=True)), True)
+                apart = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(expected, found, strict=True))
+            except Exception:  # a model may do anything with its cache; one after another works
+                return False
+            if not apart < _SAME:
+                return False
+            for sequence, text in (*zip(alone, texts, strict=True), *zip(together, texts, strict=True)):
+                sequence.record(text)
+        return True
 
     def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
         """What the model takes for the next tokens, [1, num_rows] or [1, num_rows, hidden_size]."""
@@ -207,6 +219,12 @@ class TransformersEngine(Engine):
 
     def free(self) -> None:
         self._model = None
+
+
+def _looks_at_all_positions(config: Any) -> bool:
+    """Whether what one token gets depends on positions of others in the forward, as those of a longer text."""
+    rotary = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
+    return "dynamic" in rotary or "longrope" in rotary or bool(getattr(config, "attn_temperature_tuning", False))
 
 
 def _written(slot: Slot) -> list[Any]:

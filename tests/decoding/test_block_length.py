@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -232,26 +232,50 @@ def test_trying_costs_a_small_share_where_drafting_never_pays():
     assert found.num_draft > 0 and found.tokens_per_s >= 0.95 * plain.tokens_per_s
 
 
-@pytest.mark.parametrize(("read_ms", "num_unread"), [(0.0, 400), (0.5, 0), (0.5, 400), (1.2, 50)])
-def test_a_try_waits_until_reading_what_was_written_without_a_draft_is_a_small_share(read_ms, num_unread):
+@pytest.mark.parametrize(("read_ms", "prompt_ms"), [(0.0, 200.0), (0.5, 0.0), (0.5, 200.0), (1.2, 50.0)])
+def test_a_try_waits_until_reading_what_was_written_without_a_draft_is_a_small_share(read_ms, prompt_ms):
     costs = CostModel(12.0, (45.0,) * 16, 16, wire_ms=150.0, streams=True)
-    policy = policy_of(costs, read_ms=read_ms, num_unread=num_unread)
+    policy = policy_of(costs, read_ms=read_ms, prompt_ms=prompt_ms)
     tried_at = []
     for number in range(1, 20_000):
-        drafts = policy.longest() > 0
-        since = number - (tried_at[-1] if tried_at else 0)
-        if drafts:
-            unread = since + (0 if tried_at else num_unread)
-            assert unread * read_ms <= 0.03 * since * 45.0
+        if policy.longest() > 0:
+            since = number - (tried_at[-1] if tried_at else 0)
+            reading_ms = since * read_ms + (0 if tried_at else prompt_ms)
+            assert reading_ms <= 0.03 * since * 45.0
             tried_at.append(number)
-        wall_ms = 12.0 + 195.0 + unread * read_ms if drafts else 45.0
-        policy.observe(done(int(drafts), 0, number=number, draft_ms=12.0, rtt_ms=195.0 * drafts, wall_ms=wall_ms))
-    assert tried_at, "now and then it is tried"
+            drafting_ms = 12.0 + reading_ms  # as a record has it: what a block took, reading included
+            policy.observe(done(1, 0, number=number, draft_ms=drafting_ms, rtt_ms=195.0, wall_ms=drafting_ms + 195.0))
+        else:
+            policy.observe(done(0, 0, number=number, wall_ms=45.0))
+    gaps = [later - before for before, later in pairwise(tried_at)]
+    assert len(tried_at) > 3 and max(gaps) < 2 * min(gaps) + 100, "a try makes the next one no rarer"
+
+
+def test_drafting_begins_again_where_a_try_held_reading():
+    """What was read says nothing of a step: once the link is fast, drafting goes on."""
+    costs = CostModel(12.0, (45.0,) * 16, 16, wire_ms=400.0, streams=True)
+    policy = policy_of(costs, alpha=0.8, read_ms=0.3)
+    streamed = drafted = 0
+    for number in range(1, 6000):
+        wire_ms = 400.0 if number < 800 else 5.0
+        if policy.longest() > 0:
+            drafting_ms = 4 * 12.0 + streamed * 0.3
+            policy.observe(
+                done(
+                    4, 3, number=number, draft_ms=drafting_ms, rtt_ms=45.0 + wire_ms,
+                    wall_ms=drafting_ms + 45.0 + wire_ms, target=Cost(1, 5, forward_ms=45.0),
+                )
+            )  # fmt: skip
+            streamed, drafted = 0, drafted + (number >= 3000)
+        else:
+            policy.observe(done(0, 0, number=number, wall_ms=45.0, target=Cost(1, 1, forward_ms=45.0)))
+            streamed += 1
+    assert drafted > 2500
 
 
 def test_where_reading_is_slow_no_text_is_spoiled_by_a_try():
     """Two models on one processor: 45 tokens of a prompt took the time of ten of the target's."""
-    policy = policy_of(CostModel(18.0, (75.0, 130.0, 160.0), 3), read_ms=11.0, num_unread=45)
+    policy = policy_of(CostModel(18.0, (75.0, 130.0, 160.0), 3), read_ms=11.0, prompt_ms=500.0)
     for number in range(1, 2000):
         assert policy.longest() == 0
         policy.observe(done(0, 0, number=number, wall_ms=75.0))

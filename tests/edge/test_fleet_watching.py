@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import skydraft
-from skydraft.edge.fleet import Fleet
+from skydraft.edge.fleet import Fleet, Links
 from skydraft.edge.link import LinkOptions
 from skydraft.errors import CloudLost, ServersDiffer
 from skydraft.protocol.values import ServerInfo
@@ -58,11 +58,11 @@ def test_a_cloud_that_nobody_closes_leaves_no_thread() -> None:
 
 def test_closing_after_another_user_left_ends_them_once() -> None:
     shared = Fleet([LinkOptions(name) for name in NOBODY])
-    shared.enter()
-    shared.enter()
-    shared.leave()
+    one, other = Links(shared), Links(shared)
+    one.close()
+    one.close()
     assert not shared._closed.is_set()
-    shared.leave()
+    other.close()
     assert shared._closed.is_set()
     cloud = skydraft.connect(NOBODY)
     beside = cloud.beside(lambda line: None)

@@ -229,7 +229,7 @@ class LosingCloud:
         self._cloud = cloud
         self._outages = outages
 
-    def verifier(self, *given: Any) -> Losing:
+    def verifier(self, *given: Any, **options: Any) -> Losing:
         return Losing(self._cloud.verifier(*given), self._outages)
 
     def falls_back(self, plan: Plan) -> bool:
