@@ -78,12 +78,11 @@ def connect(
     Beyond this machine TLS is spoken: by the system's roots, or by `tls_ca` (PEM), to a server called `tls_name` or as
     its address says; `insecure` speaks plaintext. `timeout_s` is how long an answer is waited for; a gated plan goes on
     alone within a second of silence, unless `require`. `open_ahead` opens each session in the background at once.
-    `work_ahead` drafts what would follow the likeliest verdicts while one is waited for; None does not, since a gain is
-    not shown yet. No token is changed by it. When the server comes
-    back with another model, execution or a smaller context, a lossless text stops, and a gated one goes on and says so,
-    unless `on_target_change` is "stop". `notify` gets a line when the cloud goes and when it is back. A session is one
-    stream; with `unary` each of its requests is a call of its own, which is
-    slower. Raises OptionError.
+    `work_ahead` drafts what would follow the likeliest verdict while one is waited for, which pays where the device has
+    a core to spare; None does not. No token is changed by it. When the server comes back with another model, execution
+    or a smaller context, a lossless text stops, and a gated one goes on and says so, unless `on_target_change` is
+    "stop". `notify` gets a line when the cloud goes and when it is back. A session is one stream; with `unary` each of
+    its requests is a call of its own, which is slower. Raises OptionError.
     """
     from skydraft.edge.connection import Cloud
     from skydraft.edge.fleet import Fleet

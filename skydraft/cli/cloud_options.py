@@ -154,8 +154,8 @@ _USE = [
         "lossless text always stops (default: continue).", type=click.Choice(get_args(OnTargetChange)),
     ),
     option(
-        "--work-ahead/--no-work-ahead", None, "Draft what would follow the likeliest verdicts while one is waited for "
-        "(experimental; default: off).", default=None,
+        "--work-ahead/--no-work-ahead", None, "Draft what would follow the likeliest verdict while one is waited for "
+        "(pays where the device has a core to spare; default: off).", default=None,
     ),
 ]  # fmt: skip
 

@@ -43,7 +43,7 @@ class Cloud:
     `on_target_change` says whether a gated text goes on, with a notice, when the server comes back with another model,
     execution or a smaller context; a lossless text, and one of a calibrated gate, always stop there.
     `open_ahead` opens each session at once instead of at the first escalation. `works_ahead` has the draft model draft
-    while a verdict is waited for; None does not, since a gain is not shown yet. `notify` gets a line when the cloud
+    while a verdict is waited for; None does not. `notify` gets a line when the cloud
     goes and when it is back.
     """
 

@@ -325,12 +325,12 @@ def _may_pass(error: SkydraftError) -> bool:
 
 def difference(name: str, info: ServerInfo, first: str, standard: ServerInfo) -> ServersDiffer | None:
     """What keeps a text of the server `first` from going on at `name`, if anything does."""
-    for what, field in _MUST_AGREE.items():
-        mine, theirs = getattr(info, field), getattr(standard, field)
+    for what, name_of_field in _MUST_AGREE.items():
+        mine, theirs = getattr(info, name_of_field), getattr(standard, name_of_field)
         if mine == theirs:
             continue
         if what in ("vocabulary", "model"):
-            mine, theirs = (f"{each.model} ({getattr(each, field)[:8]})" for each in (info, standard))
+            mine, theirs = (f"{each.model} ({getattr(each, name_of_field)[:8]})" for each in (info, standard))
         return ServersDiffer(
             f"The servers {name} and {first} differ in their {what}: {mine} and {theirs}.",
             hint="Name servers that run the same.",
