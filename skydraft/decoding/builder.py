@@ -19,7 +19,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import Target, TargetCosts
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
-from skydraft.errors import CloudError, OptionError, RecordsError
+from skydraft.errors import CloudError, CloudLost, OptionError, RecordsError
 from skydraft.gating.calibrated_gate import CalibratedGate
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, check_fits, find_calibration
 from skydraft.gating.gates import Gate, ThresholdGate
@@ -123,7 +123,7 @@ def _costs(plan: Plan, draft: Engine | None, target: Target | None) -> TargetCos
     try:
         return target.costs(quick=target.falls_back(plan))
     except CloudError as error:
-        if not (target.falls_back(plan) or error.is_outage):
+        if not (target.falls_back(plan) or isinstance(error, CloudLost)):
             raise
         return None  # whoever verifies waits for it, or goes on alone
 

@@ -44,9 +44,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def test_what_is_said_of_colours_goes_before_what_is_guessed(
     tmp_path: Path, env: dict[str, str], color: str, expected: bool
 ) -> None:
-    status, screen = on_screen(tmp_path, "generate", "你好", *TOYS, "-n", "8", "--color", color, piped="err", **env)
+    status, screen = on_screen(
+        tmp_path, "generate", "你好", *TOYS, "--k", "5", "-n", "8", "--color", color, piped="err", **env
+    )
     assert status == 0 and (COLOR in screen) is expected
-    status, screen = on_screen(tmp_path, "generate", "你好", *TOYS, "-n", "8", "--color", color, piped="out", **env)
+    status, screen = on_screen(
+        tmp_path, "generate", "你好", *TOYS, "--k", "5", "-n", "8", "--color", color, piped="out", **env
+    )
     assert status == 0 and (f"{COLOR}32m" in screen) is expected and ("recovered" in screen) is expected
     assert not screen.startswith("\n")
 

@@ -54,9 +54,11 @@ def test_where_none_keeps_it_the_closest_is_named_and_said_to_fall_short(summary
 
 
 def test_each_link_has_its_line_with_the_prompts_it_rests_on(summary: dict[str, Any]) -> None:
+    setting(summary, "auto", 20.0)["speed_over"]["cloud"] = figure(0.54, 0.36, 0.94)
+    setting(summary, "lossless", 20.0)["speed_over"]["cloud"] = figure(0.4)
     twenty, eighty = answered(summary).links
     assert twenty.startswith("Over a link of 20 ms") and "auto 0.54 (0.36 to 0.94) and lossless 0.40" in twenty
-    assert "80 ms" in eighty and "(3 prompts)" in eighty
+    assert "80 ms" in eighty and "(12 prompts)" in eighty
 
 
 def test_what_was_faster_than_the_target_is_no_warning(summary: dict[str, Any]) -> None:
@@ -64,6 +66,7 @@ def test_what_was_faster_than_the_target_is_no_warning(summary: dict[str, Any]) 
     setting(summary, "fluency")["speed_over"]["cloud"] = figure(1.2, 0.99, 1.4)
     assert answered(summary).avoid[0] == "speed: no mode that asks the target was faster than the target alone."
     setting(summary, "auto", 80.0)["speed_over"]["cloud"] = figure(1.5, 1.2, 1.9)
+    setting(summary, "auto", 80.0)["measures"]["target_agreement"] = figure(0.98)
     assert "auto over 80 ms (agreement 0.98)" in answered(summary).avoid[0]
 
 
@@ -79,6 +82,7 @@ def test_a_poor_category_is_named_and_a_good_one_is_not(summary: dict[str, Any])
 
 
 def test_a_mode_that_writes_the_same_texts_is_not_warned_of(summary: dict[str, Any]) -> None:
+    setting(summary, "auto")["measures"]["same_as_cloud"] = figure(0.42)
     assert any("42% of those of auto" in line for line in answered(summary).avoid)
     setting(summary, "auto")["measures"]["same_as_cloud"] = figure(1.0)
     setting(summary, "edge")["measures"]["target_agreement"] = figure(0.93)
