@@ -32,7 +32,7 @@ demo: models
 
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The tests of the chat page; `make test` runs them too where Chromium is there already.
 test-browser: $(READY)

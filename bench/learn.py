@@ -106,7 +106,7 @@ def measure(edge: Engine, cloud: Engine, calibrated: bool, prompts: Sequence[str
     for prompt in prompts:
         done, target = write("cloud")
         target_ids = list(done.token_ids)
-        lossless, _ = write("lossless", mode="lossless", k=5)
+        lossless, _ = write("lossless", gate="always", k=5)
         same = target_ids == list(lossless.token_ids)
         alone, found = write("edge")
         text = indicators(alone.text, np.array(alone.token_ids, np.int32))
