@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -68,6 +69,8 @@ class TokenStream:
 
     def cancel(self) -> None:
         """Read no more."""
+        if sys.is_finalizing():
+            return  # threads of gRPC have ended where they were, with locks of the call perhaps
         self._call.cancel()
         with self._changed:
             self._is_cancelled = True

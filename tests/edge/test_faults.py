@@ -251,12 +251,14 @@ def test_a_token_that_is_revoked_is_a_failure_and_no_outage(
             cloud.close()
 
 
-def test_a_script_that_leaves_a_generation_half_way_ends() -> None:
+@pytest.mark.parametrize("plan", ["make_plan('cloud')", "make_plan(k=5)", "make_plan()"])
+def test_a_script_that_leaves_a_generation_half_way_ends(plan: str) -> None:
     with serving(open_toy("toy")) as server:
         code = (
             "import skydraft; from skydraft.engines.toy import open_toy;"
             f"cloud = skydraft.connect('{server.address}');"
-            "rounds = skydraft.generate('我', edge=open_toy('toy:drift=0.1'), cloud=cloud).rounds(); next(rounds)"
+            "rounds = skydraft.generate('我', edge=open_toy('toy:drift=0.1'), cloud=cloud,"
+            f" plan=skydraft.{plan}).rounds(); next(rounds)"
         )
         assert subprocess.run([sys.executable, "-c", code], timeout=2 * PATIENCE_S).returncode == 0
 
