@@ -70,16 +70,18 @@ def revert(models: ModelChoice) -> None:
 def calibrate(folder: Path, models: ModelChoice) -> None:
     """Fit the gate calibrated:AGREEMENT, and with it mode auto, to what was collected in DIR.
 
-    The draft model, with what is applied to it, reads the answers again; the target is not needed.
+    The draft model, with what is applied to it, reads the answers again; the target is not needed. Which limit keeps
+    which agreement is told by the answers that the adapter was not trained on: on those that it was, it does too well.
     """
     _calibrate(folder, models)
 
 
 def _calibrate(folder: Path, models: ModelChoice) -> None:
-    from skydraft.learning.dataset import Usable, choose
+    from skydraft.learning.dataset import Usable, choose, prompt_digest
     from skydraft.learning.review import Reviewer
     from skydraft.learning.store import Store
 
+    learned_from = _learned_from(models)
     with models.load_edge() as edge:
         usable = Usable(edge.vocab.fingerprint, edge.vocab.size)
         chosen = choose(Store(folder), usable)
@@ -92,22 +94,42 @@ def _calibrate(folder: Path, models: ModelChoice) -> None:
                 reviewed.append(reviewer.review(lesson))
                 done()
         target = PairSide(name=chosen.target[:12], fingerprint=chosen.target)
-        _written(_fitted(reviewed, edge, target, folder), edge)
+        unseen = [lesson for lesson in reviewed if prompt_digest(lesson) not in learned_from]
+        if not unseen:
+            raise RecordsError(
+                f"The adapter was trained on every answer in {folder}, so none can tell how well it does on others.",
+                hint=f"Collect some more with --learn {folder}.",
+            )
+        if learned_from:
+            click.echo(f"{len(unseen)} of the {len(reviewed)} answers are to prompts that it was not trained on.")
+        _written(_fitted(reviewed, unseen, edge, target, folder), edge)
 
 
-def _fitted(lessons: list[Lesson], edge: Engine, target: PairSide, folder: Path) -> Calibration:
+def _learned_from(models: ModelChoice) -> set[str]:
+    """Digests of the prompts that the draft model's adapter was trained on."""
+    from skydraft.learning.adapter import read_adapter
+
+    path = models.adapter_file()
+    return set(read_adapter(path).card.trained_on) if path else set()
+
+
+def _fitted(lessons: list[Lesson], unseen: list[Lesson], edge: Engine, target: PairSide, folder: Path) -> Calibration:
+    draft = PairSide(name=edge.name, fingerprint=edge.fingerprint)
+    longest = max(len(lesson.token_ids) for lesson in lessons)
+    marks = Counter(mark for lesson in lessons for mark in lesson.marks)
+    agreement = marks["a"] / (marks["a"] + marks["c"] + marks["w"])
+    click.echo(f"{edge.name} agrees with the target on {agreement:.3f} of {marks.total()} tokens that were collected.")
+    return fit_lessons(_labelled(lessons), _labelled(unseen), draft, target, folder.name, longest)
+
+
+def _labelled(lessons: list[Lesson]) -> list[LabelledText]:
     texts = []
     for lesson in lessons:
         judged = [index for index, mark in enumerate(lesson.marks) if mark in "acw" and lesson.signals_at(index)]
         signals = tuple(found for index in judged if (found := lesson.signals_at(index)))
         if judged:
             texts.append(LabelledText("target", signals, tuple(lesson.marks[index] != "a" for index in judged)))
-    draft = PairSide(name=edge.name, fingerprint=edge.fingerprint)
-    longest = max(len(lesson.token_ids) for lesson in lessons)
-    marks = Counter(mark for lesson in lessons for mark in lesson.marks)
-    agreement = marks["a"] / (marks["a"] + marks["c"] + marks["w"])
-    click.echo(f"{edge.name} agrees with the target on {agreement:.3f} of {marks.total()} tokens that were collected.")
-    return fit_lessons(texts, draft, target, folder.name, longest)
+    return texts
 
 
 def _earlier(folder: Path, found: Calibration) -> Path | None:

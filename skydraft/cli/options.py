@@ -28,7 +28,7 @@ from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
 from skydraft.models import SourceName, cache_dir, default_pair, progress_on
-from skydraft.models.adapted import applied
+from skydraft.models.adapted import Applied, applied
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
 
@@ -252,12 +252,20 @@ class ModelChoice:
 
     def load_edge(self) -> Engine:
         """Open the draft model, with what it has learned, where that is to be used."""
-        learned = self.edge_adapter or applied(cache_dir()).get(self.edge_model)
+        learned = self._learned()
         if learned is None:
             return self.load_bare_edge()
         from skydraft.learning.apply import open_learned
 
         return open_learned(self.edge_model, learned, self._load, cache_dir())
+
+    def adapter_file(self) -> Path | None:
+        """The adapter that the draft model is used with; None without one."""
+        learned = self._learned()
+        return learned if learned is None or isinstance(learned, Path) else Path(learned.adapter)
+
+    def _learned(self) -> Path | Applied | None:
+        return self.edge_adapter or applied(cache_dir()).get(self.edge_model)
 
     def load_bare_edge(self) -> Engine:
         """Open the draft model without anything that it learned."""

@@ -194,24 +194,29 @@ def fit(
 ) -> Calibration:
     """The calibration of a pair, from labelled texts of a workload. Raises PromptError for too few."""
     sides = [PairSide(name=engine.name, fingerprint=engine.fingerprint) for engine in (draft, target)]
-    return _fit(texts, sides[0], sides[1], workload.name, workload.sha256, len(workload.prompts), max_new_tokens)
+    about = (workload.name, workload.sha256, len(workload.prompts), max_new_tokens)
+    return _fit(texts, [text for text in texts if text.path == "target"], sides[0], sides[1], *about)
 
 
 def fit_lessons(
-    texts: Sequence[LabelledText], draft: PairSide, target: PairSide, name: str, max_new_tokens: int
-) -> Calibration:
-    """The calibration of a pair, from texts that were collected in use. Raises PromptError for too few."""
-    return _fit(texts, draft, target, name, "", len(texts), max_new_tokens)
+    texts: Sequence[LabelledText], unseen: Sequence[LabelledText], draft: PairSide, target: PairSide, name: str,
+    max_new_tokens: int,
+) -> Calibration:  # fmt: skip
+    """The calibration of a pair, from texts that were collected in use. Raises PromptError for too few.
+
+    All of them teach what a risk is made of; those that the draft model was not trained on, `unseen`, which agreement
+    a limit keeps.
+    """
+    return _fit(texts, unseen, draft, target, name, "", len(texts), max_new_tokens)
 
 
 def _fit(
-    texts: Sequence[LabelledText], draft: PairSide, target: PairSide, name: str, sha256: str, num_prompts: int,
-    max_new_tokens: int,
+    texts: Sequence[LabelledText], walked: Sequence[LabelledText], draft: PairSide, target: PairSide, name: str,
+    sha256: str, num_prompts: int, max_new_tokens: int,
 ) -> Calibration:  # fmt: skip
     weights, bias = fit_weights(texts)
     rows, disagrees = table(texts)
     scores = rows @ np.array(weights) + bias
-    ours = [text for text in texts if text.path == "target"]
     about = Fitted(
         workload=name,
         sha256=sha256,
@@ -230,8 +235,8 @@ def _fit(
         curves=(Curve(k=1, points=(_NO_LIMIT, _NO_LIMIT)),),
         fitted=about,
     )
-    risks = [[bare.risk(signals) for signals in text.signals] for text in ours]
-    return bare.model_copy(update={"curves": tuple(curve(ours, risks, k) for k in _KS)})
+    risks = [[bare.risk(signals) for signals in text.signals] for text in walked]
+    return bare.model_copy(update={"curves": tuple(curve(walked, risks, k) for k in _KS)})
 
 
 def alone_agreement(texts: Sequence[LabelledText]) -> tuple[float, int]:

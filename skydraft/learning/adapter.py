@@ -35,6 +35,7 @@ class AdapterCard(BaseModel):
     target: str
     scale: float = Field(gt=0)
     num_trained: int
+    trained_on: tuple[str, ...] = ()  # digests of the prompts, see dataset.prompt_digest
     held_out: tuple[float, float]
     guard: tuple[float, float]
 

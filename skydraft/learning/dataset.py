@@ -127,5 +127,10 @@ def split(lessons: Iterable[Lesson], seed: int = 0) -> tuple[list[Lesson], list[
     return trained, held_out
 
 
+def prompt_digest(lesson: Lesson) -> str:
+    """16 hex digits that stand for the prompt of a lesson: an adapter remembers by them what it was trained on."""
+    return _digest(*lesson.prompt_ids).hex()[:16]
+
+
 def _digest(*token_ids: int) -> bytes:
     return hashlib.sha256(np.array(token_ids, "<i8").tobytes()).digest()

@@ -20,6 +20,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.trainable import TrainableModel, check_trainable, load_trainable
 from skydraft.errors import OptionError
 from skydraft.learning.adapter import Adapter, AdapterCard, write_whole
+from skydraft.learning.dataset import prompt_digest
 from skydraft.learning.gain import Counts, Gain, alpha, gain
 from skydraft.learning.halves import MAX_LEN, Activations, Halves
 from skydraft.learning.lesson import Lesson, encode
@@ -278,6 +279,7 @@ class Training:
         card = self._card.model_copy(
             update={
                 "num_trained": len(self._data.trained),
+                "trained_on": tuple(sorted({prompt_digest(lesson) for lesson in self._data.trained})),
                 "held_out": (round(held_out.before, 5), round(held_out.after, 5)),
                 "guard": (round(guarded[0], 5), round(guarded[1], 5)),
             }

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from skydraft.cli.main import run
-from skydraft.gating.calibration import read_calibration
-from skydraft.learning.dataset import Usable, choose
+from skydraft.evaluation.fitting import LabelledText, fit_lessons
+from skydraft.gating.calibration import PairSide, read_calibration
+from skydraft.learning.adapter import read_adapter
+from skydraft.learning.dataset import Usable, choose, prompt_digest
 from skydraft.learning.review import Reviewer
 from skydraft.learning.store import Store
+from skydraft.types import Signals
 
 from .conftest import prompts
 
@@ -60,6 +63,7 @@ def test_trained_applied_used_calibrated_and_taken_back(
 
     status, said, _ = call("learn", "apply", str(out), "--learn", str(taught))
     assert status == 0 and "is used with" in said and "Written to" in said, said
+    assert "answers are to prompts that it was not trained on" in said
     assert call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q")[1] == with_it
     (written,) = (tmp_path / "home" / "calibrations").glob("*.json")
     assert read_calibration(written).draft.fingerprint != pair[0].fingerprint
@@ -75,6 +79,31 @@ def test_trained_applied_used_calibrated_and_taken_back(
     assert out.is_file()
     assert call("learn", "calibrate", str(taught))[0] == 0
     assert call("generate", "今天天气", "--gate", "calibrated:0.9", "-n", "8", "-q")[0] == 0
+
+
+def test_an_adapter_is_calibrated_on_answers_that_it_has_not_seen(call: Call, taught: Path, tmp_path: Path) -> None:
+    out = tmp_path / "adapter.safetensors"
+    assert call("learn", "train", str(taught), "--out", str(out), *TRAIN)[0] == 0
+    lessons = choose(Store(taught), Usable()).lessons
+    trained_on = set(read_adapter(out).card.trained_on)
+    assert len([one for one in lessons if prompt_digest(one) in trained_on]) == read_adapter(out).card.num_trained
+    only = Store(tmp_path / "only")
+    for lesson in lessons:
+        if prompt_digest(lesson) in trained_on:
+            only.add(lesson)
+    status, _, err = call("learn", "calibrate", str(only.folder), "--edge-adapter", str(out))
+    assert status == 2 and "trained on every answer" in err, err
+    assert call("learn", "calibrate", str(only.folder))[0] == 0  # the draft model as it was has seen none
+
+
+def test_limits_come_from_what_was_not_trained_on() -> None:
+    sure, unsure = Signals(0.1, 0.9, 0.95), Signals(3.0, 0.1, 0.3)
+    known = [LabelledText("target", (sure, unsure) * 20, (False,) * 37 + (True,) * 3) for _ in range(10)]
+    unseen = [LabelledText("target", (sure, unsure) * 20, (False, True) * 20) for _ in range(10)]
+    sides = PairSide(name="a", fingerprint="0"), PairSide(name="b", fingerprint="1")
+    for texts in (known, unseen):
+        found = fit_lessons(known, texts, *sides, "one", 40)
+        assert found.curves[-1].points[-1].agreement == pytest.approx(texts[0].agreement)
 
 
 def test_what_does_not_help_is_not_kept(call: Call, taught: Path, tmp_path: Path) -> None:
