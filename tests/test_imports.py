@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "skydraft"
-_LEAVES = {"types", "errors", "characters", "config", "grammars"}
+_LEAVES = {"types", "errors", "characters", "config", "grammars", "tracing"}
 _CONTRACT = _LEAVES | {"engines.base", "engines.options", "engines.rows", "engines.vocab"}
 _QUESTIONS = {"choosing", "gating", "prompts", "protocol"}
 _MACHINERY = {"edge", "decoding", "models"}
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "characters": set(),
     "grammars": {"errors"},
     "config": {"errors", "grammars"},
+    "tracing": {"errors"},
     "engines": _LEAVES,
     "choosing": _CONTRACT,
     "gating": _CONTRACT,
@@ -58,10 +59,23 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "llguidance": ("choosing",),
     "grpc": ("protocol", "cloud", "edge"),
     "click": ("cli",),
+    "opentelemetry": ("tracing",),
     "starlette": ("gateway",),
     "uvicorn": ("gateway",),
 }
-_LATE = {"torch", "transformers", "peft", "gguf", "safetensors", "llama_cpp", "soundfile", "soxr", "llguidance", "vllm"}
+_LATE = {
+    "torch",
+    "transformers",
+    "peft",
+    "gguf",
+    "safetensors",
+    "llama_cpp",
+    "soundfile",
+    "soxr",
+    "llguidance",
+    "vllm",
+    "opentelemetry",
+}
 
 
 def modules() -> Iterator[tuple[str, str, Path]]:
@@ -112,6 +126,8 @@ PLANTED = [
     ("characters", "from skydraft.config import MODES"),
     ("grammars", "from skydraft.config import DecodingParams"),
     ("config", "from skydraft.types import Cost"),
+    ("tracing", "from skydraft.decoding.generation import Generation"),
+    ("tracing", "import opentelemetry"),
     ("engines", "from skydraft.choosing.chooser import Chooser"),
     ("choosing", "from skydraft.gating.gates import Gate"),
     ("gating", "from skydraft.decoding.context import Context"),

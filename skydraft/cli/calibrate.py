@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from skydraft.cli.compare import prompts_section
-from skydraft.cli.options import ModelChoice, models_section
+from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.errors import OptionError

@@ -10,8 +10,9 @@ import click
 
 from skydraft.cli.caption_table import CaptionTable, TableChoice, table_section
 from skydraft.cli.cloud_options import CloudChoice, cloud_section
-from skydraft.cli.learn_options import LearnChoice, learn_section
-from skydraft.cli.options import DecodingChoice, GateChoice, ModelChoice, decoding_section, gate_section, models_section
+from skydraft.cli.keep_options import KeepChoice, keep_section
+from skydraft.cli.model_options import ModelChoice, models_section
+from skydraft.cli.options import DecodingChoice, GateChoice, decoding_section, gate_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
@@ -43,10 +44,10 @@ _question_section = Section(
 @cloud_section
 @models_section
 @table_section
-@learn_section
+@keep_section
 def caption(
     files: tuple[Path, ...], messages: tuple[Message, ...], speech: SpeechChoice, decoding: DecodingChoice,
-    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice, learn: LearnChoice,
+    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice, keep: KeepChoice,
 ) -> int:  # fmt: skip
     """Describe the speaker of each recording in FILES in one sentence.
 
@@ -55,7 +56,7 @@ def caption(
     """
     load_library()  # fail now, not after the models are loaded
     cloud.check(models, gate)
-    learn.check(gate)
+    keep.check(gate)
     request = GenerateRequest(
         messages,
         plan=gate.plan,
@@ -70,7 +71,7 @@ def caption(
             return 0
         with cloud.sides(models, gate) as (edge, target):
             _check_ears(edge or target)
-            return _describe_all(todo, speech, request, (edge, target), rows, learn)
+            return _describe_all(todo, speech, request, (edge, target), rows, keep)
 
 
 def _todo(files: tuple[Path, ...], rows: CaptionTable, table: TableChoice) -> list[Path]:
@@ -84,14 +85,14 @@ def _todo(files: tuple[Path, ...], rows: CaptionTable, table: TableChoice) -> li
 
 def _describe_all(
     files: list[Path], speech: SpeechChoice, request: GenerateRequest,
-    sides: tuple[Engine | None, Engine | Cloud | None], rows: CaptionTable, learn: LearnChoice,
+    sides: tuple[Engine | None, Engine | Cloud | None], rows: CaptionTable, keep: KeepChoice,
 ) -> int:  # fmt: skip
     """Write a row for each recording; returns the exit status."""
     num_failed = 0
     with counted(len(files), "recordings") as done:
         for path in files:
             try:
-                rows.write(_describe(path, speech, request, *sides, learn))
+                rows.write(_describe(path, speech, request, *sides, keep))
             except (CloudError, OptionError):
                 raise  # the next recording would fare no better
             except SkydraftError as error:
@@ -113,11 +114,11 @@ def _check_ears(side: object) -> None:
 
 def _describe(
     path: Path, speech: SpeechChoice, request: GenerateRequest, edge: Engine | None, target: Engine | Cloud | None,
-    learn: LearnChoice,
+    keep: KeepChoice,
 ) -> dict[str, Any]:  # fmt: skip
     recording = speech.read(path)
     request = dataclasses.replace(request, messages=spoken(request.messages, recording.audio))
-    with learn.start(request, edge=edge, cloud=target) as generation:
+    with keep.start(request, edge=edge, cloud=target) as generation:
         generation.run()
     stats, said = generation.stats, dataclasses.asdict(recording.used(generation, request.share_audio))
     return {

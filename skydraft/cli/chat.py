@@ -15,16 +15,15 @@ import click
 
 from skydraft.cli.cloud_options import CloudChoice, cloud_section
 from skydraft.cli.generate import caught_interrupt
-from skydraft.cli.learn_options import LearnChoice, learn_section
+from skydraft.cli.keep_options import KeepChoice, keep_section
+from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.options import (
     DecodingChoice,
     GateChoice,
-    ModelChoice,
     OutputChoice,
     as_text,
     decoding_section,
     gate_section,
-    models_section,
     open_for_writing,
     read_messages,
 )
@@ -108,10 +107,10 @@ class Talk:
 @gate_section("quality")
 @cloud_section
 @models_section
-@learn_section
+@keep_section
 def chat(
     shown: ChatOutput, decoding: DecodingChoice, gate: GateChoice, cloud: CloudChoice, models: ModelChoice,
-    learn: LearnChoice,
+    keep: KeepChoice,
 ) -> None:  # fmt: skip
     """Talk to the pair. What both models have read stays in their caches, so that later answers begin sooner.
 
@@ -126,7 +125,7 @@ def chat(
         click.echo(f"skydraft: {names}; mode {gate.plan.mode or 'of your gate'}. /help says what you can do.", err=True)
 
         def answer() -> None:
-            _answer(talk, GateChoice(talk.plan, gate.execution, gate.calibration), (edge, target), shown.output, learn)
+            _answer(talk, GateChoice(talk.plan, gate.execution, gate.calibration), (edge, target), shown.output, keep)
 
         for line, is_fenced in stack.enter_context(_lines()):
             before = list(talk.turns)
@@ -219,7 +218,7 @@ _COMMANDS: dict[str, Callable[[Talk, str], object]] = {
 }  # fmt: skip
 
 
-def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: OutputChoice, learn: LearnChoice) -> None:
+def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: OutputChoice, keep: KeepChoice) -> None:
     """Write the next answer. Ctrl-C ends it: after the round in hand, or while the prompt is being read."""
     seed = (talk.params.seed + talk.num_retries) % 2**64
     request = GenerateRequest(
@@ -232,10 +231,7 @@ def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: Output
     )
     console, figures = console_for(output.color), console_for(output.color, stderr=True)
     edge, target = sides
-    with (
-        learn.start(request, edge=edge, cloud=target) as generation,
-        caught_interrupt(generation.cancel) as interrupted,
-    ):
+    with keep.start(request, edge=edge, cloud=target) as generation, caught_interrupt(generation.cancel) as interrupted:
         try:
             for _, tokens in generation.rounds():
                 show_tokens(console, tokens)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from skydraft import api
-from skydraft.cli.options import GateChoice, ModelChoice
+from skydraft.cli.model_options import ModelChoice
+from skydraft.cli.options import GateChoice
 from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.engines.base import Engine

@@ -10,7 +10,8 @@ from typing import get_args
 
 import click
 
-from skydraft.cli.options import DecodingChoice, ModelChoice, decoding_section, models_section
+from skydraft.cli.model_options import ModelChoice, models_section
+from skydraft.cli.options import DecodingChoice, decoding_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.config import Execution

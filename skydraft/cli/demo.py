@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from skydraft import api
-from skydraft.cli.options import load_engine
+from skydraft.cli.model_options import load_engine
 from skydraft.cli.render import console_for, is_colored, legend, show_tokens, stats_table
 from skydraft.config import decoding_params
 from skydraft.decoding.plan import make_plan

@@ -15,7 +15,7 @@ from skydraft.characters import one_line
 from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.doctor_cloud import examine
 from skydraft.cli.doctor_packages import examine_packages
-from skydraft.cli.options import ModelChoice, load_engine, models_section
+from skydraft.cli.model_options import ModelChoice, load_engine, models_section
 from skydraft.cli.render import console_for
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL

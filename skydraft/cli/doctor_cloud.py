@@ -8,7 +8,7 @@ from contextlib import closing
 from rich.console import Console
 
 from skydraft.cli.cloud_options import CloudChoice
-from skydraft.cli.options import ModelChoice
+from skydraft.cli.model_options import ModelChoice
 from skydraft.cli.terminal import TERMINAL
 from skydraft.edge.connection import Cloud
 from skydraft.edge.fleet import difference

@@ -40,6 +40,7 @@ EXTRAS = (
     Extra("audio", "reading recordings", ("soundfile", "soxr")),
     Extra("serve", "skydraft serve", ("grpcio-health-checking", "grpcio-reflection", "prometheus_client")),
     Extra("gateway", "skydraft gateway", ("starlette", "uvicorn", "prometheus_client")),
+    Extra("otel", "OpenTelemetry traces", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")),
     Extra("report", "reports of compare, and calibrate", ("matplotlib", "sacrebleu", "scikit-learn")),
     Extra(
         "conformance", "tests with other people's clients",

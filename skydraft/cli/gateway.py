@@ -11,8 +11,9 @@ import click
 
 from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.configured import configured
-from skydraft.cli.learn_options import LearnChoice, learn_section
-from skydraft.cli.options import DecodingChoice, ModelChoice, as_text, decoding_section, load_engine, models_section
+from skydraft.cli.keep_options import KeepChoice, keep_section
+from skydraft.cli.model_options import ModelChoice, load_engine, models_section
+from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.logs import log_to_stderr
@@ -128,9 +129,9 @@ _work_section = Section(
 @decoding_section
 @server_section
 @models_section
-@learn_section
+@keep_section
 def gateway(
-    door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice, learn: LearnChoice
+    door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice
 ) -> None:
     """Serve OpenAI's interface and a chat page, for any app on this machine.
 
@@ -144,11 +145,11 @@ def gateway(
     cloud.check(models)
     if work.edge_only and (cloud.address or models.cloud_model):
         raise OptionError("--edge-only uses no target, and one was named.", hint="Remove one of them.")
-    if work.edge_only and learn.collector:
+    if work.edge_only and keep.collector:
         raise OptionError("--learn does not apply to --edge-only: nothing is checked, so nothing is learned.")
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
-        pair = _open(work, cloud, models, learn, stack)
+        pair = _open(work, cloud, models, keep, stack)
         # Nothing of a voice leaves this machine unless that was said.
         share = work.share_audio or ("none" if cloud.address else "features")
         defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
@@ -158,7 +159,7 @@ def gateway(
     click.echo("skydraft: stopped.", err=True)
 
 
-def _open(work: Work, cloud: CloudChoice, models: ModelChoice, learn: LearnChoice, stack: ExitStack) -> Pair:
+def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice, stack: ExitStack) -> Pair:
     from skydraft.gateway.pair import Pair
 
     options = dataclasses.replace(models.options, max_sequences=work.parallel + work.keep)
@@ -168,10 +169,10 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, learn: LearnChoic
         return Pair(edge)
     if cloud.address is not None:
         remote = stack.enter_context(closing(cloud.connected()))  # which knows of its servers for all answers
-        return Pair(edge, connect=remote.beside, start=learn.start)
+        return Pair(edge, connect=remote.beside, start=keep.start)
     target = stack.enter_context(load_engine(models.target_name, options, offline=models.offline, source=models.source))
     check_same(edge.vocab, target.vocab)
-    return Pair(edge, target, start=learn.start)
+    return Pair(edge, target, start=keep.start)
 
 
 def _announcement(pair: Pair, door: Door, cloud: CloudChoice, port: int) -> str:

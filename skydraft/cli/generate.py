@@ -12,17 +12,16 @@ import click
 
 from skydraft.characters import json_line
 from skydraft.cli.cloud_options import CloudChoice, cloud_section
-from skydraft.cli.learn_options import LearnChoice, learn_section
+from skydraft.cli.keep_options import KeepChoice, keep_section
+from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.options import (
     DecodingChoice,
     GateChoice,
-    ModelChoice,
     OutputChoice,
     PromptChoice,
     as_text,
     decoding_section,
     gate_section,
-    models_section,
     output_section,
     prompt_section,
 )
@@ -57,10 +56,10 @@ _INTERRUPTED = 130
 @cloud_section
 @models_section
 @output_section
-@learn_section
+@keep_section
 def generate(
     prompt: str | None, writing: PromptChoice, speech: SpeechChoice, decoding: DecodingChoice, gate: GateChoice,
-    cloud: CloudChoice, models: ModelChoice, output: OutputChoice, learn: LearnChoice,
+    cloud: CloudChoice, models: ModelChoice, output: OutputChoice, keep: KeepChoice,
 ) -> int:  # fmt: skip
     """Answer PROMPT; if it is -, it is read from stdin. What is piped in beside another PROMPT is put before it.
 
@@ -68,7 +67,7 @@ def generate(
     described. Ctrl-C ends the answer after the current round.
     """
     cloud.check(models, gate)
-    learn.check(gate)
+    keep.check(gate)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     if writing.may_be_piped(prompt, has_audio=recording is not None):
@@ -89,7 +88,7 @@ def generate(
     with output.open_trace() as trace, cloud.sides(models, gate) as (edge, target):
         if not has_audio:
             _note_unused_ears(edge, target)
-        with learn.start(request, edge=edge, cloud=target) as generation:
+        with keep.start(request, edge=edge, cloud=target) as generation:
             _show(generation, output, trace)
             _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0

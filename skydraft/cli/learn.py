@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from skydraft.characters import json_line
-from skydraft.cli.options import ModelChoice, models_section
+from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.errors import OptionError
 

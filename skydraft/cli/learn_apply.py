@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skydraft.cli.learn import folder_argument, learn
-from skydraft.cli.options import ModelChoice, models_section
+from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.engines.base import Engine

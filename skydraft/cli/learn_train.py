@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from skydraft.cli.cloud_options import CloudChoice, server_section
 from skydraft.cli.learn import folder_argument, learn
-from skydraft.cli.options import ModelChoice, models_section
+from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL

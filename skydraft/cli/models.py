@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from skydraft.cli.options import SOURCE_OPTION
+from skydraft.cli.model_options import SOURCE_OPTION
 from skydraft.cli.render import console_for
 from skydraft.cli.sections import Command, Section, option
 from skydraft.errors import UnknownModel

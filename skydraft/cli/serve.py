@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skydraft.cli.configured import configured
-from skydraft.cli.options import ServedModel, served_model_section
+from skydraft.cli.model_options import ServedModel, served_model_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.serve_engine import EngineChoice, engine_section, open_judge
 from skydraft.cloud.limits import Limits
@@ -41,6 +41,7 @@ _server_section = Section(
         option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
         option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
         option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", default=0),
+        option("--otlp", "URL", "Send OpenTelemetry traces to the collector at URL (OTLP over HTTP, port 4318)."),
         option("--log-prompts", None, "Write the token ids of prompts into the log.", is_flag=True),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from skydraft.cli.options import ServedModel, load_engine
+from skydraft.cli.model_options import ServedModel, load_engine
 from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.cloud.limits import Limits

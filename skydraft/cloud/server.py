@@ -26,6 +26,7 @@ from skydraft.errors import EngineError, MissingDependency, OptionError
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
+from skydraft.tracing import Tracing
 
 log = logging.getLogger("skydraft.cloud")
 
@@ -37,7 +38,7 @@ class ServeOptions:
     """Where and how to serve. `port` 0 takes a free one, `metrics_port` 0 serves no metrics.
 
     Plaintext beyond this machine has to be asked for by `insecure`. `grace_s` is how long requests under way have at
-    the end.
+    the end. `otlp` is the URL of an OpenTelemetry collector that gets traces.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +51,7 @@ class ServeOptions:
     metrics_port: int = 0
     grace_s: float = 30.0
     log_prompts: bool = False
+    otlp: str | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -78,12 +80,14 @@ class CloudServer:
         self._keyring = Keyring(options.token_file)
         self._metrics = _metrics(judge.served.name, options) if options.metrics_port else None
         judge.observer = self._metrics
+        self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
         self._has_died = self._is_stopping = False
         self._service = VerifierService(
-            judge, self.info, self._keyring, options.limits, time.perf_counter, log_prompts=options.log_prompts
-        )
+            judge, self.info, self._keyring, options.limits, time.perf_counter,
+            log_prompts=options.log_prompts, tracing=self._tracing,
+        )  # fmt: skip
 
     def info(self) -> ServerInfo:
         """What GetInfo answers."""
@@ -211,6 +215,8 @@ class CloudServer:
         await asyncio.to_thread(self._thread.join)
         if self._metrics:
             await asyncio.to_thread(self._metrics.close)
+        if self._tracing:
+            await asyncio.to_thread(self._tracing.close)
 
 
 def _services() -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob, VerifyJob
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.streams import Stream, Streams
+from skydraft.cloud.traces import Note, belongs_to, request_span
 from skydraft.errors import (
     CloudBusy,
     CloudDraining,
@@ -31,6 +32,7 @@ from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.info import encode_info
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
+from skydraft.tracing import Tracing
 from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
@@ -51,6 +53,7 @@ class VerifierService:
         clock: Callable[[], float],
         *,
         log_prompts: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         self._judge = judge
         self._info = info
@@ -61,6 +64,7 @@ class VerifierService:
         self._streams = Streams(keyring, limits, clock)
         self._clock = clock
         self._log_prompts = log_prompts
+        self._tracing = tracing
         self._pending: Counter[str] = Counter()  # places taken, by owner
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
 
@@ -76,12 +80,20 @@ class VerifierService:
 
     def _guarded(self, method: Callable[[bytes, str], Awaitable[bytes]]) -> Any:
         async def respond(data: bytes, context: RpcContext) -> bytes:
+            self._note_trace(context)
             try:
                 return await method(data, self._label(context))
             except Exception as error:
                 return await _abort(context, error)
 
         return respond
+
+    def _note_trace(self, context: RpcContext) -> None:
+        if self._tracing:
+            belongs_to(context.invocation_metadata())
+
+    def _span(self, kind: str, call: SessionCall | VerifyCall, owner: str) -> AbstractContextManager[Note]:
+        return request_span(self._tracing, kind, call, owner) if self._tracing else nullcontext(_untold)
 
     def _label(self, context: RpcContext) -> str:
         return self._keyring.label(_authorization(context))
@@ -91,6 +103,7 @@ class VerifierService:
         self._streams.drain()
 
     async def _session(self, requests: Any, context: RpcContext) -> None:
+        self._note_trace(context)
         try:
             with self._streams.entered(_authorization(context), _current_task()) as stream:
                 await self._answer_all(stream, context)
@@ -217,12 +230,14 @@ class VerifierService:
                 future.set_result(answer)
 
         job = kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock())
-        self._take_place(owner)
-        self._judge.submit(job)
-        answer = await future
-        if isinstance(answer, wanted):
-            return answer
-        raise answer if isinstance(answer, SkydraftError) else CloudFailure("The judge answered something else.")
+        with self._span(job.kind, call, owner) as note:
+            self._take_place(owner)
+            self._judge.submit(job)
+            answer = await future
+            if isinstance(answer, wanted):
+                note(answer)
+                return answer
+            raise answer if isinstance(answer, SkydraftError) else CloudFailure("The judge answered something else.")
 
     def _take_place(self, owner: str) -> None:
         """Take a place in the server, until the judge's last answer: it may be in a long forward and see its queue
@@ -245,6 +260,7 @@ class VerifierService:
             del self._pending[owner]
 
     async def _generate(self, data: bytes, context: RpcContext) -> AsyncIterator[bytes]:
+        self._note_trace(context)
         try:
             owner = self._label(context)
             call = codec.decode_session_call(data, self._context_len)
@@ -252,11 +268,13 @@ class VerifierService:
             self._budget.spend(owner, call.opening.num_ids)
             self._log("generate", call, owner)
             target = self._asked_for(call.opening)
-            async with self._compiled(call.opening, owner):
-                async for emission in self._stream(call, owner):
-                    self._label(context)  # the token may have been revoked meanwhile
-                    yield codec.encode_emission(emission, target)
-                    target = None
+            with self._span("generate", call, owner) as note:
+                async with self._compiled(call.opening, owner):
+                    async for emission in self._stream(call, owner):
+                        self._label(context)  # the token may have been revoked meanwhile
+                        note(emission)
+                        yield codec.encode_emission(emission, target)
+                        target = None
         except Exception as error:
             await _abort(context, error)
 
@@ -305,6 +323,10 @@ class VerifierService:
         if self._log_prompts and call.opening:
             extra["prompt_ids"] = call.opening.prompt.token_ids
         log.log(logging.INFO if call.opening else logging.DEBUG, "verify", extra=extra)
+
+
+def _untold(answer: object) -> None:
+    return None
 
 
 def _authorization(context: RpcContext) -> str:

@@ -72,8 +72,9 @@ def start_generation(
     if verifying:
         drafts_first = isinstance(k, int) or k.longest() > 0
         verifier = verifying.verifier(
-            context, prompts.target, vocab, plan, params, request.cache_scope, drafts_first=drafts_first
-        )
+            context, prompts.target, vocab, plan, params, request.cache_scope,
+            drafts_first=drafts_first, traceparent=request.traceparent,
+        )  # fmt: skip
     falls_back = bool(verifying and verifying.falls_back(plan))
     loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back, preparer=preparer)
     return Generation(loop, context, TextStream(vocab, params.stop), prompts, request)

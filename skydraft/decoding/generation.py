@@ -130,6 +130,11 @@ class Generation:
         return tuple(done.record for done in self._rounds)
 
     @property
+    def started(self) -> float:
+        """When its first round began, by `time.perf_counter`; before that, when it was made."""
+        return self._loop.started
+
+    @property
     def stats(self) -> Stats:
         """Figures over the rounds so far."""
         return stats_of(self.records)

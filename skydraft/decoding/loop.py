@@ -132,6 +132,11 @@ class SpeculativeLoop:
         self._gate.observe(done)
         return done
 
+    @property
+    def started(self) -> float:
+        """When the first round began, by `time.perf_counter`; before that, when the loop was made."""
+        return self._started
+
     def cancel(self) -> None:
         """Begin no other round, and let what takes long give up. From any thread."""
         self._is_cancelled = True

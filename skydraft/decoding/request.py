@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from skydraft.characters import one_line
 from skydraft.config import DecodingParams, Execution, check_execution
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
+from skydraft.tracing import is_traceparent
 from skydraft.types import Reuse
 
 
@@ -24,6 +26,7 @@ class GenerateRequest:
     what a server was started with elsewhere. `calibration` None looks for the pair's own where the gate needs one.
     `with_signals` measures uncertainty even where the gate does not need it. With a `cache_scope` what both sides have
     read of the prompt is kept for later requests of that scope, and taken over from earlier ones; the text is the same.
+    `traceparent` is the W3C header of the trace that it belongs to, which a server is told, or "".
     Raises PromptError or OptionError.
     """
 
@@ -37,6 +40,7 @@ class GenerateRequest:
     calibration: Calibration | None = None
     with_signals: bool = False
     cache_scope: str = ""
+    traceparent: str = ""
 
     @property
     def has_audio(self) -> bool:
@@ -53,6 +57,8 @@ class GenerateRequest:
             raise PromptError("There is nothing to answer.", hint="Give a prompt, or --audio FILE.")
         if self.raw and len(self.messages) > 1:
             raise OptionError("--raw continues a single text, without a system prompt or earlier messages.")
+        if self.traceparent and not is_traceparent(self.traceparent):
+            raise OptionError(f"{one_line(self.traceparent[:80])} is not a traceparent header.")
         if self.execution is not None:
             check_execution(self.execution)
         if self.execution == "throughput" and self.plan.mode == "lossless":

@@ -41,7 +41,7 @@ class Target(Protocol):
 
     def verifier(
         self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str,
-        *, drafts_first: bool = True,
+        *, drafts_first: bool = True, traceparent: str = "",
     ) -> Verifier:  # fmt: skip
         """The verifier of one generation, whose committed tokens are `context` and which reads `prompt`.
 
@@ -78,7 +78,7 @@ class LocalTarget:
 
     def verifier(
         self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str,
-        *, drafts_first: bool = True,
+        *, drafts_first: bool = True, traceparent: str = "",
     ) -> Verifier:  # fmt: skip
         reuse = Reuse(cache_scope, self._execution == "exact") if cache_scope else None
         return LocalVerifier(self.engine, prompt, params, max_rows=self._max_rows, top=plan.top, reuse=reuse)

@@ -174,9 +174,10 @@ class Cloud:
 
     def verifier(
         self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str,
-        *, drafts_first: bool = True,
+        *, drafts_first: bool = True, traceparent: str = "",
     ) -> RemoteVerifier:  # fmt: skip
         """The verifier of one generation."""
+        self._links.carry(traceparent)
         fingerprint = short_fingerprint(vocab.fingerprint)
         number, self._number = self._number, new_number()
         accepts_change = self._on_target_change == "continue" and self._takes_any_target(plan)

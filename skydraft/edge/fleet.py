@@ -277,15 +277,25 @@ class Links:
         self._make = make
         self._made: dict[str, Link] = {}
         self._traffic = Traffic()  # of all links: a session may move in the middle of a round
+        self._traceparent = ""
         self._is_closed = False
         fleet.enter(self)
 
     def _to(self, name: str) -> Link:
         if name not in self._made:
             self._made[name] = self._make(self.fleet.servers[name], self._traffic)
+            if self._traceparent:
+                self._made[name].carry(self._traceparent)
             if self._is_closed:
                 self._made[name].close()
         return self._made[name]
+
+    def carry(self, traceparent: str) -> None:
+        """Tell every server which trace belongs to the generation that begins; "" for none."""
+        if traceparent != self._traceparent:
+            self._traceparent = traceparent
+            for link in self._made.values():
+                link.carry(traceparent)
 
     def home(self, number: int) -> Link:
         """The connection that a session of this number would have now. Nobody is asked."""

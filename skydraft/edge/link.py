@@ -30,6 +30,7 @@ from skydraft.protocol.address import is_loopback, parse_address
 from skydraft.protocol.info import decode_info
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
+from skydraft.tracing import HEADER as TRACE_HEADER
 
 PING_S = 5.0  # a server that is there answers a health check at once, however busy its model is
 WATCH_S = 0.3  # how long a slow answer is waited for before the server is asked for a sign of life
@@ -109,7 +110,7 @@ class Link:
     def __init__(self, options: LinkOptions, traffic: Traffic | None = None) -> None:
         self._options = options
         self.target = options.target
-        self._metadata = (("authorization", f"Bearer {options.token}"),) if options.token else ()
+        self._metadata = self._authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
         self._lock = threading.Lock()
         self._traffic = traffic or Traffic()
         self._started: list[Any] = []
@@ -139,6 +140,10 @@ class Link:
             credentials = grpc.ssl_channel_credentials(self._options.tls_ca)
             return _Wires(grpc.secure_channel(self.target, credentials, settings))
         return _Wires(grpc.insecure_channel(self.target, settings))
+
+    def carry(self, traceparent: str) -> None:
+        """Send it with each call and stream from now on; "" for nothing."""
+        self._metadata = (*self._authorization, *([(TRACE_HEADER, traceparent)] if traceparent else []))
 
     def reconnect(self) -> None:
         """Leave a connection that may be dead, and make another one at the next call. Nothing on a closed link."""

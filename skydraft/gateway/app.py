@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.requests import Defaults, chat_requests, text_requests
 from skydraft.gateway.schema import AudioPart, ChatRequest, TextRequest
+from skydraft.tracing import HEADER as TRACE_HEADER
+from skydraft.tracing import is_traceparent
 
 log = logging.getLogger("skydraft.gateway")
 R = TypeVar("R", ChatRequest, TextRequest)
@@ -125,6 +127,8 @@ class Gateway:
             # Not in the event loop where it decodes a recording, or asks the cloud what it runs.
             is_quick = self._pair.was_looked_at and not _has_audio(body)
             requests = read(*given) if is_quick else await asyncio.to_thread(read, *given)
+            if is_traceparent(header := request.headers.get(TRACE_HEADER, "")):
+                requests = [replace(each, traceparent=header) for each in requests]
             tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream))
         except Exception as error:
             return self._refuse(error)

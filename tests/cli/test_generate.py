@@ -189,11 +189,11 @@ def test_a_broken_gguf_file_is_one_clear_line(invoke: Invoke, tmp_path: Path) ->
 
 
 def test_two_vocabularies_are_refused(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skydraft.cli import options
+    from skydraft.cli import model_options
     from skydraft.engines.toy import character_vocab, random_toy
 
     toys = iter([random_toy(character_vocab("今天天气")), random_toy(character_vocab("今天天气好"))])
-    monkeypatch.setattr(options, "load_engine", lambda *args, **kwargs: next(toys))
+    monkeypatch.setattr(model_options, "load_engine", lambda *args, **kwargs: next(toys))
     status, _, err = invoke("generate", "今天", *TOYS)
     assert status == 2
     assert err.count("\n") == 1
@@ -201,10 +201,10 @@ def test_two_vocabularies_are_refused(invoke: Invoke, monkeypatch: pytest.Monkey
 
 
 def test_a_zh_style_needs_a_chinese_vocabulary(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skydraft.cli import options
+    from skydraft.cli import model_options
     from skydraft.engines.toy import character_vocab, random_toy
 
-    monkeypatch.setattr(options, "load_engine", lambda *args, **kwargs: random_toy(character_vocab("abcdef")))
+    monkeypatch.setattr(model_options, "load_engine", lambda *args, **kwargs: random_toy(character_vocab("abcdef")))
     status, _, err = invoke("generate", "abc", *TOYS, "--style", "zh-short")
     assert status == 2
     assert "Chinese" in err
@@ -253,7 +253,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
-    from skydraft.cli import options
+    from skydraft.cli import model_options
     from skydraft.engines.toy import ToyEngine, character_vocab
 
     vocab = character_vocab("[/b]\t:x")
@@ -261,7 +261,7 @@ def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.Monkey
     script = vocab.encode("[/b]\t:x")
     for here, there in zip(script, [*script[1:], script[0]], strict=True):
         table[here, there] = 20
-    monkeypatch.setattr(options, "load_engine", lambda *args, **kwargs: ToyEngine(vocab, table))
+    monkeypatch.setattr(model_options, "load_engine", lambda *args, **kwargs: ToyEngine(vocab, table))
     args = ["generate", "x", *TOYS, "--mode", "edge", "--max-new-tokens", "14", "--quiet"]
     assert invoke(*args)[1] == "[/b]\t:x" * 2 + "\n"
     colored = invoke(*args, "--color", "always")[1]

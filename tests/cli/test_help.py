@@ -36,7 +36,7 @@ SECTIONS = {
         "Cloud",
         "Models",
         "Output",
-        "Learning",
+        "What is kept",
         "Other options",
     ],
     "caption": [
@@ -47,7 +47,7 @@ SECTIONS = {
         "Cloud",
         "Models",
         "Output",
-        "Learning",
+        "What is kept",
         "Other options",
     ],
     "serve": ["Server", "Limits", "Models", "Other options"],

@@ -9,7 +9,8 @@ import click
 import pytest
 
 from skydraft.cli.cloud_options import CloudChoice
-from skydraft.cli.options import DecodingChoice, ModelChoice, decoding_section, gate_section, models_section
+from skydraft.cli.model_options import ModelChoice, models_section
+from skydraft.cli.options import DecodingChoice, decoding_section, gate_section
 from skydraft.cli.sections import Command, Section
 from skydraft.config import STYLES, DecodingParams, decoding_params
 from skydraft.errors import OptionError

@@ -1,4 +1,4 @@
-"""The section that says whether, and where, what the target corrects is kept to learn from."""
+"""The section that says what is kept of generations, and where: lessons, and traces of their times."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.traced import Start, traced
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError
+from skydraft.tracing import Tracing
 
 if TYPE_CHECKING:
     from skydraft.edge.connection import Cloud
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnChoice:
-    """Who keeps what is corrected; None where nobody asked for it."""
+class KeepChoice:
+    """Who keeps what is corrected, and who sends traces; None where nobody asked for it."""
 
     collector: Collector | None = None
+    tracing: Tracing | None = None
 
     def check(self, gate: GateChoice) -> None:
         """Raise OptionError where nothing can be learned."""
@@ -37,14 +40,22 @@ class LearnChoice:
     def start(
         self, request: GenerateRequest, *, edge: Engine | None = None, cloud: Engine | Cloud | None = None
     ) -> AbstractContextManager[Generation]:
-        """A generation that ends with the block, and what it teaches is kept where that was asked for."""
-        begin = self.collector.start if self.collector else api.start
+        """A generation that ends with the block; what was asked to be kept of it is kept then."""
+        begin: Start = self.collector.start if self.collector else api.start
+        if self.tracing:
+            begin = traced(self.tracing, begin)
         return begin(request, edge=edge, cloud=cloud)
 
 
-def _learn(learn: Path | None) -> LearnChoice:
-    if learn is None:
-        return LearnChoice()
+def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:
+    context = click.get_current_context()
+    tracing = Tracing(f"skydraft-{context.info_name}", otlp, TERMINAL.say) if otlp else None
+    if tracing:
+        context.call_on_close(tracing.close)
+    return KeepChoice(_collector(learn) if learn else None, tracing)
+
+
+def _collector(learn: Path) -> Collector:
     from skydraft.learning.collect import Collector
 
     collector = Collector(learn, notify=TERMINAL.say)
@@ -53,17 +64,20 @@ def _learn(learn: Path | None) -> LearnChoice:
         f"learning: prompts, answers and their corrections are kept in {learn}, on this machine alone. "
         f"To delete them: skydraft learn forget {learn}"
     )
-    return LearnChoice(collector)
+    return collector
 
 
-learn_section = Section(
-    "learn",
-    "Learning",
-    _learn,
+keep_section = Section(
+    "keep",
+    "What is kept",
+    _keep,
     [
         option(
             "--learn", "DIR", "Keep what is asked and answered, and what the target corrects, in DIR, to train the "
             "draft model with (see: skydraft learn).", type=Path,
-        )
+        ),
+        option(
+            "--otlp", "URL", "Send OpenTelemetry traces, which hold no text, to the collector at URL (OTLP over HTTP).",
+        ),
     ],
 )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Traces in OpenTelemetry's format: one for each answer, across the device and the cloud.
+
+The W3C header `traceparent` says which trace something belongs to; to a server it travels as metadata, once for each
+call or stream. A trace holds names, numbers and times, never a text or a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from skydraft.errors import MissingDependency, OptionError, SkydraftError
+
+HEADER = "traceparent"
+_HEADER = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+Attributes = Mapping[str, str | int | float | bool]
+_SEND_S = 2.0  # for one batch, and at the end for what is left: a collector that is gone must not hold anybody up
+
+
+def is_traceparent(text: str) -> bool:
+    """Whether it is such a header, as https://www.w3.org/TR/trace-context/ has it."""
+    return bool(_HEADER.fullmatch(text)) and not text.startswith("ff")
+
+
+class TraceSpan:
+    """Something that takes a while. `header` lets others be part of it; attributes are added until it ends."""
+
+    def __init__(self, span: Any, header: str) -> None:
+        self._span = span
+        self.header = header
+
+    def note(self, attributes: Attributes) -> None:
+        """Add attributes."""
+        self._span.set_attributes(dict(attributes))
+
+    def fail(self, error: BaseException) -> None:
+        """Say that it failed, and by which error: its name and its one line."""
+        from opentelemetry.trace import Status, StatusCode
+
+        line = error.line if isinstance(error, SkydraftError) else type(error).__name__
+        self._span.set_attribute("error.type", type(error).__name__)
+        self._span.set_status(Status(StatusCode.ERROR, line))
+
+
+class Tracing:
+    """Sends the spans of one process, `service`, to a collector (OTLP over HTTP). Threads may share it.
+
+    `url` is the collector's, as in http://localhost:4318. `notify` gets one line when spans are lost. Sampling and
+    further attributes are chosen by OpenTelemetry's own environment variables. Raises OptionError or MissingDependency.
+    """
+
+    def __init__(self, service: str, url: str, notify: Callable[[str], None] = lambda line: None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise OptionError(
+                f"{url} is not the address of a collector.",
+                hint="Give it as http://HOST:4318, or as https://HOST:4318.",
+            )
+        endpoint = url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
+        self._provider = _provider(service, endpoint, url, notify)
+        self._tracer = self._provider.get_tracer("skydraft")
+
+    @contextmanager
+    def span(self, name: str, parent: str = "", *, serves: bool = False) -> Iterator[TraceSpan]:
+        """A span around the block; `parent` is a header, or "" for a trace of its own. An error fails it, and passes.
+
+        `serves` says that somebody else waits for it.
+        """
+        span = self._begin(name, parent, serves=serves)
+        try:
+            yield span
+        except GeneratorExit:  # whoever reads it has left, which is no failure
+            raise
+        except BaseException as error:
+            span.fail(error)
+            raise
+        finally:
+            span._span.end()
+
+    def add(self, name: str, parent: str, begin_ns: int, end_ns: int, attributes: Attributes) -> str:
+        """Add a span that is over; times are nanoseconds since 1970. Returns its header."""
+        span = self._begin(name, parent, begin_ns)
+        span.note(attributes)
+        span._span.end(end_ns)
+        return span.header
+
+    def _begin(self, name: str, parent: str, begin_ns: int | None = None, *, serves: bool = False) -> TraceSpan:
+        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        propagator = TraceContextTextMapPropagator()
+        context = propagator.extract({HEADER: parent})  # of a header that is none: a trace of its own
+        kind = SpanKind.SERVER if serves else SpanKind.INTERNAL
+        span = self._tracer.start_span(name, context, kind, start_time=begin_ns)
+        carrier: dict[str, str] = {}
+        propagator.inject(carrier, set_span_in_context(span))
+        return TraceSpan(span, carrier[HEADER])
+
+    def close(self) -> None:
+        """Send what is left, for two seconds at most."""
+        self._provider.force_flush(int(_SEND_S * 1e3))
+        self._provider.shutdown()
+
+    def __enter__(self) -> Tracing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _provider(service: str, endpoint: str, shown: str, notify: Callable[[str], None]) -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+    except ImportError as error:
+        raise MissingDependency(
+            f"Traces need {error.name}, which is not installed.", hint="Run: pip install 'skydraft[otel]'."
+        ) from error
+
+    class Exporter(OTLPSpanExporter):  # type: ignore[misc,unused-ignore]
+        """Says once that spans are lost, and not as a traceback."""
+
+        has_failed = False
+
+        def export(self, spans: Any) -> Any:
+            result = super().export(spans)
+            if result is not SpanExportResult.SUCCESS and not self.has_failed:
+                self.has_failed = True
+                notify(f"Traces cannot be sent to {shown}; they are lost.")
+            return result
+
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # of lost spans it would print a traceback each
+    provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(Exporter(endpoint=endpoint, timeout=_SEND_S)))
+    return provider

@@ -1,0 +1,211 @@
+"""Traces: one across the device, the server and whoever asked; no text in it; nothing of it unless asked for."""
+
+from __future__ import annotations
+
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+import skydraft
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.traced import traced
+from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError, UsageError
+from skydraft.prompts.messages import asked
+from skydraft.tracing import Tracing, is_traceparent
+
+from .gateway.running import gateway, toy_pair
+from .serving import free_port, serving
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
+OUTER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE_ID = bytes.fromhex(OUTER[3:35])
+PROMPT = "一段谁也不该在别处读到的话"
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    """Takes OTLP over HTTP, and keeps the spans."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def spans(self) -> list[Any]:
+        """(service, span) of all that arrived."""
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        found = []
+        for body in self.bodies:
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                service = next(a.value.string_value for a in resource.resource.attributes if a.key == "service.name")
+                found += [(service, span) for scope in resource.scope_spans for span in scope.spans]
+        return found
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert self.path == "/v1/traces" and isinstance(self.server, Collector)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            import gzip
+
+            body = gzip.decompress(body)
+        self.server.bodies.append(body)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    server = Collector()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def figures(span: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+@pytest.mark.parametrize("mode", ["lossless", "quality", "cloud"])
+@pytest.mark.parametrize("unary", [False, True])
+def test_a_trace_goes_from_the_device_to_the_server(mode: str, unary: bool) -> None:
+    request = GenerateRequest(
+        asked(PROMPT), make_plan(mode), skydraft.DecodingParams(max_new_tokens=24), traceparent=OUTER
+    )
+    edge = open_toy("toy:drift=0.2")
+    with collecting() as collector:
+        with (
+            serving(open_toy("toy"), otlp=collector.url) as server,
+            closing(skydraft.connect(server.address, unary=unary)) as cloud,
+            Tracing("device", collector.url) as tracing,
+            traced(tracing, skydraft.start)(request, edge=edge, cloud=cloud) as generation,
+        ):
+            generation.run()
+        spans = collector.spans()
+        assert all(PROMPT.encode() not in body and generation.text.encode() not in body for body in collector.bodies)
+    assert {span.trace_id for _, span in spans} == {TRACE_ID}
+    (whole,) = [span for _, span in spans if span.name == "generate" and span.parent_span_id.hex() == OUTER[36:52]]
+    stats = generation.stats
+    assert figures(whole)["gen_ai.usage.output_tokens"] == stats.num_tokens
+    assert figures(whole)["skydraft.mode"] == mode
+    rounds = [span for service, span in spans if service == "device" and span.name == "round"]
+    assert len(rounds) == stats.num_rounds
+    assert all(whole.start_time_unix_nano <= span.start_time_unix_nano for span in rounds)
+    assert all(span.end_time_unix_nano <= whole.end_time_unix_nano for span in rounds)
+    assert {span.parent_span_id for span in rounds} == {whole.span_id}
+    served = [span for service, span in spans if service == "skydraft-serve"]
+    assert {span.parent_span_id for span in served} == {whole.span_id}
+    verified = {figures(span)["skydraft.base"] for span in served if span.name == "verify"}
+    judged = {figures(s)["skydraft.base"] for s in rounds if figures(s)["skydraft.outcome"] == "verified"}
+    if mode == "cloud":
+        assert [span.name for span in served] == ["generate"]
+    else:
+        assert verified == judged != set()
+
+
+def test_a_trace_ends_where_another_one_begins() -> None:
+    """One connection, three generations: with a trace, without one, and with one again."""
+    edge = open_toy("toy:drift=0.2")
+    with collecting() as collector:
+        with serving(open_toy("toy"), otlp=collector.url) as server, closing(skydraft.connect(server.address)) as cloud:
+            for header in (OUTER, "", OUTER.replace("0af7", "1bf8")):
+                params = skydraft.DecodingParams(max_new_tokens=8)
+                request = GenerateRequest(asked("你好"), make_plan("lossless"), params, traceparent=header)
+                with skydraft.start(request, edge=edge, cloud=cloud) as generation:
+                    generation.run()
+        ids = [span.trace_id for _, span in collector.spans()]
+    assert set(ids) == {TRACE_ID, bytes.fromhex(OUTER[3:35].replace("0af7", "1bf8"))}
+    assert ids.count(TRACE_ID) == len(ids) / 2  # that in the middle left none
+
+
+def test_a_failure_is_in_the_trace_and_passes() -> None:
+    request = GenerateRequest(asked("字" * 9000), make_plan("edge"))
+    with collecting() as collector:
+        with (
+            Tracing("device", collector.url) as tracing,
+            pytest.raises(UsageError),
+            traced(tracing, skydraft.start)(request, edge=open_toy("toy:drift=0.2")) as generation,
+        ):
+            generation.run()
+        ((_, span),) = collector.spans()
+    assert span.status.code == span.status.STATUS_CODE_ERROR and figures(span)["error.type"]
+
+
+def test_the_gateway_takes_a_client_s_trace() -> None:
+    with collecting() as collector, Tracing("gateway", collector.url) as tracing:
+        pair = toy_pair()
+        pair._start = traced(tracing, pair._start)
+        with gateway(pair) as running:
+            for header in (OUTER, "00-nonsense", OUTER + "\u00e9"):
+                body = {"model": "skydraft", "messages": [{"role": "user", "content": "你好"}], "max_tokens": 4}
+                headers = {b"traceparent": header.encode("latin-1")}
+                answer = httpx.post(f"{running.v1}/chat/completions", json=body, headers=headers, timeout=30)
+                assert answer.status_code == 200
+        tracing.close()
+        whole = [span for _, span in collector.spans() if span.name == "generate"]
+    assert [span.trace_id == TRACE_ID for span in whole] == [True, False, False]
+
+
+def test_a_collector_that_is_gone_costs_one_line_and_no_answer() -> None:
+    lines: list[str] = []
+    url = f"http://127.0.0.1:{free_port()}"
+    request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=4))
+    with Tracing("device", url, lines.append) as tracing:
+        for _ in range(2):
+            with traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation:
+                assert generation.run().finish_reason
+            tracing._provider.force_flush()
+    assert lines == [f"Traces cannot be sent to {url}; they are lost."]
+
+
+@pytest.mark.parametrize("url", ["localhost:4318", "file:///tmp/x", "http://", ""])
+def test_an_address_that_is_none_is_one_line(url: str) -> None:
+    with pytest.raises(OptionError, match="not the address of a collector"):
+        Tracing("device", url)
+
+
+@pytest.mark.parametrize(
+    ("header", "is_one"),
+    [
+        (OUTER, True),
+        (OUTER.upper(), False),
+        (OUTER + "\n", False),
+        (OUTER.replace("b7ad6b7169203331", "0" * 16), False),
+        (OUTER.replace(OUTER[3:35], "0" * 32), False),
+        ("ff" + OUTER[2:], False),
+        ("", False),
+    ],
+)
+def test_headers(header: str, is_one: bool) -> None:
+    assert is_traceparent(header) is is_one
+    if header and not is_one:
+        with pytest.raises(OptionError, match="not a traceparent"):
+            GenerateRequest(asked("你好"), traceparent=header)
+
+
+def test_nothing_of_it_is_loaded_where_nobody_asks() -> None:
+    code = (
+        "import sys, skydraft.cli.main as m, skydraft.cloud.server;"
+        "status = m.run(['generate', '你好', '--edge-model', 'toy', '--mode', 'edge', '--quiet']);"
+        "sys.exit(status or any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
