@@ -191,11 +191,11 @@ def main() -> None:
             before = _both(given.out, "before", edge, cloud, held_out, dev)
         for size in sizes:
             name = f"{size}-layers{given.layers}"
-            merged = _learned(given, size, prompts, name)
+            merged = learned(given, size, prompts, name)
             if merged is None:
                 continue
-            with closing(skydraft.load(merged)) as learned:
-                after = _both(given.out, name, learned, cloud, held_out, dev if size == sizes[-1] else [])
+            with closing(skydraft.load(merged)) as trained:
+                after = _both(given.out, name, trained, cloud, held_out, dev if size == sizes[-1] else [])
             show(f"{size} answers: held-out prompts of the domain", before[0], after[0])
             if after[1]:
                 show(f"{size} answers: the dev set of mixed prompts", before[1], after[1])
@@ -211,7 +211,7 @@ def _both(
     )
 
 
-def _learned(given: argparse.Namespace, size: int, prompts: Sequence[str], name: str) -> Path | None:
+def learned(given: argparse.Namespace, size: int, prompts: Sequence[str], name: str) -> Path | None:
     """The draft model with what it learned of the first `size` prompts; None where nothing was kept."""
     adapter = given.out / f"adapter-{name}.safetensors"
     models = ["--edge-model", given.edge_model, "--cloud-model", given.cloud_model]

@@ -125,26 +125,37 @@ def make_table(num_prompts: int, params: DecodingParams) -> None:
 
 
 @contextmanager
-def link_to(port: int, rtt_ms: float, *, ahead: bool) -> Iterator[Cloud]:
+def link_to(port: int, rtt_ms: float, *, ahead: bool) -> Iterator[tuple[EmulatedLink, Cloud]]:
     with EmulatedLink(("127.0.0.1", port), LinkShape(delay_ms=rtt_ms / 2)) as link:
         cloud = skydraft.connect(link.address, require=True, work_ahead=ahead)
         try:
-            yield cloud
+            yield link, cloud
         finally:
             cloud.close()
 
 
+def write(generation: Generation, link: EmulatedLink, round_trips: tuple[float, ...], num_tokens: int) -> Generation:
+    """Run it to its end. Of several round trips each holds for as many tokens as the others."""
+    link.reshape(LinkShape(delay_ms=round_trips[0] / 2))
+    for index, _ in enumerate(generation, 1):
+        link.reshape(
+            LinkShape(delay_ms=round_trips[min(index * len(round_trips) // num_tokens, len(round_trips) - 1)] / 2)
+        )
+    return generation
+
+
 def measure(
-    edge: Engine, port: int, rtt_ms: float, asked: list[str], params: DecodingParams, ways: list[Way]
+    edge: Engine, port: int, round_trips: tuple[float, ...], asked: list[str], params: DecodingParams, ways: list[Way]
 ) -> dict[str, Found]:
     """All ways, prompt by prompt, so that each prompt meets the same machine."""
     found = {way.name: Found() for way in ways}
-    with link_to(port, rtt_ms, ahead=False) as idle, link_to(port, rtt_ms, ahead=True) as busy:
+    with link_to(port, round_trips[0], ahead=False) as idle, link_to(port, round_trips[0], ahead=True) as busy:
         for prompt in asked:
             target_ids: Sequence[int] | None = None
             for way in ways:
-                cloud = busy if way.ahead else idle
-                done = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=way.plan, params=params).run()
+                link, cloud = busy if way.ahead else idle
+                begun = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=way.plan, params=params)
+                done = write(begun, link, round_trips, params.max_new_tokens)
                 target_ids = done.token_ids if target_ids is None else target_ids
                 found[way.name].add(done, target_ids if way.is_lossless else None)
     return found
@@ -156,7 +167,7 @@ def identity(num_tokens: int) -> None:
     edge, target = skydraft.load("toy:drift=0.3"), skydraft.load("toy")
     plans = [make_plan(k=5), make_plan(k="auto"), ALWAYS_DRAFTING]
     print(f"{'temperature':<13}{'texts':>6}{'tokens':>8}{'the same':>10}{'drafts found ready':>20}")
-    with link_to(server.port, 8.0, ahead=True) as cloud:
+    with link_to(server.port, 8.0, ahead=True) as (_, cloud):
         for temperature in (0.0, 0.8):
             total = same = used = number = 0
             while total < num_tokens:
@@ -182,7 +193,9 @@ def theory(found: Found, rtt_ms: float, target_ms: float, k: int) -> float:
 def show(point: dict[str, Any]) -> None:
     rows = point["ways"]
     best = max((name for name in rows if name.startswith("k = ")), key=lambda name: rows[name]["tokens_per_s"])
-    print(f"\nround trip {point['rtt_ms']:g} ms, forward of the target {point['target_ms']:g} ms; best fixed: {best}")
+    print(
+        f"\nround trip {point['round_trips']} ms, forward of the target {point['target_ms']:g} ms; best fixed: {best}"
+    )
     print(
         f"{'':<14}{'tokens/s':>9}{'/ best k':>9}{'theory':>8}{'accepted':>10}{'mean k':>8}{'ready':>7}"
         f"{'other texts':>13}"
@@ -229,7 +242,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1, help="of the draft model; link and server need a core")
-    parser.add_argument("--rtt", default=ROUND_TRIPS)
+    parser.add_argument(
+        "--rtt", default=ROUND_TRIPS, help='round trips, ms; "10>120>10" is one that changes within each text'
+    )
     parser.add_argument("--target-ms", default="45,15")
     parser.add_argument("--ways", default="", help="names of ways, with ';' between them (default: all)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
@@ -249,13 +264,16 @@ def main() -> None:
     with skydraft.load(default_pair().draft, EngineOptions(num_threads=asked.threads)) as edge:
         for target_ms in map(float, asked.target_ms.split(",")):
             with RecordedServer(VERDICTS, target_ms) as server:
-                for rtt_ms in map(float, asked.rtt.split(",")):
-                    found = measure(edge, server.port, rtt_ms, chosen, params, ways)
+                for wanted in asked.rtt.split(","):
+                    round_trips = tuple(map(float, wanted.split(">")))
+                    found = measure(edge, server.port, round_trips, chosen, params, ways)
                     rows = {name: each.row() for name, each in found.items()}
                     for k in FIXED:
                         if (name := f"k = {k}") in rows:
-                            rows[name]["theory"] = round(theory(found[name], rtt_ms, target_ms, k), 2)
-                    points.append({"rtt_ms": rtt_ms, "target_ms": target_ms, "ways": rows})
+                            mean_ms = statistics.mean(round_trips)
+                            rows[name]["theory"] = round(theory(found[name], mean_ms, target_ms, k), 2)
+                    point = {"rtt_ms": round_trips[0], "round_trips": wanted, "target_ms": target_ms, "ways": rows}
+                    points.append(point)
                     show(points[-1])
                     if asked.out:
                         asked.out.write_text(json.dumps({"machine": machine(), "points": points}, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """The one function that picks tokens, for draft and target, in every mode: choose(logits, prefix).
 
-`choose_all` does it for the rows of many generations at once; a single row is a batch of one.
+`choose_all` does it for the rows of many generations at once, with the same tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from skydraft.choosing.constraints import (
     repetition_penalty,
 )
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
-from skydraft.choosing.picking import Draw, Picked, pick
+from skydraft.choosing.picking import Draw, Picked, pick, pick_one
 from skydraft.choosing.sentences import said_along
 from skydraft.config import DecodingParams
 from skydraft.engines.rows import at_least_float32
 from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
-from skydraft.errors import OptionError
+from skydraft.errors import EngineError, OptionError
 
 
 class Chooser:
@@ -77,10 +77,7 @@ class Chooser:
 
         At temperature 0 the best one, the lowest id among equals. Raises EngineError when a logit is not a number.
         """
-        (choice,) = choose_all([Question(self, row, prefix)])
-        if isinstance(choice, Exception):
-            raise choice
-        return choice
+        return pick_one(self.draw(row, prefix))
 
     def runner_up(self, row: Any, prefix: TokenIds, best: int) -> int:
         """What `choose` would give without `best`, a guess at what another model says; `best` where it has no rival."""
@@ -88,8 +85,10 @@ class Chooser:
         edited[best] = -float("inf")
         if float(edited.max()) == -float("inf"):
             return best
-        (choice,) = pick([Draw(edited, self._params, len(prefix) - self._prompt_len)])
-        return best if isinstance(choice, Exception) else choice
+        try:
+            return pick_one(Draw(edited, self._params, len(prefix) - self._prompt_len))
+        except EngineError:
+            return best
 
     def draw(self, row: Any, prefix: TokenIds) -> Draw:
         """What is left to pick from, and how."""

@@ -47,6 +47,17 @@ def pick(draws: Seq[Draw]) -> list[Picked]:
     return picked
 
 
+def pick_one(draw: Draw) -> int:
+    """The token of one, as `pick` has it, without what many take to be gone through. Raises EngineError."""
+    if not is_on_host(draw.scores):
+        (picked,) = pick_on_device([draw])
+    else:
+        picked = _sample(draw) if draw.params.temperature else _best(draw, int(on_host(draw.scores).argmax()))
+    if isinstance(picked, Exception):
+        raise picked
+    return picked
+
+
 def _pick_here(draws: Seq[Draw]) -> list[Picked]:
     best = iter(_best_of_each([on_host(draw.scores) for draw in draws if not draw.params.temperature]))
     return [_sample(draw) if draw.params.temperature else _best(draw, next(best)) for draw in draws]

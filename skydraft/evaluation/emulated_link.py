@@ -97,6 +97,10 @@ class EmulatedLink:
         """Take connections again."""
         self._is_down = False
 
+    def reshape(self, shape: LinkShape) -> None:
+        """Be another link from the next chunk on; what is on its way arrives as it would have."""
+        self._shape = shape
+
     def retarget(self, target: Address) -> None:
         """Send new connections elsewhere: a server that came back on another port."""
         self._target = target

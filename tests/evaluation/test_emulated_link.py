@@ -141,3 +141,14 @@ def test_a_target_that_is_not_there_looks_like_one() -> None:
 def test_an_impossible_shape_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"link has no|rate lies"):
         LinkShape(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_link_becomes_slower_while_it_is_used(echo: tuple[str, int]) -> None:
+    with EmulatedLink(echo) as link, connect(link) as connection:
+        took = []
+        for delay_ms in (0, 60, 0):
+            link.reshape(LinkShape(delay_ms=delay_ms))
+            began = time.perf_counter()
+            assert exchange(connection, b"x") == b"x"
+            took.append(time.perf_counter() - began)
+    assert took[1] >= 0.12 > min(took[0], took[2])

@@ -53,7 +53,7 @@ def user(text: str) -> dict[str, str]:
 
 def test_a_later_turn_is_the_same_messages_read_anew(seats: tuple[Engine, Engine]) -> None:
     rng = random.Random(8)
-    talks: list[Messages] = [[user(DEV[number] * 5)] for number in range(3)]
+    talks: list[Messages] = [[user(DEV[number] * 4)] for number in range(3)]
     num_cached = 0
     for step in range(6):  # three conversations take each other's two seats
         talk = talks[rng.randrange(3)]
