@@ -6,20 +6,27 @@ call or stream. A trace holds names, numbers and times, never a text or a token.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from skydraft.errors import MissingDependency, OptionError, SkydraftError
+from skydraft.characters import one_line
+from skydraft.errors import MissingDependency, OptionError
 
 HEADER = "traceparent"
+_PATH = "/v1/traces"
 _HEADER = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 Attributes = Mapping[str, str | int | float | bool]
 _SEND_S = 2.0  # for one batch, and at the end for what is left: a collector that is gone must not hold anybody up
+_QUEUE = 16384  # spans that may wait; a thousand rounds are three thousand
+_BATCH = 512
 
 
 def is_traceparent(text: str) -> bool:
@@ -39,31 +46,54 @@ class TraceSpan:
         self._span.set_attributes(dict(attributes))
 
     def fail(self, error: BaseException) -> None:
-        """Say that it failed, and by which error: its name and its one line."""
+        """Say that it failed, and by which kind of error. Its words may be a user's."""
         from opentelemetry.trace import Status, StatusCode
 
-        line = error.line if isinstance(error, SkydraftError) else type(error).__name__
         self._span.set_attribute("error.type", type(error).__name__)
-        self._span.set_status(Status(StatusCode.ERROR, line))
+        self._span.set_status(Status(StatusCode.ERROR))
+
+
+def check_collector(url: str) -> str:
+    """The address that spans are posted to, of a collector's. Raises OptionError for what is no address."""
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise OptionError(
+            f"{one_line(url[:80])} is not the address of a collector.",
+            hint="Give it as http://HOST:4318, or as https://HOST:4318.",
+        )
+    base = url.rstrip("/")
+    return base if base.endswith(_PATH) else base + _PATH
 
 
 class Tracing:
     """Sends the spans of one process, `service`, to a collector (OTLP over HTTP). Threads may share it.
 
-    `url` is the collector's, as in http://localhost:4318. `notify` gets one line when spans are lost. Sampling and
-    further attributes are chosen by OpenTelemetry's own environment variables. Raises OptionError or MissingDependency.
+    `url` is the collector's, as in http://localhost:4318; /v1/traces is added to it. `notify` gets one line when spans
+    are lost. Sampling, further attributes and another name of the service are chosen by OpenTelemetry's own environment
+    variables. Raises OptionError or MissingDependency.
     """
 
     def __init__(self, service: str, url: str, notify: Callable[[str], None] = lambda line: None) -> None:
+        endpoint = check_collector(url)
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(
-                f"{url} is not the address of a collector.",
-                hint="Give it as http://HOST:4318, or as https://HOST:4318.",
-            )
-        endpoint = url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
-        self._provider = _provider(service, endpoint, url, notify)
+        self._where = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+        self._notify = notify
+        self._has_lost = False
+        self._provider = _provider(os.environ.get("OTEL_SERVICE_NAME") or service, endpoint, self.lost)
         self._tracer = self._provider.get_tracer("skydraft")
+
+    def lost(self) -> None:
+        """Say, once, that spans are lost."""
+        if not self._has_lost:
+            self._has_lost = True
+            self._notify(
+                f"Traces cannot be sent to {self._where}; they are lost. "
+                "Is a collector there that takes OTLP over HTTP (usually port 4318, not 4317)?"
+            )
 
     @contextmanager
     def span(self, name: str, parent: str = "", *, serves: bool = False) -> Iterator[TraceSpan]:
@@ -74,7 +104,8 @@ class Tracing:
         span = self._begin(name, parent, serves=serves)
         try:
             yield span
-        except GeneratorExit:  # whoever reads it has left, which is no failure
+        except (GeneratorExit, asyncio.CancelledError):  # whoever waits for it has left, which is no failure
+            span.note({"skydraft.left": True})
             raise
         except BaseException as error:
             span.fail(error)
@@ -99,12 +130,16 @@ class Tracing:
         span = self._tracer.start_span(name, context, kind, start_time=begin_ns)
         carrier: dict[str, str] = {}
         propagator.inject(carrier, set_span_in_context(span))
-        return TraceSpan(span, carrier[HEADER])
+        return TraceSpan(span, carrier.get(HEADER, ""))  # none where the variables turn tracing off
 
     def close(self) -> None:
         """Send what is left, for two seconds at most."""
-        self._provider.force_flush(int(_SEND_S * 1e3))
-        self._provider.shutdown()
+        # The library waits for each batch, and for its own thread, much longer.
+        ending = threading.Thread(target=self._provider.shutdown, name="last traces", daemon=True)
+        ending.start()
+        ending.join(_SEND_S)
+        if ending.is_alive():
+            self.lost()
 
     def __enter__(self) -> Tracing:
         return self
@@ -113,7 +148,7 @@ class Tracing:
         self.close()
 
 
-def _provider(service: str, endpoint: str, shown: str, notify: Callable[[str], None]) -> Any:
+def _provider(service: str, endpoint: str, lost: Callable[[], None]) -> Any:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -125,18 +160,19 @@ def _provider(service: str, endpoint: str, shown: str, notify: Callable[[str], N
         ) from error
 
     class Exporter(OTLPSpanExporter):  # type: ignore[misc,unused-ignore]
-        """Says once that spans are lost, and not as a traceback."""
-
-        has_failed = False
+        """Tells when spans are lost, and raises nothing."""
 
         def export(self, spans: Any) -> Any:
-            result = super().export(spans)
-            if result is not SpanExportResult.SUCCESS and not self.has_failed:
-                self.has_failed = True
-                notify(f"Traces cannot be sent to {shown}; they are lost.")
+            try:
+                result = super().export(spans)
+            except Exception:
+                result = SpanExportResult.FAILURE
+            if result is not SpanExportResult.SUCCESS:
+                lost()
             return result
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # of lost spans it would print a traceback each
     provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(Exporter(endpoint=endpoint, timeout=_SEND_S)))
+    exporter = Exporter(endpoint=endpoint, timeout=_SEND_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_QUEUE, max_export_batch_size=_BATCH))
     return provider

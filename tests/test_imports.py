@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "characters": set(),
     "grammars": {"errors"},
     "config": {"errors", "grammars"},
-    "tracing": {"errors"},
+    "tracing": {"characters", "errors"},
     "engines": _LEAVES,
     "choosing": _CONTRACT,
     "gating": _CONTRACT,

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 import skydraft
+from skydraft.cli.keep_options import KeepChoice
+from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.traced import traced
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, UsageError
 from skydraft.prompts.messages import asked
-from skydraft.tracing import Tracing, is_traceparent
+from skydraft.tracing import Tracing, check_collector, is_traceparent
 
 from .gateway.running import gateway, toy_pair
 from .serving import free_port, serving
@@ -137,17 +141,36 @@ def test_a_trace_ends_where_another_one_begins() -> None:
     assert ids.count(TRACE_ID) == len(ids) / 2  # that in the middle left none
 
 
-def test_a_failure_is_in_the_trace_and_passes() -> None:
-    request = GenerateRequest(asked("字" * 9000), make_plan("edge"))
+def test_a_failure_is_in_the_trace_without_its_words_and_passes() -> None:
+    params = skydraft.DecodingParams(grammar=f"regex:({PROMPT}")
+    request = GenerateRequest(asked("你好"), make_plan("edge"), params)
     with collecting() as collector:
         with (
             Tracing("device", collector.url) as tracing,
-            pytest.raises(UsageError),
+            pytest.raises(UsageError, match=PROMPT),
             traced(tracing, skydraft.start)(request, edge=open_toy("toy:drift=0.2")) as generation,
         ):
             generation.run()
         ((_, span),) = collector.spans()
-    assert span.status.code == span.status.STATUS_CODE_ERROR and figures(span)["error.type"]
+        assert all(PROMPT.encode() not in body for body in collector.bodies)
+    assert span.status.code == span.status.STATUS_CODE_ERROR and figures(span)["error.type"] == "GrammarRefused"
+
+
+def test_whoever_leaves_a_stream_has_not_failed() -> None:
+    params = skydraft.DecodingParams(max_new_tokens=3500, min_new_tokens=3500)
+    request = GenerateRequest(asked("你好"), make_plan("cloud"), params, traceparent=OUTER)
+    with collecting() as collector:
+        with (
+            serving(open_toy("toy"), otlp=collector.url) as server,
+            closing(skydraft.connect(server.address)) as cloud,
+            skydraft.start(request, edge=open_toy("toy"), cloud=cloud) as generation,
+        ):
+            for _, _ in zip(generation, range(6), strict=False):
+                pass
+        spans = [span for _, span in collector.spans()]
+    assert [span.name for span in spans] == ["generate"]
+    assert not spans[0].status.code and figures(spans[0])["skydraft.left"] is True
+    assert 6 <= figures(spans[0])["skydraft.num_tokens"] < 3500
 
 
 def test_the_gateway_takes_a_client_s_trace() -> None:
@@ -165,22 +188,131 @@ def test_the_gateway_takes_a_client_s_trace() -> None:
     assert [span.trace_id == TRACE_ID for span in whole] == [True, False, False]
 
 
-def test_a_collector_that_is_gone_costs_one_line_and_no_answer() -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_collector_that_is_gone_or_silent_costs_one_line_and_no_answer(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skydraft.tracing._SEND_S", 0.3)
     lines: list[str] = []
-    url = f"http://127.0.0.1:{free_port()}"
-    request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=4))
-    with Tracing("device", url, lines.append) as tracing:
-        for _ in range(2):
+    request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=400))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = free_port() if answers else silent.getsockname()[1]
+        tracing = Tracing("device", f"http://me:secret@127.0.0.1:{port}", lines.append)
+        for _ in range(3):
             with traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation:
                 assert generation.run().finish_reason
-            tracing._provider.force_flush()
-    assert lines == [f"Traces cannot be sent to {url}; they are lost."]
+        began = time.monotonic()
+        tracing.close()
+        assert time.monotonic() - began < 5  # three batches, each waited for, and then the library's own thread
+    (line,) = lines
+    assert line.startswith(f"Traces cannot be sent to http://127.0.0.1:{port}; they are lost.") and "secret" not in line
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "file:///tmp/x", "http://", ""])
+def test_a_long_text_has_spans_of_its_first_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.decoding.traced._MAX_ROUNDS", 3)
+    params = skydraft.DecodingParams(max_new_tokens=40, min_new_tokens=40)
+    request = GenerateRequest(asked("你好"), make_plan("edge"), params)
+    with collecting() as collector:
+        with (
+            Tracing("device", collector.url) as tracing,
+            traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation,
+        ):
+            generation.run()
+        spans = [span for _, span in collector.spans()]
+    assert [span.name for span in spans].count("round") == 3
+    left_out = figures(next(span for span in spans if span.name == "generate"))["skydraft.num_rounds_left_out"]
+    assert left_out == generation.stats.num_rounds - 3
+
+
+def test_a_trace_that_cannot_be_made_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.decoding.traced._figures", lambda record: 1 / 0)
+    lines: list[str] = []
+    request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=4))
+    with (
+        collecting() as collector,
+        Tracing("device", collector.url, lines.append) as tracing,
+        traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation,
+    ):
+        assert generation.run().finish_reason
+    assert len(lines) == 1
+
+
+def test_the_standard_s_variables_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=4))
+    with collecting() as collector:
+        for name, value in (("OTEL_SERVICE_NAME", "kitchen"), ("OTEL_SDK_DISABLED", "true")):
+            monkeypatch.setenv(name, value)
+            with (
+                Tracing("device", collector.url) as tracing,
+                traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation,
+            ):
+                assert generation.run().finish_reason
+        assert {service for service, _ in collector.spans()} == {"kitchen"}
+
+
+def test_a_header_that_is_none_makes_no_span_on_the_server() -> None:
+    with collecting() as collector:
+        with serving(open_toy("toy"), otlp=collector.url) as server, closing(skydraft.connect(server.address)) as cloud:
+            params = skydraft.DecodingParams(max_new_tokens=8)
+            cloud._links.carry("zzzz")
+            cloud._links.carry = lambda traceparent: None
+            request = GenerateRequest(asked("你好"), make_plan("lossless"), params)
+            with skydraft.start(request, edge=open_toy("toy:drift=0.2"), cloud=cloud) as generation:
+                generation.run()
+        assert collector.spans() == []
+
+
+def test_a_command_belongs_to_the_trace_in_the_environment_and_a_gateway_to_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from skydraft.cli import gateway as command
+    from skydraft.cli.main import run
+
+    monkeypatch.setenv("TRACEPARENT", OUTER)
+    seen: list[Any] = []
+    monkeypatch.setattr(command, "_open", lambda work, cloud, models, keep, stack: seen.append(keep) or 1 / 0)
+    with collecting() as collector:
+        where = ["--otlp", collector.url, "--edge-model", "toy"]
+        assert run(["generate", "你好", "--mode", "edge", "-n", "4", "-q", *where]) == 0
+        assert {(service, span.trace_id) for service, span in collector.spans()} == {("skydraft-generate", TRACE_ID)}
+        with pytest.raises(ZeroDivisionError):
+            run(["gateway", *where])
+        assert seen[0].tracing and seen[0].parent == ""
+
+
+def test_a_gateway_with_the_draft_model_alone_is_traced_too() -> None:
+    from skydraft.cli.gateway import _open
+
+    class Given:
+        edge_only, parallel, keep, address, options = True, 1, 0, None, skydraft.EngineOptions()
+
+    class Models:
+        options = skydraft.EngineOptions()
+        load_edge = staticmethod(lambda: open_toy("toy"))
+
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skydraft.cli.gateway.dataclasses.replace", lambda value, **_: value)
+        keep: Any = KeepChoice()
+        pair = _open(Given(), Given(), Models(), keep, stack)  # type: ignore[arg-type]
+    assert pair._start == keep.start
+
+
+NO_ADDRESSES = (
+    "localhost:4318", "file:///tmp/x", "http://", "", "http://[::1", "http://a:b", "http://a:99999", "http://a:0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("url", NO_ADDRESSES)
 def test_an_address_that_is_none_is_one_line(url: str) -> None:
     with pytest.raises(OptionError, match="not the address of a collector"):
         Tracing("device", url)
+    with pytest.raises(OptionError, match="not the address of a collector"):
+        ServeOptions(otlp=url)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
+def test_spans_are_posted_where_the_protocol_has_it(path: str) -> None:
+    assert check_collector(f"https://a/otlp{path}") == "https://a/otlp/v1/traces"
 
 
 @pytest.mark.parametrize(

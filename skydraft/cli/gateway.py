@@ -166,7 +166,7 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
     models = dataclasses.replace(models, options=options)
     edge = stack.enter_context(models.load_edge())
     if work.edge_only:
-        return Pair(edge)
+        return Pair(edge, start=keep.start)
     if cloud.address is not None:
         remote = stack.enter_context(closing(cloud.connected()))  # which knows of its servers for all answers
         return Pair(edge, connect=remote.beside, start=keep.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class KeepChoice:
 
     collector: Collector | None = None
     tracing: Tracing | None = None
+    parent: str = ""  # the trace that a command belongs to which answers one user
 
     def check(self, gate: GateChoice) -> None:
         """Raise OptionError where nothing can be learned."""
@@ -43,7 +45,7 @@ class KeepChoice:
         """A generation that ends with the block; what was asked to be kept of it is kept then."""
         begin: Start = self.collector.start if self.collector else api.start
         if self.tracing:
-            begin = traced(self.tracing, begin)
+            begin = traced(self.tracing, begin, self.parent)
         return begin(request, edge=edge, cloud=cloud)
 
 
@@ -52,7 +54,8 @@ def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:
     tracing = Tracing(f"skydraft-{context.info_name}", otlp, TERMINAL.say) if otlp else None
     if tracing:
         context.call_on_close(tracing.close)
-    return KeepChoice(_collector(learn) if learn else None, tracing)
+    parent = "" if context.info_name == "gateway" else os.environ.get("TRACEPARENT", "")
+    return KeepChoice(_collector(learn) if learn else None, tracing, parent)
 
 
 def _collector(learn: Path) -> Collector:
@@ -69,7 +72,7 @@ def _collector(learn: Path) -> Collector:
 
 keep_section = Section(
     "keep",
-    "What is kept",
+    "Learning and traces",
     _keep,
     [
         option(

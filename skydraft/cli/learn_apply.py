@@ -101,24 +101,34 @@ def _calibrate(folder: Path, models: ModelChoice) -> None:
                 hint=f"Collect some more with --learn {folder}.",
             )
         if learned_from:
-            click.echo(f"{len(unseen)} of the {len(reviewed)} answers are to prompts that it was not trained on.")
+            total = len(reviewed)
+            click.echo(f"The limits come from {len(unseen)} of {total} answers: the adapter was trained on the others.")
         _written(_fitted(reviewed, unseen, edge, target, folder), edge)
 
 
 def _learned_from(models: ModelChoice) -> set[str]:
-    """Digests of the prompts that the draft model's adapter was trained on."""
+    """Digests of the prompts that the draft model was trained on; none where it was not. Raises OptionError."""
     from skydraft.learning.adapter import read_adapter
 
-    path = models.adapter_file()
-    return set(read_adapter(path).card.trained_on) if path else set()
+    learned = models.learned
+    if learned is None:
+        return set()
+    found = read_adapter(learned).card.trained_on if isinstance(learned, Path) else learned.trained_on
+    if not found:
+        raise OptionError(
+            "The adapter does not say what it was trained on, so no limits can be found for it.",
+            hint="Train it again with: skydraft learn train.",
+        )
+    return set(found)
 
 
 def _fitted(lessons: list[Lesson], unseen: list[Lesson], edge: Engine, target: PairSide, folder: Path) -> Calibration:
     draft = PairSide(name=edge.name, fingerprint=edge.fingerprint)
     longest = max(len(lesson.token_ids) for lesson in lessons)
-    marks = Counter(mark for lesson in lessons for mark in lesson.marks)
-    agreement = marks["a"] / (marks["a"] + marks["c"] + marks["w"])
-    click.echo(f"{edge.name} agrees with the target on {agreement:.3f} of {marks.total()} tokens that were collected.")
+    marks = Counter(mark for lesson in unseen for mark in lesson.marks)
+    num_judged = marks["a"] + marks["c"] + marks["w"]
+    agreement = marks["a"] / max(num_judged, 1)
+    click.echo(f"There {edge.name} agrees with the target on {agreement:.3f} of {num_judged} tokens.")
     return fit_lessons(_labelled(lessons), _labelled(unseen), draft, target, folder.name, longest)
 
 

@@ -43,19 +43,16 @@ class ModelChoice:
 
     def load_edge(self) -> Engine:
         """Open the draft model, with what it has learned, where that is to be used."""
-        learned = self._learned()
+        learned = self.learned
         if learned is None:
             return self.load_bare_edge()
         from skydraft.learning.apply import open_learned
 
         return open_learned(self.edge_model, learned, self._load, cache_dir())
 
-    def adapter_file(self) -> Path | None:
-        """The adapter that the draft model is used with; None without one."""
-        learned = self._learned()
-        return learned if learned is None or isinstance(learned, Path) else Path(learned.adapter)
-
-    def _learned(self) -> Path | Applied | None:
+    @property
+    def learned(self) -> Path | Applied | None:
+        """What the draft model is used with: an adapter's file, or what was applied to it; None for neither."""
         return self.edge_adapter or applied(cache_dir()).get(self.edge_model)
 
     def load_bare_edge(self) -> Engine:

@@ -26,7 +26,7 @@ from skydraft.errors import EngineError, MissingDependency, OptionError
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
-from skydraft.tracing import Tracing
+from skydraft.tracing import Tracing, check_collector
 
 log = logging.getLogger("skydraft.cloud")
 
@@ -64,6 +64,8 @@ class ServeOptions:
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
         if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
             raise OptionError("A port must be a number from 0 to 65535.")
+        if self.otlp is not None:
+            check_collector(self.otlp)
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
             raise OptionError(
                 f"Listening on {self.host} without TLS would send tokens and texts unencrypted over the network.",

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from skydraft.protocol.values import Emission, SessionCall, VerifyCall
-from skydraft.tracing import HEADER, Attributes, Tracing
+from skydraft.tracing import HEADER, Attributes, Tracing, is_traceparent
 from skydraft.types import Cost, Verdict
 
 _parent: ContextVar[str] = ContextVar(
@@ -19,7 +19,8 @@ Note: TypeAlias = Callable[[Any], None]
 
 def belongs_to(metadata: Any) -> None:
     """Note which trace the call or stream belongs to that this task answers."""
-    _parent.set(str(dict(metadata or ()).get(HEADER, "")))
+    header = str(dict(metadata or ()).get(HEADER, ""))
+    _parent.set(header if is_traceparent(header) else "")
 
 
 @contextmanager
@@ -30,12 +31,13 @@ def request_span(tracing: Tracing, kind: str, call: SessionCall | VerifyCall, ow
         return
     with tracing.span(kind, _parent.get(), serves=True) as span:
         span.note(_asked(call, owner))
-        total = Cost()
+        total, num_tokens = Cost(), 0
 
         def note(answer: Any) -> None:
-            nonlocal total
+            nonlocal total, num_tokens
             total += answer.cost
-            span.note(_answered(answer, total))
+            num_tokens += len(answer.token_ids) if isinstance(answer, Emission) else 0
+            span.note(_answered(answer, total, num_tokens))
 
         yield note
 
@@ -47,11 +49,11 @@ def _asked(call: SessionCall | VerifyCall, owner: str) -> Attributes:
     if isinstance(call, VerifyCall):
         found |= {"skydraft.base": call.base, "skydraft.num_draft": len(call.draft_ids)}
     if call.opening:
-        found["gen_ai.usage.input_tokens"] = len(call.opening.prompt.token_ids)
+        found["skydraft.num_prompt"] = len(call.opening.prompt.token_ids)
     return found
 
 
-def _answered(answer: Any, cost: Cost) -> Attributes:
+def _answered(answer: Any, cost: Cost, num_tokens: int) -> Attributes:
     found: dict[str, str | int | float] = {
         "skydraft.queue_ms": cost.queue_ms,
         "skydraft.forward_ms": cost.forward_ms,
@@ -61,6 +63,7 @@ def _answered(answer: Any, cost: Cost) -> Attributes:
     }
     if isinstance(answer, Verdict):
         found["skydraft.num_accepted"] = answer.num_accepted
-    if isinstance(answer, Emission):
-        found["gen_ai.usage.output_tokens"] = answer.base + len(answer.token_ids)
+        num_tokens = answer.num_tokens
+    if num_tokens:
+        found["skydraft.num_tokens"] = num_tokens
     return found

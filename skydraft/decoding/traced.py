@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,23 +16,28 @@ from skydraft.types import StepRecord
 Start: TypeAlias = Callable[..., AbstractContextManager[Generation]]
 
 
-def traced(tracing: Tracing, start: Start) -> Start:
+_MAX_ROUNDS = 1000  # of which spans are made: a long text of the target alone has one for each token
+
+
+def traced(tracing: Tracing, start: Start, parent: str = "") -> Start:
     """`start`, as `skydraft.start` is one, with a trace of each generation, sent when its block ends.
 
-    It belongs to the request's `traceparent`, or to the one in the environment (TRACEPARENT), where there is one; the
-    spans of a server belong to it.
+    It belongs to the request's `traceparent`, or else to that of `parent`; the spans of a server belong to it. Of a
+    thousand rounds at most there are spans.
     """
 
     @contextmanager
     def begin(request: GenerateRequest, *, edge: Any = None, cloud: Any = None) -> Iterator[Generation]:
-        parent = request.traceparent or os.environ.get("TRACEPARENT", "")
-        with tracing.span("generate", parent) as span:
+        with tracing.span("generate", request.traceparent or parent) as span:
             span.note(_asked(request, edge, cloud))
             with start(replace(request, traceparent=span.header), edge=edge, cloud=cloud) as generation:
                 try:
                     yield generation
                 finally:
-                    _add_rounds(tracing, span, generation)
+                    try:
+                        _add_rounds(tracing, span, generation)
+                    except Exception:  # a trace is worth no answer
+                        tracing.lost()
 
     return begin
 
@@ -63,7 +67,9 @@ def _add_rounds(tracing: Tracing, span: TraceSpan, generation: Generation) -> No
         }
     )
     began_ns = time.time_ns() - int((time.perf_counter() - generation.started) * 1e9)
-    for record in generation.records:
+    if (num_left_out := stats.num_rounds - _MAX_ROUNDS) > 0:
+        span.note({"skydraft.num_rounds_left_out": num_left_out})
+    for record in generation.records[:_MAX_ROUNDS]:
         _add_round(tracing, span.header, record, began_ns)
 
 

@@ -32,6 +32,7 @@ from skydraft.types import Signals
 
 Floats = npt.NDArray[np.float64]
 
+_MIN_UNSEEN = 100  # tokens; below, an agreement of 0.95 is known to 0.02 at best
 _MIN_TOKENS = 200  # below, a logistic fit of four weights says little
 _LIMITS = (0.0, *np.geomspace(0.005, 20.0, 80).tolist())
 _KS = (1, 2, 3, 4, 5, 6, 8, MAX_BLOCK, 16, 32)
@@ -207,6 +208,13 @@ def fit_lessons(
     All of them teach what a risk is made of; those that the draft model was not trained on, `unseen`, which agreement
     a limit keeps.
     """
+    num_tokens = sum(len(text.disagrees) for text in unseen)
+    num_wrong = sum(sum(text.disagrees) for text in unseen)
+    if num_tokens < _MIN_UNSEEN or not num_wrong:
+        raise PromptError(
+            f"{num_tokens} tokens with {num_wrong} disagreements are too few to say which limit keeps which agreement.",
+            hint=f"Collect more answers: at least {_MIN_UNSEEN} tokens that the draft model was not trained on.",
+        )
     return _fit(texts, unseen, draft, target, name, "", len(texts), max_new_tokens)
 
 

@@ -46,8 +46,9 @@ def _named(engine: Engine, name: str, adapter: Path) -> Engine:
 
 def apply(adapter: Path, model: str, bare: Engine, cache: Path) -> Path:
     """Have the model be used with an adapter from now on; returns where it lies. Raises a SkydraftError."""
-    merged = merged_with(read_adapter(adapter), bare, cache)
-    _noted(cache, model, Applied(str(adapter.absolute()), str(merged)))
+    found = read_adapter(adapter)
+    merged = merged_with(found, bare, cache)
+    _noted(cache, model, Applied(str(adapter.absolute()), str(merged), found.card.trained_on))
     return merged
 
 

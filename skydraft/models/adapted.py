@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from skydraft.errors import ModelFilesError
@@ -14,10 +14,14 @@ _FILE = "adapters.json"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What stands for a model: an adapter's file, and the model with it merged in, a .gguf file or a folder."""
+    """What stands for a model: an adapter's file, and the model with it merged in, a .gguf file or a folder.
+
+    `trained_on` are digests of the prompts that the adapter was trained on: its file may go, or become another's.
+    """
 
     adapter: str
     merged: str
+    trained_on: tuple[str, ...] = ()
 
 
 def merged_dir(cache: Path) -> Path:
@@ -30,7 +34,10 @@ def applied(cache: Path) -> dict[str, Applied]:
     path = cache / _FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {name: Applied(entry["adapter"], entry["merged"]) for name, entry in found.items()}
+        return {
+            name: Applied(entry["adapter"], entry["merged"], tuple(entry.get("trained_on", ())))
+            for name, entry in found.items()
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -46,8 +53,6 @@ def set_applied(cache: Path, model: str, entry: Applied | None) -> None:
     path = cache / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(_FILE + ".partial")
-    text = json.dumps(
-        {name: {"adapter": each.adapter, "merged": each.merged} for name, each in entries.items()}, indent=1
-    )
+    text = json.dumps({name: asdict(each) for name, each in entries.items()}, indent=1)
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)

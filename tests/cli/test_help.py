@@ -36,7 +36,7 @@ SECTIONS = {
         "Cloud",
         "Models",
         "Output",
-        "What is kept",
+        "Learning and traces",
         "Other options",
     ],
     "caption": [
@@ -47,7 +47,7 @@ SECTIONS = {
         "Cloud",
         "Models",
         "Output",
-        "What is kept",
+        "Learning and traces",
         "Other options",
     ],
     "serve": ["Server", "Limits", "Models", "Other options"],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from skydraft.cli.main import run
+from skydraft.errors import PromptError
 from skydraft.evaluation.fitting import LabelledText, fit_lessons
 from skydraft.gating.calibration import PairSide, read_calibration
 from skydraft.learning.adapter import read_adapter
@@ -63,7 +64,10 @@ def test_trained_applied_used_calibrated_and_taken_back(
 
     status, said, _ = call("learn", "apply", str(out), "--learn", str(taught))
     assert status == 0 and "is used with" in said and "Written to" in said, said
-    assert "answers are to prompts that it was not trained on" in said
+    assert "the adapter was trained on the others" in said
+    out.unlink()
+    status, said, err = call("learn", "calibrate", str(taught))
+    assert status == 0 and "the adapter was trained on the others" in said, err  # its file is not needed
     assert call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q")[1] == with_it
     (written,) = (tmp_path / "home" / "calibrations").glob("*.json")
     assert read_calibration(written).draft.fingerprint != pair[0].fingerprint
@@ -76,7 +80,6 @@ def test_trained_applied_used_calibrated_and_taken_back(
     assert call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q")[1] == before
     assert "There is no calibration" in call("generate", "今天天气", "--gate", "calibrated:0.9", "-n", "8", "-q")[2]
     assert "No adapter is applied" in call("learn", "revert")[2]
-    assert out.is_file()
     assert call("learn", "calibrate", str(taught))[0] == 0
     assert call("generate", "今天天气", "--gate", "calibrated:0.9", "-n", "8", "-q")[0] == 0
 
@@ -101,6 +104,10 @@ def test_limits_come_from_what_was_not_trained_on() -> None:
     known = [LabelledText("target", (sure, unsure) * 20, (False,) * 37 + (True,) * 3) for _ in range(10)]
     unseen = [LabelledText("target", (sure, unsure) * 20, (False, True) * 20) for _ in range(10)]
     sides = PairSide(name="a", fingerprint="0"), PairSide(name="b", fingerprint="1")
+    with pytest.raises(PromptError, match="3 tokens with 0 disagreements are too few"):
+        fit_lessons(known, [LabelledText("target", (sure,) * 3, (False,) * 3)], *sides, "one", 40)
+    with pytest.raises(PromptError, match="0 tokens"):
+        fit_lessons(known, [], *sides, "one", 40)
     for texts in (known, unseen):
         found = fit_lessons(known, texts, *sides, "one", 40)
         assert found.curves[-1].points[-1].agreement == pytest.approx(texts[0].agreement)
