@@ -33,6 +33,13 @@ class BareLoop:
         self._num_rows = lib.llama_vocab_n_tokens(self._vocab)
         self._batch = lib.llama_batch_init(512, 0, 1)
 
+    def adapt(self, path: Path) -> None:
+        """Compute with a low-rank adapter (GGUF) beside the weights, which stay as they are."""
+        adapter = lib.llama_adapter_lora_init(self._model, str(path).encode())
+        assert adapter, f"{path} is no adapter of this model"
+        adapters, scales = (lib.llama_adapter_lora_p_ctypes * 1)(adapter), (ctypes.c_float * 1)(1.0)
+        assert lib.llama_set_adapters_lora(self._context, adapters, 1, scales) == 0
+
     def _decode(self, token_ids: Sequence[int], position: int, *, want_logits: bool) -> None:
         batch = self._batch
         for row, token_id in enumerate(token_ids):

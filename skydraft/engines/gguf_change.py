@@ -41,7 +41,7 @@ def write_changed(base: Path, out: Path, changes: Mapping[str, Callable[[], Matr
             hint="Use the model's checkpoint folder.",
         )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    wanted = {_gguf_name(name): change for name, change in changes.items()}
+    wanted = {gguf_name(name): change for name, change in changes.items()}
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise OptionError(f"{base.name} has no matrix {missing[0]}.", hint="The adapter is of another model.")
     places = _places(reader, wanted)
@@ -105,8 +105,8 @@ def _reader(path: Path) -> Any:
         raise BrokenModel(f"{path} cannot be read as GGUF: {error}.", hint="Fetch it again.") from error
 
 
-def _gguf_name(name: str) -> str:
-    """`blk.3.attn_q.weight` for `model.layers.3.self_attn.q_proj`."""
+def gguf_name(name: str) -> str:
+    """What a GGUF file calls a matrix of a checkpoint: `blk.3.attn_q.weight` for `model.layers.3.self_attn.q_proj`."""
     number, _, part = name.partition("layers.")[2].partition(".")
     return f"blk.{number}.{_PARTS.get(part, part)}.weight"
 
