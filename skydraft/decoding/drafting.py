@@ -19,6 +19,7 @@ from skydraft.gating.signals import CERTAIN, measure
 from skydraft.types import Ahead, Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals
 
 _MOST_READY = 48  # prepared tokens, each with its row of logits: 0.6 MB for a vocabulary of 150,000
+_MANY_ROWS = 16  # more than a round leaves to be read
 
 
 class _Step(NamedTuple):
@@ -122,6 +123,7 @@ class Drafter:
         while not block.is_over and (step := self._prepared(block.prefix.view)):
             block.add(step if block.may_choose or step.is_forced else None, self._ends_blocks)
         if not block.is_over:
+            opening += self._catch_up(block.prefix.view)
             with self._engine.floor:
                 while not block.is_over:
                     block.add(self._next(block), self._ends_blocks)
@@ -229,6 +231,18 @@ class Drafter:
             self._sequence = None
             raise
         return sequence.take_prefill_cost()
+
+    def _catch_up(self, prefix: TokenIds) -> Cost:
+        """Feed most of a text that somebody else has written meanwhile; between its parts others may have the floor."""
+        cost = Cost()
+        while self._sequence is not None and len(prefix) - self._sequence.length > _MANY_ROWS:
+            with self._engine.floor:
+                self._sequence.align(prefix)
+                began, start = time.perf_counter(), self._sequence.length
+                pending = prefix[start : start + self._engine.invariant_rows]
+                self._sequence.extend(pending)
+                cost += Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
+        return cost
 
     def _row_after(self, block: _Growing) -> tuple[Any, Cost]:
         """Feed what a block's prefix has beyond the cache: (logits after it [vocab], what that took)."""
