@@ -3,7 +3,8 @@
     python -m bench.adapter_speed ADAPTER [--edge-model MODEL] [--tokens 40] [--turns 5] [--threads 0]
 
 The draft model as it came, merged with the adapter as skydraft does it, and with the adapter as a file of llama.cpp's,
-each in a loop of its own over the same prompts, in turns. Milliseconds a token are medians, prompts included.
+each in a loop of its own. After each prompt the same tokens are decoded one by one, in turns that begin with another
+one each time; milliseconds a step are medians. What each writes by itself after the prompts is compared too.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("adapter", type=Path)
     parser.add_argument("--edge-model", default=default_pair().draft)
     parser.add_argument("--tokens", type=int, default=40)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
     adapter = read_adapter(given.adapter)
@@ -68,11 +69,12 @@ def main() -> None:
         loops["beside"].adapt(beside)
         spent: dict[str, list[float]] = {name: [] for name in loops}
         texts: dict[str, list[list[int]]] = {name: [] for name in loops}
-        for prompt in asked_ids:
-            for name, loop in loops.items():
-                token_ids, seconds = loop.generate(prompt, given.tokens)
-                spent[name].append(seconds * 1e3 / (len(token_ids) + len(prompt)))
-                texts[name].append(token_ids)
+        for turn, prompt in enumerate(asked_ids):
+            names = list(loops)
+            for name in names[turn % 3 :] + names[: turn % 3]:
+                loop = loops[name]
+                spent[name].append(loop.step_ms(prompt, given.tokens))
+                texts[name].append(loop.generate(prompt, given.tokens)[0])
         for loop in loops.values():
             loop.close()
     print(f"{machine()}; {adapter.card.base_name}, rank {next(iter(adapter.pairs.values()))[0].shape[0]}, "
@@ -80,7 +82,7 @@ def main() -> None:
     for name in spent:
         ratio = statistics.median(a / b for a, b in zip(spent["as it came"], spent[name], strict=True))
         same = sum(a == b for a, b in zip(texts["merged"], texts[name], strict=True))
-        print(f"{name:<12}{statistics.median(spent[name]):>8.2f} ms a token, speed {ratio:.2f}, "
+        print(f"{name:<12}{statistics.median(spent[name]):>8.2f} ms a step, speed {ratio:.2f}, "
               f"texts of the merged one {same} of {len(asked_ids)}")  # fmt: skip
 
 

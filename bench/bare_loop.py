@@ -6,6 +6,7 @@ What `edge` is compared with, both for its tokens (F14) and for its speed.
 from __future__ import annotations
 
 import ctypes
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,18 @@ class BareLoop:
             if lib.llama_vocab_is_eog(self._vocab, last):
                 break
         return token_ids, time.perf_counter() - began
+
+    def step_ms(self, prompt: Sequence[int], num_steps: int) -> float:
+        """Milliseconds of a decode of one token after a prompt, whatever the model would say: the median."""
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+        self._decode(prompt, 0, want_logits=False)
+        spent = []
+        for step in range(num_steps):
+            began = time.perf_counter()
+            self._decode([prompt[step % len(prompt)]], len(prompt) + step, want_logits=True)
+            lib.llama_get_logits(self._context)
+            spent.append((time.perf_counter() - began) * 1e3)
+        return statistics.median(spent)
 
     def close(self) -> None:
         lib.llama_batch_free(self._batch)

@@ -211,7 +211,9 @@ def _both(
     )
 
 
-def learned(given: argparse.Namespace, size: int, prompts: Sequence[str], name: str) -> Path | None:
+def learned(
+    given: argparse.Namespace, size: int, prompts: Sequence[str], name: str, *, calibrates: bool = True
+) -> Path | None:
     """The draft model with what it learned of the first `size` prompts; None where nothing was kept."""
     adapter = given.out / f"adapter-{name}.safetensors"
     models = ["--edge-model", given.edge_model, "--cloud-model", given.cloud_model]
@@ -222,7 +224,7 @@ def learned(given: argparse.Namespace, size: int, prompts: Sequence[str], name: 
         if run(["learn", "train", str(folder), *how, *models]):
             print(f"{size} answers: nothing was kept", file=sys.stderr)
             return None
-    if run(["learn", "calibrate", str(folder), *models, "--edge-adapter", str(adapter)]):
+    if calibrates and run(["learn", "calibrate", str(folder), *models, "--edge-adapter", str(adapter)]):
         print(f"{size} answers: not calibrated", file=sys.stderr)
     return merged_with(read_adapter(adapter), skydraft.load(given.edge_model), cache_dir())
 

@@ -115,7 +115,7 @@ def main() -> None:
         with closing(skydraft.load(given.edge_model)) as edge:
             before = rows_of(edge, stretch)
         if begin:
-            newest = learned(given, begin, prompts, f"{begin}-layers{given.layers}") or newest
+            newest = learned(given, begin, prompts, f"{begin}-layers{given.layers}", calibrates=False) or newest
         with closing(skydraft.load(newest)) as edge:
             days.append((before, rows_of(edge, stretch) if begin else before))
     drawn = show(days, given.every)

@@ -141,19 +141,34 @@ def walk(
     return Replay(len(risks), num_wrong, num_calls, num_drafted)
 
 
-def curve(texts: Sequence[LabelledText], risk_of: Sequence[Sequence[float]], k: int) -> Curve:
-    """Agreement and calls for a range of limits with blocks of up to `k`, over the texts along the target's path."""
+def curve(
+    texts: Sequence[LabelledText], risk_of: Sequence[Sequence[float]], k: int, *, is_cautious: bool = False
+) -> Curve:
+    """Agreement and calls for a range of limits with blocks of up to `k`, over the texts along the target's path.
+
+    Where it `is_cautious`, an agreement is a standard error less than what was found, so that a limit that comes from a
+    few texts rather asks too often.
+    """
     points = []
     lowest = 1.0
     for limit in _LIMITS:
         walked = [walk(risks, text.disagrees, limit, k) for text, risks in zip(texts, risk_of, strict=True)]
         num_tokens = sum(outcome.num_tokens for outcome in walked)
-        lowest = min(lowest, 1 - sum(outcome.num_wrong for outcome in walked) / num_tokens)
+        wrong = sum(outcome.num_wrong for outcome in walked) / num_tokens
+        wrong += _standard_error(walked, wrong) if is_cautious and limit else 0.0
+        lowest = max(min(lowest, 1 - wrong), 0.0)
         calls = sum(outcome.num_calls for outcome in walked) / num_tokens
         points.append(CurvePoint(limit=round(limit, 5), agreement=round(lowest, 5), calls_per_token=round(calls, 5)))
         if not calls:
             break
     return Curve(k=k, points=tuple(points))
+
+
+def _standard_error(walked: Sequence[Replay], wrong: float) -> float:
+    """Of the share of disagreements that are left, texts being drawn and not tokens; half a text's is the least."""
+    num_tokens = sum(outcome.num_tokens for outcome in walked)
+    squares = sum((outcome.num_wrong - wrong * outcome.num_tokens) ** 2 for outcome in walked)
+    return max(math.sqrt(squares), 0.5) / num_tokens
 
 
 def auroc(scores: Floats, disagrees: npt.NDArray[np.bool_]) -> float:
@@ -215,12 +230,12 @@ def fit_lessons(
             f"{num_tokens} tokens with {num_wrong} disagreements are too few to say which limit keeps which agreement.",
             hint=f"Collect more answers: at least {_MIN_UNSEEN} tokens that the draft model was not trained on.",
         )
-    return _fit(texts, unseen, draft, target, name, "", len(texts), max_new_tokens)
+    return _fit(texts, unseen, draft, target, name, "", len(texts), max_new_tokens, is_cautious=True)
 
 
 def _fit(
     texts: Sequence[LabelledText], walked: Sequence[LabelledText], draft: PairSide, target: PairSide, name: str,
-    sha256: str, num_prompts: int, max_new_tokens: int,
+    sha256: str, num_prompts: int, max_new_tokens: int, *, is_cautious: bool = False,
 ) -> Calibration:  # fmt: skip
     weights, bias = fit_weights(texts)
     rows, disagrees = table(texts)
@@ -244,7 +259,7 @@ def _fit(
         fitted=about,
     )
     risks = [[bare.risk(signals) for signals in text.signals] for text in walked]
-    return bare.model_copy(update={"curves": tuple(curve(walked, risks, k) for k in _KS)})
+    return bare.model_copy(update={"curves": tuple(curve(walked, risks, k, is_cautious=is_cautious) for k in _KS)})
 
 
 def alone_agreement(texts: Sequence[LabelledText]) -> tuple[float, int]:

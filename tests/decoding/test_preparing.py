@@ -53,12 +53,12 @@ def loop_of(
     preparer = Preparer(drafter, LearnedRisk(), k) if ahead else None
     if preparer:
         thread = preparer._thread
-        verifier.until = lambda: drafter._num_prepared >= wait or (thread._work_queue.empty() and _is_idle(thread))
+        verifier.until = lambda: drafter._num_prepared >= wait or _is_idle(thread)
     return SpeculativeLoop(Context(toys.ASKED), drafter, gate, verifier, k, toys.VOCAB, preparer=preparer)
 
 
 def _is_idle(thread: Any) -> bool:
-    return bool(thread._idle_semaphore._value)
+    return thread._shutdown or (thread._work_queue.empty() and bool(thread._idle_semaphore._value))
 
 
 def told(rounds: Seq[Round]) -> list[Any]:
