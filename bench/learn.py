@@ -1,6 +1,7 @@
 """A draft model that learns from its corrections: used for real, trained, applied, and measured on held-out prompts.
 
-    python -m bench.learn --out DIR [--sizes 30,60,120,240] [--held-out 60] [--minutes 15] [--layers 4]
+    python -m bench.learn --out DIR [--sizes 30,60,120,240] [--held-out 60] [--minutes 15] [--layers 4] [--rate 0.00015]
+    python -m bench.learn --out DIR --sizes 240 --dev 0 --alpha --layers 12    # another setting, α alone
 
 300 prompts of one domain (descriptions of products): the first 240 are answered in mode `quality` with --learn, and
 for each size an adapter is trained on the answers to as many of them, merged, and calibrated. Then the held-out prompts
@@ -45,6 +46,7 @@ PRODUCTS = HERE / "data" / "prompts_zh_products.jsonl"
 DEV = HERE.parent / "data" / "prompts_zh_dev.jsonl"
 PARAMS = DecodingParams(max_new_tokens=48)
 AGREEMENT = 0.95
+RATE, EPOCHS = 0.00015, 4  # those of `learn train`
 # name: what it is a ratio of, in the sums of a row
 FIGURES = {
     "α along the target's text": ("agreed", "tokens"),
@@ -176,10 +178,8 @@ def main() -> None:
     parser.add_argument("--sizes", default="30,60,120,240")
     parser.add_argument("--held-out", type=int, default=60)
     parser.add_argument("--dev", type=int, default=62, help="prompts of the dev set; 0 leaves it out")
-    parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--edge-model", default=default_pair().draft)
-    parser.add_argument("--cloud-model", default=default_pair().target)
+    parser.add_argument("--alpha", action="store_true", help="measure α alone, and calibrate nothing")
+    add_settings(parser)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     sizes = sorted(int(size) for size in given.sizes.split(","))
@@ -188,27 +188,43 @@ def main() -> None:
     with closing(skydraft.load(given.cloud_model)) as cloud:
         with closing(skydraft.load(given.edge_model)) as edge:
             collect(given.out / "lessons", edge, cloud, prompts[: sizes[-1]])
-            before = _both(given.out, "before", edge, cloud, held_out, dev)
+            before = _both(given, "before", edge, cloud, held_out, dev)
         for size in sizes:
-            name = f"{size}-layers{given.layers}"
-            merged = learned(given, size, prompts, name)
+            name = f"{size}-{setting_of(given)}"
+            merged = learned(given, size, prompts, name, calibrates=not given.alpha)
             if merged is None:
                 continue
             with closing(skydraft.load(merged)) as trained:
-                after = _both(given.out, name, trained, cloud, held_out, dev if size == sizes[-1] else [])
+                after = _both(given, name, trained, cloud, held_out, dev if size == sizes[-1] else [])
             show(f"{size} answers: held-out prompts of the domain", before[0], after[0])
             if after[1]:
                 show(f"{size} answers: the dev set of mixed prompts", before[1], after[1])
 
 
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The pair, and how its draft model is trained."""
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--edge-model", default=default_pair().draft)
+    parser.add_argument("--cloud-model", default=default_pair().target)
+
+
+def setting_of(given: argparse.Namespace) -> str:
+    """The name of a training setting: what is not the default of `learn train`."""
+    rate = "" if given.rate == RATE else f"-rate{given.rate:g}"
+    epochs = "" if given.epochs == EPOCHS else f"-epochs{given.epochs}"
+    return f"layers{given.layers}{rate}{epochs}"
+
+
 def _both(
-    out: Path, name: str, edge: Engine, cloud: Engine, held_out: Sequence[str], dev: Sequence[str]
+    given: argparse.Namespace, name: str, edge: Engine, cloud: Engine, held_out: Sequence[str], dev: Sequence[str]
 ) -> tuple[list[Row], list[Row]]:
-    calibrated = skydraft.api.is_calibrated(edge, cloud)
-    return (
-        kept(out / f"{name}-held-out.jsonl", partial(measure, edge, cloud, calibrated), held_out),
-        kept(out / f"{name}-dev.jsonl", partial(agreement_alone, edge, cloud), dev),
-    )
+    alone = partial(agreement_alone, edge, cloud)
+    whole = partial(measure, edge, cloud, skydraft.api.is_calibrated(edge, cloud))
+    kind, make = ("held-out-alpha", alone) if given.alpha else ("held-out", whole)
+    return (kept(given.out / f"{name}-{kind}.jsonl", make, held_out), kept(given.out / f"{name}-dev.jsonl", alone, dev))
 
 
 def learned(
@@ -221,6 +237,7 @@ def learned(
         folder = part_of(given.out / "lessons", size, edge, prompts)
     if not adapter.is_file():
         how = ["--out", str(adapter), "--minutes", str(given.minutes), "--layers", str(given.layers)]
+        how += ["--rate", str(given.rate), "--epochs", str(given.epochs)]
         if run(["learn", "train", str(folder), *how, *models]):
             print(f"{size} answers: nothing was kept", file=sys.stderr)
             return None

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import skydraft
-from bench.learn import PRODUCTS, learned, prompts_of
+from bench.learn import PRODUCTS, add_settings, learned, prompts_of, setting_of
 from skydraft.config import mode_spec
 from skydraft.engines.base import Engine
 from skydraft.evaluation.bootstrap import Resamples
@@ -29,7 +29,6 @@ from skydraft.gating.gates import parse_gate
 from skydraft.learning.lesson import AGREED, CORRECTED, Lesson
 from skydraft.learning.review import Reviewer
 from skydraft.learning.store import Store
-from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
@@ -97,11 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("learn-bench"))
     parser.add_argument("--every", type=int, default=60)
-    parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--edge-model", default=default_pair().draft)
-    parser.add_argument("--cloud-model", default=default_pair().target)
     parser.add_argument("--plot", type=Path)
+    add_settings(parser)
     given = parser.parse_args()
     prompts = prompts_of(PRODUCTS)
     by_prompt = {lesson.prompt_ids: lesson for lesson in Store(given.out / "lessons").lessons(Counter())}
@@ -115,7 +111,7 @@ def main() -> None:
         with closing(skydraft.load(given.edge_model)) as edge:
             before = rows_of(edge, stretch)
         if begin:
-            newest = learned(given, begin, prompts, f"{begin}-layers{given.layers}", calibrates=False) or newest
+            newest = learned(given, begin, prompts, f"{begin}-{setting_of(given)}", calibrates=False) or newest
         with closing(skydraft.load(newest)) as edge:
             days.append((before, rows_of(edge, stretch) if begin else before))
     drawn = show(days, given.every)

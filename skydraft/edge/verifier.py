@@ -302,14 +302,14 @@ class RemoteVerifier:
                 last, wait_s = error, 0.0 if self._moves else pause_s
             if self._is_cancelled:
                 raise CloudLost("The generation was cancelled.")
-            first = False
-            pause_s = min(2 * pause_s, 1.0)
+            first, pause_s = False, min(2 * pause_s, 1.0)
             now = time.monotonic()
             heard_at = max(heard_at, self._link.heard_at) if is_silent else now + wait_s
             silent_s = self._patience.silent_s + (self._patience.move_s if self._moves else 0.0)
-            if now + wait_s - heard_at > silent_s or now + wait_s - began > self._patience.timeout_s:
+            left_s = min(heard_at + silent_s, began + self._patience.timeout_s) - now
+            if left_s < (1e-3 if is_silent and not self._patience.falls_back else wait_s):  # the last moment counts
                 raise self._given_up(last, now - began)
-            time.sleep(wait_s)
+            time.sleep(min(wait_s, left_s))
 
     @property
     def _moves(self) -> bool:

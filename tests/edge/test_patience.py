@@ -239,7 +239,7 @@ def test_where_all_is_verified_a_cloud_that_is_gone_is_waited_for_as_long_as_was
     verifier, _ = asked(clock, patience, **link)
     took_s = seconds(clock, verifier, CloudTimeout)
     one_try_s = 0.3 + patience.ping_s
-    assert timeout_s - 1.0 - one_try_s < took_s <= timeout_s + one_try_s
+    assert timeout_s - 1e-6 <= took_s <= timeout_s + one_try_s
     assert verifier.spent().rtt_ms == pytest.approx(took_s * 1e3)
     verifier.close()
 
