@@ -1,4 +1,4 @@
-# make demo | demo-speech | test | test-browser | test-conformance | test-vllm | lint | docs
+# make demo | demo-speech | test | test-long | test-browser | test-conformance | test-vllm | lint | docs
 #    | screenshots | report
 #    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
 #    | bench-learn | bench-link.
@@ -12,7 +12,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: bench-link setup models demo test test-browser test-conformance test-vllm lint protocol docs screenshots bench bench-identity \
+.PHONY: bench-link setup models demo test test-long test-browser test-conformance test-vllm lint protocol docs screenshots bench bench-identity \
 	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report
 
 setup: $(READY)
@@ -33,6 +33,10 @@ demo: models
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# The same with four times as many examples of each law.
+test-long: export SKYDRAFT_EXAMPLES = 4
+test-long: test
 
 # The tests of the chat page; `make test` runs them too where Chromium is there already.
 test-browser: $(READY)

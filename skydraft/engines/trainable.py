@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,21 @@ def check_trainable(path: Path) -> None:
         )
 
 
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """transformers draws a bar while it dequantises, which its own setting for bars does not reach."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    drawn = vars(reader).get("tqdm")
+    try:
+        if drawn is not None:
+            vars(reader)["tqdm"] = lambda tensors, **_: tensors
+        yield
+    finally:
+        if drawn is not None:
+            vars(reader)["tqdm"] = drawn
+
+
 def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -> TrainableModel:
     """The model of a folder or .gguf file in float32, nothing of it trained yet. Raises BrokenModel, EngineError.
 
@@ -61,7 +78,7 @@ def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -
     device = check_device(torch, device_name)
     if path.suffix == ".gguf":
         try:
-            with quiet(transformers):
+            with quiet(transformers), _without_bar():
                 model = transformers.AutoModelForCausalLM.from_pretrained(
                     path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True
                 )

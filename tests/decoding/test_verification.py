@@ -79,7 +79,7 @@ def requests(draw):
     return target, params, tuple(catch_up), tuple(block)
 
 
-@law(250)
+@law(125)
 @given(requests(), st.integers(1, 9))
 def test_a_verdict_is_the_definition_for_any_block_and_any_split_into_passes(request_, max_rows):
     target, params, catch_up, block = request_

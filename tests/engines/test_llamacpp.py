@@ -30,14 +30,14 @@ def path() -> Path:
 
 @pytest.fixture(scope="module")
 def engine(path: Path) -> Iterator[LlamaCppEngine]:
-    with open_engine("gguf", "draft", path, EngineOptions(context_len=64, max_sequences=2)) as engine:
+    with open_engine("gguf", "draft", path, EngineOptions(context_len=64, max_sequences=2, num_threads=1)) as engine:
         assert isinstance(engine, LlamaCppEngine)
         yield engine
 
 
 def test_a_closed_engine_refuses_everything(path: Path) -> None:
     """llama.cpp would be given the null pointer, or a model that is no longer there."""
-    engine = LlamaCppEngine(path, EngineOptions(context_len=16, max_sequences=2), name="draft")
+    engine = LlamaCppEngine(path, EngineOptions(context_len=16, max_sequences=2, num_threads=1), name="draft")
     vocab = engine.vocab
     prompt = vocab.encode("今天天气很好")
     sequence, begun = engine.open(prompt), engine.begin(prompt)

@@ -108,7 +108,7 @@ def test_the_fingerprint_is_that_of_the_gguf(tmp_path: Path) -> None:
         token["special"] = token["id"] < 151657
     file.write_text(json.dumps(parts))
     ours = read_vocab(transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|im_end|>"), None)
-    engine = LlamaCppEngine(path, EngineOptions(context_len=64))
+    engine = LlamaCppEngine(path, EngineOptions(context_len=64, num_threads=1))
     assert ours.size == engine.vocab.size and ours.fingerprint == engine.vocab.fingerprint
     assert ours.special_ids != engine.vocab.special_ids
     for text in [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.engines.trainable import load_trainable
+from skydraft.engines.trainable import _without_bar, load_trainable
 from skydraft.errors import OptionError
 from skydraft.learning.adapter import Adapter, AdapterCard, read_adapter, write_adapter
 from skydraft.learning.dataset import Usable, choose, split
@@ -143,3 +143,12 @@ def test_an_adapter_is_read_as_it_was_written(trained: Trained, tmp_path: Path) 
 def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         TrainSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_transformers_draws_no_bar_of_its_own_below_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    reader = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
+    with _without_bar():
+        assert list(reader.tqdm([1, 2], desc="dequantising")) == [1, 2]
+    assert capsys.readouterr().err == ""
+    assert list(reader.tqdm([1, 2], desc="dequantising")) == [1, 2]
+    assert "dequantising" in capsys.readouterr().err

@@ -20,8 +20,10 @@ from skydraft.errors import NetworkUnavailable
 from skydraft.models import cache_dir, default_pair
 
 # Threads of llama.cpp spin while they wait for each other: on busy cores two of them may take minutes for what one
-# does in seconds. Each context is probed up to its end, so a short one opens sooner.
-OPTIONS = EngineOptions(context_len=1024, num_threads=1)
+# does in seconds. Each context is probed up to its end, so a short one opens sooner; and for each number of sequences,
+# so all files have the same two.
+OPTIONS = EngineOptions(context_len=768, num_threads=1)
+DRAFT_SEATS, TARGET_SEATS = 3, 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,9 +53,10 @@ def _link_models(theirs: Path, ours: Path) -> None:
             (ours / path.name).symlink_to(path)
 
 
-def load(name: str, max_sequences: int = 1) -> Engine:
-    """A model of the pair. Skips the test where it is not on this machine."""
+def load(name: str) -> Engine:
+    """A model of the pair, with as many seats as all have here. Skips the test where it is not on this machine."""
     pytest.importorskip("llama_cpp")
+    max_sequences = DRAFT_SEATS if name == default_pair().draft else TARGET_SEATS
     try:
         return skydraft.load(name, replace(OPTIONS, max_sequences=max_sequences), offline=True)
     except NetworkUnavailable as error:
@@ -91,12 +94,6 @@ def target_model(home: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="package")
-def draft_model_of_three(home: Path) -> Iterator[Engine]:
-    with load(default_pair().draft, max_sequences=3) as engine:
-        yield engine
-
-
 @pytest.fixture
 def edge(draft_model: Engine) -> Iterator[Engine]:
     """The draft model."""
@@ -108,11 +105,4 @@ def edge(draft_model: Engine) -> Iterator[Engine]:
 def cloud(target_model: Engine) -> Iterator[Engine]:
     """The target model."""
     with lent(target_model) as engine:
-        yield engine
-
-
-@pytest.fixture
-def three_seats(draft_model_of_three: Engine) -> Iterator[Engine]:
-    """The draft model with room for three sequences."""
-    with lent(draft_model_of_three) as engine:
         yield engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,28 +12,18 @@ from skydraft import DecodingParams, Engine, Generation, make_plan
 from skydraft.gateway.pair import Pair
 
 from ..gateway.running import gateway
-from .conftest import lent, load
+from .conftest import DRAFT_SEATS, TARGET_SEATS
 
 DEV = prompts()
 Messages = list[dict[str, str]]
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Engine, Engine]]:
-    """Both models with two seats: fewer than there are conversations."""
-    from skydraft.models import default_pair
-
-    names = default_pair()
-    with load(names.draft, 2) as edge, load(names.target, 2) as cloud:
-        yield edge, cloud
-
-
 @pytest.fixture
-def seats(pair: tuple[Engine, Engine]) -> Iterator[tuple[Engine, Engine]]:
-    with lent(pair[0]) as edge, lent(pair[1]) as cloud:
-        edge.forget_kept()
-        cloud.forget_kept()
-        yield edge, cloud
+def seats(edge: Engine, cloud: Engine) -> tuple[Engine, Engine]:
+    """Both models, which know nothing of other tests."""
+    edge.forget_kept()
+    cloud.forget_kept()
+    return edge, cloud
 
 
 def answer(talk: Messages, seats: tuple[Engine, Engine], scope: str, mode: str, num_tokens: int = 10) -> Generation:
@@ -53,10 +42,10 @@ def user(text: str) -> dict[str, str]:
 
 def test_a_later_turn_is_the_same_messages_read_anew(seats: tuple[Engine, Engine]) -> None:
     rng = random.Random(8)
-    talks: list[Messages] = [[user(DEV[number] * 4)] for number in range(3)]
+    talks: list[Messages] = [[user(DEV[number] * 4)] for number in range(max(DRAFT_SEATS, TARGET_SEATS) + 1)]
     num_cached = 0
-    for step in range(6):  # three conversations take each other's two seats
-        talk = talks[rng.randrange(3)]
+    for step in range(6):  # the conversations take each other's seats
+        talk = talks[rng.randrange(len(talks))]
         mode = rng.choice(["lossless", "quality"])
         reused = answer(talk, seats, "talks", mode)
         fresh = answer(talk, seats, "", mode)
@@ -67,7 +56,7 @@ def test_a_later_turn_is_the_same_messages_read_anew(seats: tuple[Engine, Engine
 
 
 def test_a_second_turn_feeds_the_answer_the_question_and_at_most_one_part(seats: tuple[Engine, Engine]) -> None:
-    talk = [user("请总结：" + "".join(DEV)[:500])]
+    talk = [user("请总结：" + "".join(DEV)[:300])]
     first = answer(talk, seats, "long", "lossless")
     talk += [{"role": "assistant", "content": first.text}, user(DEV[20])]
     second = answer(talk, seats, "long", "lossless")

@@ -24,19 +24,18 @@ from skydraft.protocol.values import Opening
 from skydraft.types import Prompt, Round
 
 from ..serving import Serving, free_port, serving
-from .conftest import load
+from .conftest import TARGET_SEATS, load
 
 DEV = prompts()
 PARAMS = DecodingParams(max_new_tokens=20)
-SEATS = 2
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    """The target with two seats."""
+    """The target, with fewer seats than clients."""
     with (
-        load(default_pair().target, SEATS) as engine,
-        serving(engine, max_sessions=SEATS, metrics_port=free_port()) as running,
+        load(default_pair().target) as engine,
+        serving(engine, max_sessions=TARGET_SEATS, metrics_port=free_port()) as running,
     ):
         yield running
 
