@@ -13,7 +13,7 @@ from skydraft.protocol.values import Opening, SessionCall
 from skydraft.types import Prompt
 
 from .. import toys
-from .test_worker import ENDLESS, FINGERPRINT, Desk, Watched
+from .worker_by_hand import ENDLESS, FINGERPRINT, Desk, Watched
 
 CALL = SessionCall(1, 1, Opening(FINGERPRINT, Prompt((0, 3)), params=ENDLESS))
 

@@ -16,7 +16,7 @@ from skydraft.protocol.codec import digest
 from skydraft.protocol.values import Emission, Opened, Opening, SessionCall, VerifyCall
 from skydraft.types import Prompt
 from tests import reference, toys
-from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Asked, Desk, Edge, Watched, opened
+from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, Asked, Desk, Edge, Watched, opened
 from tests.toys import law
 
 

@@ -1,59 +1,37 @@
-"""What a server answers to strangers, to nonsense and to everybody at once: a clean status, and service for others."""
+"""What a server answers to nonsense and to everybody at once: a clean status, and service for others."""
 
 from __future__ import annotations
 
-import json
-import logging
 import random
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import trustme
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-import skydraft
-from skydraft import DecodingParams, Plan, make_plan
-from skydraft.cloud.logs import JsonLines
-from skydraft.cloud.server import ServeOptions
-from skydraft.edge.link import Link, LinkOptions
-from skydraft.edge.token_stream import TokenStream
+from skydraft import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.errors import (
     BaseMismatch,
     CloudFailure,
     Diverged,
     LimitExceeded,
-    NotAuthorized,
-    OptionError,
     ProtocolError,
-    RateLimited,
     SessionNotFound,
-    SessionTaken,
     SkydraftError,
-    TlsFailure,
     UnknownModel,
     VocabularyMismatch,
 )
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import SERVICE, Opening, SessionCall, VerifyCall
-from skydraft.types import DraftBlock, Prompt
+from skydraft.protocol.values import SERVICE, SessionCall
+from skydraft.types import DraftBlock
 
 from ..serving import PATIENCE_S, Serving, free_port, serving
+from .raw_calls import assert_serves, later, link_to, opening, verify_call
 
-TOY = open_toy("toy")
-FINGERPRINT = codec.short_fingerprint(TOY.vocab.fingerprint)
-PARAMS = DecodingParams(max_new_tokens=20, min_new_tokens=20)
-TOKEN = "a-token-of-24-characters"
 CLEAN = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -66,49 +44,12 @@ CLEAN = {
 }
 
 
-def opening(*prompt_ids: int, **changes: Any) -> Opening:
-    return Opening(changes.pop("fingerprint", FINGERPRINT), Prompt(prompt_ids or (1, 2, 3)), **changes)
-
-
-def verify_call(session: int = 7, draft: tuple[int, ...] = (5, 6), **changes: Any) -> bytes:
-    start = changes.pop("opening", opening())
-    ids = (*start.prompt.token_ids, *start.committed_ids)
-    given: dict[str, Any] = {"epoch": 0, "base": len(start.committed_ids), "catch_up_ids": (), "opening": start}
-    given["digest"] = codec.digest(np.array(ids, np.int32))
-    return codec.encode_verify_call(VerifyCall(session=session, draft_ids=draft, **(given | changes)))
-
-
-def later(base: int, **changes: Any) -> bytes:
-    """A verification without an opening."""
-    given: dict[str, Any] = {"session": 7, "epoch": 0, "catch_up_ids": (), "draft_ids": (9,), "digest": 0}
-    return codec.encode_verify_call(VerifyCall(base=base, **(given | changes)))
-
-
 def catches_up_too_much() -> bytes:
     """Three tokens to catch up where two were generated."""
     message = pb.VerifyRequest.FromString(verify_call(opening=opening(1, committed_ids=(2, 3))))
     message.catch_up_ids.extend([4, 5, 6])
     message.ClearField("opening")
     return message.SerializeToString()
-
-
-@pytest.fixture
-def server() -> Iterator[Serving]:
-    with serving(open_toy("toy")) as running:
-        yield running
-
-
-def link_to(server: Serving, **options: Any) -> Link:
-    return Link(LinkOptions(server.address, **options))
-
-
-def assert_serves(server: Serving, timeout_s: float = PATIENCE_S) -> None:
-    """A whole generation, with the right tokens, each of them had with this patience."""
-    cloud = skydraft.connect(server.address, timeout_s=timeout_s)
-    got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
-    expected = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=TOY, params=PARAMS).run()
-    assert got.token_ids == expected.token_ids
-    cloud.close()
 
 
 @pytest.mark.parametrize(
@@ -263,194 +204,6 @@ def test_one_client_that_stops_in_the_middle_of_a_round_stalls_nobody(server: Se
     gone.reconnect()  # without waiting for the answer
     assert_serves(server)
     gone.close()
-
-
-def test_tokens_are_wanted_by_every_method_but_not_for_health(tmp_path: Path) -> None:
-    token_file = tmp_path / "tokens"
-    token_file.write_text(f"# who\nphone {TOKEN}\n")
-    with serving(open_toy("toy"), token_file=token_file) as server:
-        for token in (None, "wrong-token-of-24-characters", TOKEN[:-1], "\x7f"):
-            link = link_to(server, token=token) if token != "\x7f" else link_to(server, token="!")
-            for method in ("GetInfo", "Open", "Verify", "Close"):
-                with pytest.raises(NotAuthorized):
-                    link.call(method, verify_call(), PATIENCE_S)
-            with pytest.raises(NotAuthorized):
-                list(
-                    TokenStream(link, codec.encode_session_call(SessionCall(1, 0, opening())), PATIENCE_S).messages(
-                        PATIENCE_S
-                    )
-                )
-            assert link.ping() > 0
-            link.close()
-        link = link_to(server, token=TOKEN)
-        assert link.info(PATIENCE_S).model == "toy"
-        link.close()
-
-
-def test_a_token_cannot_touch_the_sessions_of_another(tmp_path: Path) -> None:
-    token_file = tmp_path / "tokens"
-    token_file.write_text(f"phone {TOKEN}\nrobot {TOKEN}-2\n")
-    with serving(open_toy("toy"), token_file=token_file) as server:
-        phone, robot = link_to(server, token=TOKEN), link_to(server, token=f"{TOKEN}-2")
-        verdict = codec.decode_verdict(phone.call("Verify", verify_call(), PATIENCE_S), 0)
-        robot.call("Close", codec.encode_close(7), PATIENCE_S)
-        with pytest.raises(SessionTaken):
-            robot.call("Verify", verify_call(), PATIENCE_S)
-        with pytest.raises(SessionNotFound):
-            robot.call("Verify", later(verdict.base + verdict.num_tokens), PATIENCE_S)
-        assert codec.decode_verdict(phone.call("Verify", verify_call(), PATIENCE_S), 0) == verdict
-        phone.close()
-        robot.close()
-
-
-def test_a_token_that_asks_for_too_many_rows_is_told_when_to_come_back() -> None:
-    with serving(open_toy("toy"), rows_per_s=50.0) as server:
-        link = link_to(server)
-        with pytest.raises(RateLimited) as raised:
-            for number in range(200):
-                link.call("Verify", verify_call(session=number + 1, draft=(5,) * 20), PATIENCE_S)
-        assert 0 < raised.value.retry_after_s < 2
-        link.close()
-        assert_serves(server)  # waits as told
-
-
-def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", authority.cert_pem.bytes()
-    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    key.write_bytes(issued.private_key_pem.bytes())
-    with serving(open_toy("toy"), tls_cert=cert, tls_key=key) as server:
-        cloud = skydraft.connect(server.address, tls_ca=ca)
-        got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
-        assert len(got.token_ids) == 20
-        cloud.close()
-        strangers: list[tuple[dict[str, Any], str]] = [
-            ({}, "wants TLS, and this connection is plaintext.*tls_ca"),
-            ({"tls_ca": trustme.CA().cert_pem.bytes()}, "not signed by anybody trusted here.*tls_ca"),
-            ({"tls_ca": ca, "tls_name": "elsewhere"}, "names another host.*tls_name"),
-        ]
-        for options, says in strangers:
-            for plan in (make_plan("quality"), make_plan("lossless")):
-                stranger = skydraft.connect(server.address, **options)
-                began = time.monotonic()
-                with pytest.raises(TlsFailure, match=says):
-                    skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=stranger, plan=plan).run()
-                assert time.monotonic() - began < 5  # not the 30 seconds of somebody who is away
-                stranger.close()
-    with serving(open_toy("toy")) as server, pytest.raises(TlsFailure, match=r"speaks no TLS.*insecure"):
-        skydraft.connect(server.address, tls_ca=ca).info()
-    with pytest.raises(OptionError, match="no certificate in PEM form"):
-        skydraft.connect("localhost:1", tls_ca=b"nonsense")
-
-
-def test_plaintext_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> None:
-    for host in ("0.0.0.0", "192.168.1.2", "cloud.example", "::"):
-        with pytest.raises(OptionError, match="unencrypted"):
-            ServeOptions(host=host)
-        assert ServeOptions(host=host, insecure=True)
-    for host in ("127.0.0.1", "localhost", "::1"):
-        assert ServeOptions(host=host)
-    assert not LinkOptions("localhost:1").uses_tls
-    assert LinkOptions("cloud.example:1").uses_tls
-    assert not LinkOptions("cloud.example:1", insecure=True).uses_tls
-    with pytest.raises(OptionError, match="belong together"):
-        ServeOptions(tls_cert=tmp_path)
-
-
-def test_a_port_in_use_and_a_broken_certificate_are_one_line_each(server: Serving, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="Cannot listen"):
-        Serving(open_toy("toy"), ServeOptions(port=server.port))
-    broken = tmp_path / "x.pem"
-    broken.write_text("no certificate")
-    with pytest.raises(OptionError):
-        Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=broken, tls_key=broken))
-    with pytest.raises(OptionError, match="cannot be read"):
-        Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=tmp_path / "no", tls_key=tmp_path / "no"))
-
-
-def test_a_certificate_that_no_client_would_take_is_noticed_at_the_start(tmp_path: Path) -> None:
-    authority, now = trustme.CA(), datetime.now(UTC)
-
-    def files(name: str, **dates: Any) -> tuple[Path, Path]:
-        issued = authority.issue_cert("localhost", **dates)
-        cert, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
-        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        key.write_bytes(issued.private_key_pem.bytes())
-        return cert, key
-
-    old = files("old", not_before=now - timedelta(days=9), not_after=now - timedelta(days=2))
-    young = files("young", not_before=now + timedelta(days=2), not_after=now + timedelta(days=9))
-    good, other = files("good"), files("other")
-    for (cert, key), says in (
-        (old, "certificate has expired"), (young, "not yet valid"), ((good[0], other[1]), "key values mismatch"),
-        ((good[1], good[1]), "cannot be used"),
-    ):  # fmt: skip
-        with pytest.raises(OptionError, match=says):
-            Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=cert, tls_key=key))
-    with serving(open_toy("toy"), tls_cert=good[0], tls_key=good[1]):
-        pass
-
-
-def test_health_and_reflection_answer_and_health_ends_before_the_server(server: Serving) -> None:
-    channel = grpc.insecure_channel(server.address)
-    stub = health_pb2_grpc.HealthStub(channel)
-    for name in ("", SERVICE):
-        assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == health_pb2.HealthCheckResponse.SERVING
-    services = ProtoReflectionDescriptorDatabase(channel).get_services()
-    assert {SERVICE, "grpc.health.v1.Health"} <= set(services)
-    watched = iter(stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
-    assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
-    stopping = threading.Thread(target=lambda: server.stop(2.0))
-    stopping.start()
-    assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    channel.close()
-    stopping.join()
-
-
-def test_metrics_have_the_names_of_the_field_and_count_what_happened() -> None:
-    with serving(open_toy("toy"), metrics_port=free_port()) as server:
-        cloud = skydraft.connect(server.address)
-        edge = open_toy("toy:drift=0.2")
-        stats = skydraft.generate("语速", edge=edge, cloud=cloud, params=PARAMS).run().stats
-        cloud.close()
-        # The last thing counted of a round, which may be after its answer was sent.
-        server.wait_until(lambda: server.metric("verify_seconds_count") >= stats.num_escalated)
-        name = 'spec_decode_num_{}_total{{model="toy"}}'.format
-        assert server.metric(name("drafts")) == stats.num_escalated
-        assert server.metric(name("draft_tokens")) == stats.num_draft_tokens
-        assert server.metric(name("accepted_tokens")) == stats.num_accepted_tokens
-        per_position = [
-            server.metric(f'spec_decode_num_accepted_tokens_per_pos_total{{model="toy",position="{n}"}}')
-            for n in range(5)
-        ]
-        assert sum(per_position) == stats.num_accepted_tokens and per_position == sorted(per_position, reverse=True)
-        for histogram in ("queue_seconds", "batch_jobs", "batch_rows", "forward_seconds", "verify_seconds"):
-            assert server.metric(f"{histogram}_count") >= stats.num_escalated
-        assert server.metric('generated_tokens_total{model="toy"}') == stats.num_tokens
-
-
-@pytest.mark.parametrize("plan", [make_plan(k=3), make_plan("cloud")], ids=["lossless", "cloud"])
-def test_generated_tokens_are_counted_without_the_prompt(plan: Plan) -> None:
-    with serving(open_toy("toy"), metrics_port=free_port()) as server:
-        cloud = skydraft.connect(server.address)
-        for prompt in ("语速", "语速平静，天气很好"):
-            skydraft.generate(prompt, edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=PARAMS).run()
-        cloud.close()
-        num_tokens = 2 * PARAMS.max_new_tokens
-        server.wait_until(lambda: server.metric('generated_tokens_total{model="toy"}') >= num_tokens)
-        assert server.metric('generated_tokens_total{model="toy"}') == num_tokens
-
-
-def test_logs_are_json_with_session_and_token_label_but_without_prompts(
-    server: Serving, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.DEBUG, "skydraft.cloud"):
-        assert_serves(server)
-    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
-    rounds = [line for line in lines if line["event"] == "verify"]
-    assert rounds and all({"session", "round", "token", "time", "level"} <= line.keys() for line in rounds)
-    assert not any("prompt" in key for line in lines for key in line)
 
 
 def test_a_server_whose_model_fails_says_so_without_telling_how(caplog: pytest.LogCaptureFixture) -> None:

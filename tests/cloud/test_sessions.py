@@ -35,7 +35,7 @@ from skydraft.protocol.codec import digest
 from skydraft.protocol.values import Opened, Opening, SessionCall, VerifyCall
 from skydraft.types import Prompt
 from tests import toys
-from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, opened
+from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, opened
 from tests.toys import VOCAB, law
 
 SHORT = DecodingParams(max_new_tokens=1)

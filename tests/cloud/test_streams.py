@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,12 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import skydraft
 from skydraft import DecodingParams
-from skydraft.cloud.access import Keyring
-from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import ServeOptions
-from skydraft.cloud.streams import Streams
 from skydraft.edge.link import Link, LinkOptions, SessionStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import (
@@ -35,9 +27,7 @@ from skydraft.errors import (
     Diverged,
     GrammarRefused,
     LimitExceeded,
-    NotAuthorized,
     ProtocolError,
-    RateLimited,
     SessionNotFound,
     SkydraftError,
     TargetChanged,
@@ -46,64 +36,12 @@ from skydraft.errors import (
 )
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.status import from_rpc
-from skydraft.protocol.values import SERVICE, Opening, SessionCall, TargetId, VerifyCall
+from skydraft.protocol.values import SessionCall, TargetId
 from skydraft.types import Prompt
 
 from ..serving import PATIENCE_S, Serving, serving
 from ..toys import law
-
-TOY = open_toy("toy")
-FINGERPRINT = codec.short_fingerprint(TOY.vocab.fingerprint)
-PARAMS = DecodingParams(max_new_tokens=20, min_new_tokens=20)
-TOKENS = "phone a-token-of-24-characters\nrobot another-token-of-24-chars\n"
-
-
-def opening(**changes: Any) -> Opening:
-    given: dict[str, Any] = {"fingerprint": FINGERPRINT, "prompt": Prompt((1, 2, 3)), "params": PARAMS}
-    return Opening(**given | changes)
-
-
-def verify_call(session: int = 7, **changes: Any) -> bytes:
-    start = changes.pop("opening", opening())
-    ids = np.array((*start.prompt.token_ids, *start.committed_ids), np.int32)
-    given: dict[str, Any] = {"epoch": 0, "base": len(start.committed_ids), "catch_up_ids": (), "draft_ids": (5, 6)}
-    given |= {"digest": codec.digest(ids), "opening": start}
-    return codec.encode_verify_call(VerifyCall(session=session, **given | changes))
-
-
-def later(base: int, **changes: Any) -> bytes:
-    given: dict[str, Any] = {"session": 0, "epoch": 0, "catch_up_ids": (), "draft_ids": (9,), "digest": 0}
-    return codec.encode_verify_call(VerifyCall(base=base, **given | changes))
-
-
-class Stream:
-    """A Session as any client may have it: what was sent, and what came."""
-
-    def __init__(self, channel: grpc.Channel, token: str = "") -> None:
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        metadata = (("authorization", f"Bearer {token}"),) if token else None
-        method: Any = channel.stream_stream(f"/{SERVICE}/Session")
-        self.call = method(iter(self._requests.get, None), metadata=metadata, timeout=2 * PATIENCE_S)
-
-    def send(self, *messages: bytes | None) -> None:
-        for message in messages:
-            self._requests.put(message)
-
-    def ask(self, message: bytes) -> bytes:
-        self.send(message)
-        return self.answer()
-
-    def answer(self) -> bytes:
-        try:
-            reply: bytes = next(self.call)
-        except grpc.RpcError as error:
-            raise from_rpc(error) from error
-        return reply
-
-    def end(self) -> None:
-        self.send(None)
-        self.call.cancel()
+from .raw_streams import Stream, assert_serves, later, opening, verify_call
 
 
 @pytest.fixture
@@ -117,15 +55,6 @@ def new(server: Serving) -> Iterator[Callable[..., Stream]]:
     """Opens streams, all over one connection."""
     with grpc.insecure_channel(server.address) as channel:
         yield lambda **given: Stream(channel, **given)
-
-
-def assert_serves(address: str, **options: Any) -> None:
-    """A whole generation, with the right tokens."""
-    cloud = skydraft.connect(address, **options)
-    got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
-    expected = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=TOY, params=PARAMS).run()
-    assert got.token_ids == expected.token_ids
-    cloud.close()
 
 
 ELSEWHERE = opening(target=TargetId("00112233", 40))
@@ -248,78 +177,6 @@ def noisy() -> Iterator[Callable[[], Stream]]:
     running.stop()
 
 
-def test_silence_and_garbage_take_nobody_elses_place(tmp_path: Path) -> None:
-    """One token opens streams without end, says nothing or nonsense; another is served, and health stays."""
-    token_file = tmp_path / "tokens"
-    token_file.write_text(TOKENS)
-    with (
-        serving(open_toy("toy"), token_file=token_file, max_queue=8) as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        mine = Link(LinkOptions(server.address, token="another-token-of-24-chars"))
-        own = mine.session()
-        own.send(verify_call(99))
-        assert own.receive(PATIENCE_S, PATIENCE_S)
-        silent = []
-        for number in range(100):
-            silent.append(Stream(channel, "a-token-of-24-characters"))
-            if number % 10 == 9:
-                silent[-1].send(b"\xff" * 40)
-                assert mine.ping(PATIENCE_S) < 1e3 * PATIENCE_S
-        server.wait_until(lambda: sum(stream.call.is_active() for stream in silent) <= 32)
-        assert not own.is_over  # those of whoever has more made way
-        assert_serves(server.address, token="another-token-of-24-chars")
-        for stream in silent:
-            stream.end()
-        own.close()
-        mine.close()
-
-
-class Task:
-    """Stands in for what serves a stream."""
-
-    was_cancelled = False
-
-    def cancel(self) -> None:
-        self.was_cancelled = True
-
-
-@pytest.mark.parametrize(
-    ("open_", "newcomer", "ended"),
-    [
-        ("aaabbcd", "d", "a0"),  # of whoever has the most, the one used least recently
-        ("aaabbcd", "a", "a0"),
-        ("Aaabbcd", "d", "a1"),  # not one that is being answered
-        ("AAAbbcd", "d", "b3"),
-        ("AAAbbcd", "b", "b3"),
-        ("AAAbcde", "b", "b3"),  # its own, since the others have no more
-        ("AAAbcde", "f", "b3"),
-        ("AAABCDE", "f", None),
-        ("AAABBcd", "b", None),  # those of who has fewer are not taken
-    ],
-)
-def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, tmp_path: Path) -> None:
-    token_file = tmp_path / "tokens"
-    token_file.write_text("".join(f"{name} {name * 20}\n" for name in "abcdef"))
-
-    async def crowd() -> list[str]:
-        times = iter(range(100))
-        streams = Streams(Keyring(token_file), Limits(max_queue=2), lambda: float(next(times)))
-        streams._most = len(open_)
-        tasks: list[Any] = [Task() for _ in open_]
-        with ExitStack() as stack:
-            for name, task in zip(open_, tasks, strict=True):
-                entered = stack.enter_context(streams.entered(f"Bearer {name.lower() * 20}", task))
-                entered.is_busy = name.isupper()
-            with suppress(CloudBusy):
-                stack.enter_context(streams.entered(f"Bearer {newcomer * 20}", Task()))  # type: ignore[arg-type]
-            gone = [f"{open_[number].lower()}{number}" for number, task in enumerate(tasks) if task.was_cancelled]
-            streams.drain()
-        return gone
-
-    assert asyncio.run(crowd()) == ([ended] if ended else [])
-
-
 def test_a_server_full_of_busy_streams_says_so(server: Serving) -> None:
     engine = open_toy("toy")
     with serving(engine, max_queue=1) as running, grpc.insecure_channel(running.address) as channel:
@@ -337,36 +194,6 @@ def test_a_server_full_of_busy_streams_says_so(server: Serving) -> None:
             other.ask(verify_call(2))
         gate.set()
         assert codec.decode_verdict(busy.answer(), 0).base == 0
-
-
-def test_an_empty_budget_ends_a_stream_and_says_for_how_long() -> None:
-    with serving(open_toy("toy"), rows_per_s=20.0) as server, grpc.insecure_channel(server.address) as channel:
-        with pytest.raises(RateLimited) as raised:
-            for number in range(1, 9):
-                Stream(channel).ask(verify_call(number, draft_ids=(5,) * 20))
-        assert 0 < raised.value.retry_after_s < 10
-
-
-@pytest.mark.parametrize("idle", [True, False])
-def test_a_token_that_is_revoked_ends_its_streams(tmp_path: Path, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not idle:
-        monkeypatch.setattr("skydraft.cloud.streams._SWEEP_S", 3600.0)  # it is noticed when something is asked
-    token_file = tmp_path / "tokens"
-    token_file.write_text(TOKENS)
-    with serving(open_toy("toy"), token_file=token_file) as server, grpc.insecure_channel(server.address) as channel:
-        phone, robot = Stream(channel, "a-token-of-24-characters"), Stream(channel, "another-token-of-24-chars")
-        for number, stream in enumerate((phone, robot), 1):
-            stream.ask(verify_call(number))
-        token_file.write_text(TOKENS.splitlines()[1] + "\n")
-        if idle:
-            server.wait_until(lambda: not phone.call.is_active())
-        else:
-            time.sleep(1.1)
-        with pytest.raises(NotAuthorized, match="does not know"):
-            phone.ask(verify_call(1))
-        assert codec.decode_verdict(robot.ask(verify_call(2)), 0).base == 0
-        with pytest.raises(NotAuthorized):
-            Stream(channel).ask(verify_call(3))
 
 
 def test_a_stream_that_says_nothing_ends_with_its_session(server: Serving) -> None:
@@ -425,33 +252,6 @@ def test_clients_that_leave_at_any_moment_leave_nothing(caplog: pytest.LogCaptur
         server.wait_until(lambda: not service._pending and not service._streams._open)
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert_serves(server.address)
-
-
-def test_a_server_that_stops_ends_idle_streams_at_once_and_answers_the_others_first() -> None:
-    engine = open_toy("toy")
-    with serving(engine) as server, grpc.insecure_channel(server.address) as channel:
-        sound, gate = engine.forward, threading.Event()
-        idle, busy = Stream(channel), Stream(channel)
-        idle.ask(verify_call(1))
-
-        def slow(feeds: Any, *, want_logits: bool) -> Any:
-            gate.wait(PATIENCE_S)
-            return sound(feeds, want_logits=want_logits)
-
-        engine.forward = slow  # type: ignore[method-assign]
-        busy.send(verify_call(2))
-        time.sleep(0.2)
-        began = time.monotonic()
-        stopping = threading.Thread(target=server.stop, args=(PATIENCE_S,))
-        stopping.start()
-        with pytest.raises(CloudLost, match="shutting down"):
-            idle.answer()
-        gate.set()
-        assert codec.decode_verdict(busy.answer(), 0).base == 0
-        with pytest.raises(CloudLost, match="shutting down"):
-            busy.answer()
-        stopping.join()
-        assert time.monotonic() - began < PATIENCE_S / 2
 
 
 def test_two_hundred_streams_at_once() -> None:

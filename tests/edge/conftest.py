@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+
 import pytest
 
-from ..serving import Unhurried
+from skydraft.engines.toy import open_toy
+
+from ..serving import Unhurried, serving
+from .several_servers import Start
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gated runs wait three times as long as they do before they go on alone."""
     monkeypatch.setattr("skydraft.edge.connection.Patience", Unhurried)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a server, which ends with the test."""
+    with ExitStack() as stack:
+        yield lambda engine=None, **options: stack.enter_context(serving(engine or open_toy("toy"), **options))

@@ -14,7 +14,7 @@ from skydraft.errors import CloudFailure, EngineError, SessionNotFound
 from skydraft.protocol.values import Opened, Opening, SessionCall
 from skydraft.types import Prompt, Verdict
 from tests import toys
-from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Asked, Desk, Edge, Watched
+from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, Asked, Desk, Edge, Watched
 from tests.toys import law
 
 

@@ -18,7 +18,7 @@ from skydraft.protocol import codec
 from skydraft.protocol.values import Opened, Opening, SessionCall
 from skydraft.types import Prompt, Verdict
 from tests import toys
-from tests.cloud.test_worker import ENDLESS, FINGERPRINT, Asked, Desk, Edge, Watched
+from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, Asked, Desk, Edge, Watched
 from tests.serving import serving
 
 MAX_STEPS = 2000

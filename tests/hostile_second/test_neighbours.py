@@ -18,7 +18,7 @@ from skydraft.protocol.values import Opening, SessionCall, VerifyCall
 from skydraft.types import Prompt
 
 from .. import toys
-from ..cloud.test_worker import ENDLESS, Desk, Watched
+from ..cloud.worker_by_hand import ENDLESS, Desk, Watched
 from ..serving import PATIENCE_S, serving
 from ..toys import VOCAB
 

@@ -1,0 +1,159 @@
+"""The target's side of one generation: a session and its sequence, what it refuses, and several that judge together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft import DecodingParams
+from skydraft.decoding import verification
+from skydraft.decoding.verification import TargetSession, absorb_all
+from skydraft.errors import BaseMismatch, EngineError, LimitExceeded, PromptError
+from skydraft.types import Cost, DraftBlock, Prompt, Signals, Verdict
+
+from .. import toys
+from ..toys import ASKED, PROMPT_IDS, law
+from .judging import any_token, choices, endless, expected_verdict, judged, seated
+
+
+def test_a_session_owns_one_sequence_from_adopt_to_release():
+    target, params = toys.toy(3), DecodingParams()
+    session = seated(target, params)
+    own = session.release()
+    assert not session.is_seated and not own.is_closed
+    session.adopt(own)
+    with pytest.raises(EngineError, match="has a sequence already"):
+        session.adopt(target.begin(PROMPT_IDS))
+    assert session.is_seated and session.release() is own  # the first stays
+
+
+def test_a_session_without_a_sequence_refuses_to_work_and_stays_as_it_was():
+    target, params = toys.toy(3), DecodingParams()
+    session = TargetSession(target, ASKED, params)
+    block = DraftBlock(0, (1, 2))
+    assert not session.is_seated and not session.needs_prefill
+    for use in (session.prefill, session.release, lambda: session.begin(block, ())):
+        with pytest.raises(EngineError, match="has no sequence"):
+            use()
+    session.close()
+    assert (session.base, session.finish, session.token_ids.tolist()) == (0, None, list(PROMPT_IDS))
+    session.adopt(target.begin(PROMPT_IDS))
+    while session.needs_prefill:
+        session.prefill()
+    assert judged(session, block) == judged(seated(target, params), block)
+
+
+def test_a_closed_session_gives_its_sequence_back_and_forgets_it():
+    session = seated(toys.toy(3), DecodingParams())
+    own = session.release()
+    session.adopt(own)
+    session.close()
+    session.close()
+    assert own.is_closed and not session.is_seated
+
+
+texts = st.lists(any_token, max_size=8)
+
+
+@law(80)
+@given(toys.seeds, endless(), texts, texts, texts, st.integers(1, 4))
+def test_a_session_takes_over_the_sequence_of_another_with_the_same_prompt(
+    seed, params, mine, theirs, drafted, max_rows
+):
+    """Whatever the KV cache holds of the other text, the verdict is that of a fresh sequence."""
+    target = toys.toy(seed)
+    former = seated(target, params, committed=theirs)
+    judged(former, DraftBlock(len(theirs), tuple(drafted)))
+    session = TargetSession(target, ASKED, params, committed=mine)
+    session.adopt(former.release())
+    block = DraftBlock(len(mine), tuple(choices(target, params, mine, 3)))
+    assert judged(session, block, max_rows=max_rows) == expected_verdict(target, params, mine, block.token_ids)
+
+
+@law(40)
+@given(st.data(), toys.seeds, st.integers(1, 6))
+def test_what_was_committed_elsewhere_is_committed(data, seed, num_committed):
+    target, params = toys.toy(seed), data.draw(endless())
+    committed = choices(target, params, [], num_committed)
+    session = seated(target, params, committed=committed)
+    assert (session.base, session.token_ids.tolist()) == (num_committed, [*PROMPT_IDS, *committed])
+    with pytest.raises(BaseMismatch):
+        session.check(DraftBlock(0, ()), ())
+    block = tuple(choices(target, params, committed, 3))
+    assert judged(session, DraftBlock(num_committed, block)) == expected_verdict(target, params, committed, block)
+
+
+def test_a_session_refuses_a_prompt_that_does_not_fit_and_a_text_that_is_complete():
+    params = DecodingParams(max_new_tokens=3)
+    with pytest.raises(PromptError):
+        TargetSession(toys.toy(1, context_len=20), Prompt((1,) * 20), params)
+    with pytest.raises(LimitExceeded, match="3 tokens has reached its end"):
+        TargetSession(toys.toy(1), ASKED, params, committed=(1, 2, 3))
+    with pytest.raises(LimitExceeded):  # the context ends before
+        TargetSession(toys.toy(1, context_len=20), Prompt((1,) * 18), params, committed=(1, 2))
+
+
+def test_a_verification_that_was_overtaken_commits_nothing():
+    target, params = toys.toy(3), DecodingParams(max_new_tokens=50, min_new_tokens=50)
+    session = seated(target, params)
+    late, first = (session.begin(DraftBlock(0, ()), ()) for _ in range(2))
+    for work in (late, first):
+        while (token_ids := work.next_feed(4)) is not None:
+            work.absorb(work.sequence.extend(token_ids))
+            work.sequence.align(toys.array(PROMPT_IDS))
+    verdict = session.commit(first, Cost())
+    before = session.token_ids.tolist()
+    with pytest.raises(BaseMismatch):
+        session.commit(late, Cost())
+    assert session.token_ids.tolist() == before == [*PROMPT_IDS, verdict.token_id]
+
+
+def test_verdicts_and_blocks_are_valid_by_construction():
+    for wrong in ((-1, 0, 5, None), (3, -1, 5, None), (3, 0, None, "eos"), (3, 2, None, None)):
+        with pytest.raises(ValueError):
+            Verdict(*wrong)
+    for audits, ranks in (((True,), (1,)), ((False,), ()), ((False, True), (1, 2))):
+        with pytest.raises(ValueError, match="ranks"):
+            Verdict(3, 0, 5, audit=audits, audit_ranks=ranks)
+    with pytest.raises(ValueError):
+        DraftBlock(-1, (1,))
+    with pytest.raises(ValueError):
+        DraftBlock(0, (1, 2), signals=(Signals(0.0, 1.0, 1.0),))
+    assert DraftBlock(0, ()).base == Verdict(0, 0, 5).base == 0
+
+
+@law(60)
+@given(st.lists(st.tuples(toys.pairs(), endless()), min_size=1, max_size=4), st.booleans(), st.integers(1, 7))
+def test_verifications_that_absorb_together_judge_as_each_alone(given, elsewhere, max_rows):
+    """In company, and where all rows of a feed are asked about at once, as on a device."""
+    works, expected = [], []
+    for (edge, target), params in given:
+        block = DraftBlock(0, tuple(choices(edge, params, [], 5)))
+        expected.append(judged(seated(target, params), block))
+        session = seated(target, params)
+        works.append((session, session.begin(block, ())))
+    with pytest.MonkeyPatch.context() as patch:
+        if elsewhere:
+            patch.setattr(verification, "is_on_host", lambda rows: False)
+        while fed := [(work, token_ids) for _, work in works if (token_ids := work.next_feed(max_rows)) is not None]:
+            assert absorb_all([(work, work.sequence.extend(ids)) for work, ids in fed]) == [None] * len(fed)
+    assert [session.commit(work, Cost()) for session, work in works] == expected
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_row_that_is_no_number_ends_those_that_need_it_and_no_others(elsewhere, monkeypatch):
+    """The first token is wrong, so what follows it is never needed, whatever its row holds."""
+    if elsewhere:
+        monkeypatch.setattr(verification, "is_on_host", lambda rows: False)
+    target, params = toys.toy(3), DecodingParams(max_new_tokens=50, min_new_tokens=50)
+    right = choices(target, params, [], 4)
+    blocks = [DraftBlock(0, (*wrong, *right[1:])) for wrong in ((right[0],), ((right[0] + 1) % 20,))]
+    works = [seated(target, params).begin(block, ()) for block in blocks]
+    rows = [work.sequence.extend(work.next_feed(9)).copy() for work in works]
+    for each in rows:
+        each[1:] = np.nan
+    broken, fine = absorb_all(list(zip(works, rows, strict=True)))
+    assert isinstance(broken, EngineError) and "not numbers" in str(broken)
+    assert fine is None and works[1].next_feed(9) is None

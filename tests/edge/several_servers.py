@@ -1,0 +1,39 @@
+"""Several servers behind one name, and one text to ask them for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.edge.connection import Cloud
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import open_toy
+
+from ..serving import PATIENCE_S, Serving
+
+TEXT = "语速"
+PARAMS = DecodingParams(max_new_tokens=80, min_new_tokens=80, temperature=0.8, seed=5)
+LOSSLESS, ALONE, GATED = make_plan("lossless", k=4), make_plan("cloud"), make_plan(gate="entropy:0.3", k=4)
+Start = Callable[..., Serving]
+
+
+def begin(cloud: Cloud, plan: Any = LOSSLESS, params: DecodingParams = PARAMS) -> Generation:
+    return skydraft.generate(TEXT, edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params)
+
+
+def undisturbed(plan: Any = LOSSLESS, params: DecodingParams = PARAMS) -> tuple[int, ...]:
+    target: Engine = open_toy("toy")
+    return (
+        skydraft.generate(TEXT, edge=open_toy("toy:drift=0.2"), cloud=target, plan=plan, params=params).run().token_ids
+    )
+
+
+def connected(servers: list[Serving], **options: Any) -> Cloud:
+    return skydraft.connect([each.address for each in servers], timeout_s=PATIENCE_S, **options)
+
+
+def towards(cloud: Cloud, server: Serving) -> None:
+    """Choose the number of the next session so that it goes to this server."""
+    cloud._number = next(number for number in range(1, 9999) if cloud._links.fleet.home(number) == server.address)

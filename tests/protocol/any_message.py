@@ -1,0 +1,124 @@
+"""Strategies for whatever crosses the wire: any parameters, call, verdict or reply, and the bounds of their numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import strategies as st
+
+from skydraft.config import DecodingParams
+from skydraft.protocol.values import Emission, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.types import Cost, Media, Prompt, Verdict
+from tests.grammars import GRAMMARS
+
+UINT32 = 2**32 - 1
+MAX_ID = 2**31 - 1
+numbers = st.integers(0, UINT32)
+sessions = st.integers(1, UINT32)
+few_ids = st.lists(st.integers(0, 200_000) | st.just(MAX_ID), max_size=12).map(tuple)
+texts = st.text(max_size=12)
+finishes = st.sampled_from([None, "eos", "stop_string", "sentences", "length"])
+fingerprints = st.binary(max_size=8).map(bytes.hex)
+
+
+def between(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False)
+
+
+_without_grammar = st.builds(
+    DecodingParams,
+    temperature=st.just(0.0) | between(1e-6, 100),
+    top_k=st.integers(0, MAX_ID),
+    top_p=between(1e-9, 1),
+    min_p=between(0, 1),
+    seed=st.integers(0, 2**64 - 1),
+    repetition_penalty=between(1e-6, 1e6),
+    frequency_penalty=between(-2, 2),
+    presence_penalty=between(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, MAX_ID), between(-100, 100), max_size=3).map(
+        lambda biases: tuple(sorted(biases.items()))
+    ),
+    no_repeat_ngram_size=st.integers(0, 1024),
+    content_penalty=between(1e-6, 1e6),
+    content_ngram_size=st.integers(0, 1024),
+    no_adjacent_repeat=st.booleans(),
+    comma_gap=st.integers(0, 1024),
+    full_stop_gap=st.integers(0, 1024),
+    full_stop_shift=between(-1e6, 0),
+    sentences=st.integers(0, MAX_ID),
+    min_new_tokens=st.integers(0, MAX_ID),
+    stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
+    max_new_tokens=st.integers(1, MAX_ID),
+)
+any_params = _without_grammar | st.builds(
+    lambda params, grammar: dataclasses.replace(params, sentences=0, grammar=grammar),
+    _without_grammar,
+    st.sampled_from([*GRAMMARS, "json_object:", 'json_schema:{"const":"我们"}']),
+)
+# Features as they cross the wire: in half precision already.
+media = st.builds(
+    lambda num_mels, num_frames, value: Media(np.full((num_mels, num_frames), value, np.float16).astype(np.float32)),
+    st.integers(1, 5),
+    st.integers(3, 9),
+    st.floats(-60_000, 60_000, width=16),
+)
+openings = st.builds(
+    Opening,
+    fingerprint=fingerprints,
+    prompt=st.builds(Prompt, few_ids, st.lists(media, max_size=3).map(tuple)),
+    committed_ids=few_ids,
+    params=st.just(DecodingParams()) | any_params,
+    top=numbers,
+    model=texts,
+    cache_scope=texts,
+)
+session_calls = st.builds(SessionCall, session=sessions, epoch=numbers, opening=openings)
+times = {name: between(0, 4e7) for name in ("forward_ms", "prefill_ms", "encode_ms", "queue_ms")}
+costs = st.one_of(
+    # of a prompt, or of nothing: no rows
+    st.builds(Cost, num_passes=st.just(0) | numbers, num_cached=st.just(0) | numbers, **times),
+    st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=numbers.filter(bool), **times),
+)
+emissions = st.builds(Emission, base=numbers, token_ids=few_ids.filter(bool), finish=finishes, cost=costs)
+sizes = numbers.filter(bool)
+infos = st.builds(
+    ServerInfo,
+    version=texts,
+    model=texts,
+    fingerprint=fingerprints,
+    vocab_size=sizes,
+    context_len=sizes,
+    execution=st.sampled_from(["exact", "throughput"]),
+    max_rows=sizes,
+    max_block=sizes,
+    max_sessions=sizes,
+    num_sessions=numbers,
+    invariant_rows=numbers,
+    forward_ms=st.lists(between(0.001, 4e6), min_size=1, max_size=6).map(tuple),
+    weights=texts,
+)
+
+
+@st.composite
+def verify_calls(draw: st.DrawFn) -> VerifyCall:
+    catch_up, opening = draw(few_ids), draw(st.none() | openings)
+    before = len(opening.committed_ids) if opening else draw(st.integers(0, 3) | st.integers(0, UINT32 - len(catch_up)))
+    session, epoch, digest = draw(sessions), draw(numbers), draw(numbers)
+    return VerifyCall(session, epoch, before + len(catch_up), catch_up, draw(few_ids), digest, opening)
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> Verdict:
+    """Any verdict: with or without a token, any finish, an audit of any length."""
+    num_accepted, finish = draw(st.integers(0, 40) | numbers), draw(finishes)
+    may_lack_token = finish is not None and num_accepted > 0
+    token_id = draw(st.integers(0, MAX_ID) | st.none()) if may_lack_token else draw(st.integers(0, MAX_ID))
+    audit = tuple(draw(st.lists(st.booleans(), max_size=40)))
+    ranks = tuple(draw(numbers) for agreed in audit if not agreed)
+    return Verdict(draw(numbers), num_accepted, token_id, finish, audit, ranks, draw(costs))
+
+
+def as_sent(cost: Cost) -> Cost:
+    """Times as they cross the wire: in units of 10 microseconds."""
+    return dataclasses.replace(cost, **{name: round(getattr(cost, name) * 100) / 100 for name in times})
