@@ -47,8 +47,8 @@ def test_a_later_turn_is_the_same_messages_read_anew(seats: tuple[Engine, Engine
     for step in range(6):  # the conversations take each other's seats
         talk = talks[rng.randrange(len(talks))]
         mode = rng.choice(["lossless", "quality"])
-        reused = answer(talk, seats, "talks", mode)
-        fresh = answer(talk, seats, "", mode)
+        reused = answer(talk, seats, "talks", mode, 6)
+        fresh = answer(talk, seats, "", mode, 6)
         assert reused.token_ids == fresh.token_ids and reused.origins == fresh.origins
         num_cached += reused.stats.cached_tokens.edge + reused.stats.cached_tokens.cloud
         talk += [{"role": "assistant", "content": reused.text}, user(DEV[step + 10])]
