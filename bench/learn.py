@@ -1,7 +1,7 @@
 """A draft model that learns from its corrections: used for real, trained, applied, and measured on held-out prompts.
 
-    python -m bench.learn --out DIR [--sizes 30,60,120,240] [--held-out 60] [--minutes 15] [--layers 4] [--rate 0.00015]
-    python -m bench.learn --out DIR --sizes 240 --dev 0 --alpha --layers 12    # another setting, α alone
+    python -m bench.learn --out DIR [--sizes 30,60,120,240] [--held-out 60] [--minutes 15] [--layers 12] [--rate 0.0001]
+    python -m bench.learn --out DIR --sizes 240 --dev 0 --alpha --layers 4    # another setting, α alone
 
 300 prompts of one domain (descriptions of products): the first 240 are answered in mode `quality` with --learn, and
 for each size an adapter is trained on the answers to as many of them, merged, and calibrated. Then the held-out prompts
@@ -204,7 +204,7 @@ def main() -> None:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """The pair, and how its draft model is trained."""
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, help="as `learn train` chooses, unless given")
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--edge-model", default=default_pair().draft)
@@ -215,7 +215,7 @@ def setting_of(given: argparse.Namespace) -> str:
     """The name of a training setting: what is not the default of `learn train`."""
     rate = "" if given.rate == RATE else f"-rate{given.rate:g}"
     epochs = "" if given.epochs == EPOCHS else f"-epochs{given.epochs}"
-    return f"layers{given.layers}{rate}{epochs}"
+    return f"layers{given.layers or ''}{rate}{epochs}"
 
 
 def _both(
@@ -236,8 +236,9 @@ def learned(
     with closing(skydraft.load(given.edge_model)) as edge:
         folder = part_of(given.out / "lessons", size, edge, prompts)
     if not adapter.is_file():
-        how = ["--out", str(adapter), "--minutes", str(given.minutes), "--layers", str(given.layers)]
+        how = ["--out", str(adapter), "--minutes", str(given.minutes)]
         how += ["--rate", str(given.rate), "--epochs", str(given.epochs)]
+        how += ["--layers", str(given.layers)] if given.layers else []
         if run(["learn", "train", str(folder), *how, *models]):
             print(f"{size} answers: nothing was kept", file=sys.stderr)
             return None

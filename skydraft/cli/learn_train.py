@@ -53,7 +53,9 @@ _train_section = Section(
     [
         option("--out", "FILE", "Where the adapter is written.", type=Path, required=True),
         option("--minutes", "N", "Stop after N minutes; the same command goes on (default: 0, no limit).", default=0.0),
-        option("--layers", "N", "Upper layers that learn: more learn more, and slower.", default=4),
+        option(
+            "--layers", "N", "Upper layers that learn (default: 4; 12 from 150 answers on, which is slower).", type=int
+        ),
         option("--epochs", "N", "How often each answer is learned from, at most.", default=4),
         option("--rank", "N", "Rank of the changes.", default=16),
         option("--rate", "X", "Learning rate at the beginning.", default=1.5e-4),
@@ -74,11 +76,14 @@ def train(folder: Path, train: TrainChoice, cloud: CloudChoice, models: ModelCho
     these once. The adapter is kept only if the draft model agrees with the target on more of the held-out tokens, for
     certain, and not on fewer of the general ones; else the exit status is 1. Ctrl-C stops; the same command goes on.
     """
-    from skydraft.learning.training import TrainSettings, train_file
+    from skydraft.learning.training import TrainSettings, train_file, usual_layers
 
     cloud.check(models)
-    settings = TrainSettings(**train.settings)
+    num_layers = train.settings["num_layers"]
+    settings = TrainSettings(**train.settings | {"num_layers": usual_layers(0) if num_layers is None else num_layers})
     path, card, data, vocab_size = _gather(folder, cloud, models)
+    if num_layers is None:
+        settings = dataclasses.replace(settings, num_layers=usual_layers(len(data.trained)))
     run_on = (models.options.device, models.options.num_threads)
     with _shown() as progress:
         found = train_file(path, run_on, data, settings, card, vocab_size, train.state, progress)

@@ -54,6 +54,14 @@ class TrainSettings:
             raise OptionError(f"--rate must be above 0 and below 1, not {self.rate:g}.")
 
 
+def usual_layers(num_trained: int) -> int:
+    """How many upper layers learn from so many answers, unless the user says it.
+
+    Of 200 answers 12 of 24 layers learned more than 4, and forgot less; of 50 nothing that was certain (NOTES.md).
+    """
+    return 12 if num_trained >= 150 else 4
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingData:
     """Lessons to train with, held out, and of the guard."""
