@@ -19,6 +19,7 @@ setup: $(READY)
 
 # llama-cpp-python has no wheel and compiles for some minutes; it needs a C++ compiler.
 $(READY): requirements.lock pyproject.toml
+	@echo 'Setting up $(VENV): ten minutes or so, most of it compiling llama.cpp. pip says nothing meanwhile.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
@@ -30,12 +31,13 @@ models: $(READY)
 demo: models
 	$(BIN)/python -m skydraft.cli.demo
 
+# Three processes, since tests also wait. Byte code is kept whatever the machine says: many tests start a process.
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# The same with four times as many examples of each law.
-test-long: export SKYDRAFT_EXAMPLES = 4
+# The same with eight times as many examples of each law.
+test-long: export SKYDRAFT_EXAMPLES = 8
 test-long: test
 
 # The tests of the chat page; `make test` runs them too where Chromium is there already.
@@ -107,11 +109,11 @@ screenshots: models
 bench-zh: models
 	$(BIN)/python -m bench.zh
 
-# Trains on what the pair corrects in one domain; some hours on two cores.
 # Both times of the target, eight round trips, six prompts: about half an hour on two cores that are idle.
 bench-link: models
 	$(BIN)/python -m bench.link --out build/link.json --plot build/link.svg
 
+# Trains on what the pair corrects in one domain; some hours on two cores.
 bench-learn: models
 	$(BIN)/python -m bench.learn --out learn-bench
 

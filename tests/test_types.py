@@ -61,7 +61,7 @@ costs = st.builds(Cost, whole, whole, *[whole.map(float)] * 4)
 link_costs = st.builds(LinkCost, whole.map(float), *[whole] * 3)
 
 
-@law(100)
+@law(50)
 @given(st.lists(costs, max_size=6) | st.lists(link_costs, min_size=1, max_size=6))
 def test_costs_add_up_field_by_field(spent: list[Cost] | list[LinkCost]) -> None:
     kind = type(spent[0]) if spent else Cost
@@ -73,7 +73,7 @@ def test_costs_add_up_field_by_field(spent: list[Cost] | list[LinkCost]) -> None
         assert type(added) is type(field.default)
 
 
-@law(60)
+@law(30)
 @given(costs, costs, costs)
 def test_nothing_costs_nothing_and_the_order_of_costs_is_no_matter(one: Cost, other: Cost, third: Cost) -> None:
     assert one + Cost() == Cost() + one == one

@@ -55,7 +55,7 @@ _TIMES = float(os.environ.get("SKYDRAFT_EXAMPLES", "1"))
 
 
 def law(num_examples: int) -> settings:
-    """Settings of a property: the same examples in every run, however slow the machine; with SKYDRAFT_EXAMPLES=4 four
+    """Settings of a property: the same examples in every run, however slow the machine; with SKYDRAFT_EXAMPLES=8 eight
     times as many."""
     return settings(max_examples=max(1, round(_TIMES * num_examples)), deadline=None, derandomize=True)
 

@@ -152,7 +152,7 @@ _USE = [
     ),
     option(
         "--on-target-change", None, "When the server comes back with another model: go on, with a notice, or stop. A "
-        "lossless text always stops (default: continue).", type=click.Choice(get_args(OnTargetChange)),
+        "lossless or calibrated text always stops (default: continue).", type=click.Choice(get_args(OnTargetChange)),
     ),
     option(
         "--work-ahead/--no-work-ahead", None, "Draft what would follow the likeliest verdict while one is waited for "

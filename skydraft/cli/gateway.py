@@ -136,7 +136,8 @@ def gateway(
     """Serve OpenAI's interface and a chat page, for any app on this machine.
 
     Point an app at http://localhost:8137/v1. Models are called skydraft and skydraft-MODE. Decoding options given here
-    hold where a client sends none. Ctrl-C stops.
+    hold where a client sends none; without -n a chat may fill the context, without --seed seeds are random. Ctrl-C
+    stops.
     """
     from skydraft.gateway.app import Gateway
     from skydraft.gateway.requests import Defaults

@@ -200,8 +200,8 @@ def gate_section(mode: str | None = None) -> Section[GateChoice]:
         [
             option(
                 "-m --mode", "M",
-                "edge, cloud: one model alone. lossless: the target's text, sooner. fluency, quality, auto: fewer "
-                f"calls to the target (default: {mode or 'lossless'}).",
+                "edge, cloud: one model alone. lossless: the target's text, drafted where that is faster. fluency, "
+                f"quality, auto: fewer calls to the target (default: {mode or 'lossless'}).",
                 default=mode,
             ),
             option(

@@ -107,15 +107,16 @@ def trace_line(done: Round, tokens: Sequence[Token]) -> str:
 
 
 def stats_table(runs: Mapping[str, Stats]) -> Table:
-    """All figures of several runs: a row each figure, a column each run."""
+    """The figures of several runs: a row each figure that is not 0 in all of them, a column each run."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for name in runs:
         table.add_column(name, justify="right")
     for field in dataclasses.fields(Stats):
         values = [getattr(stats, field.name) for stats in runs.values()]
-        if not any(isinstance(value, CachedTokens) for value in values):  # nothing is cached for a single question
-            table.add_row(field.name, *map(_number, values))
+        if isinstance(values[0], CachedTokens) or not any(values):  # nothing is cached for a single question
+            continue
+        table.add_row(field.name, *map(_number, values))
     return table
 
 

@@ -61,7 +61,7 @@ def test_what_is_near_the_top_decides_as_the_whole_row_does() -> None:
     assert num_whole < 1200
 
 
-@law(200)
+@law(100)
 @given(st.integers(0, 10**6), st.sampled_from([2.5, 3.0, 4.0]), st.floats(0.3, 0.999), st.integers(0, 300))
 def test_a_flat_top_is_weighed_no_further_down_than_needed(
     seed: int, width: float, top_p: float, position: int
@@ -82,7 +82,7 @@ def test_where_the_mass_is_at_its_limit_the_whole_row_decides(above: float) -> N
         assert sample(row, params, 3) == sample_whole(row, params, 3)
 
 
-@law(100)
+@law(50)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 5000), st.floats(-4, 37), st.integers(1, 30_000))
 def test_whose_noise_is_rare_is_found_here_and_elsewhere(seed: int, position: int, noise: float, size: int) -> None:
     torch = pytest.importorskip("torch")

@@ -18,7 +18,7 @@ from ..toys import EOS, VOCAB, law
 token_lists = st.lists(st.integers(0, VOCAB.size - 1), min_size=1, max_size=14)
 
 
-@law(500)
+@law(250)
 @given(st.integers(0, 10**6), token_lists, st.integers(0, 6), toys.params())
 def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prefix, prompt_len, params):
     """All constraints and styles at once, against rules asked of texts; pure, and nothing given is changed."""
@@ -35,7 +35,7 @@ def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prefix, prompt_
     assert np.array_equal(chooser.constrain(row, token_ids), edited)
 
 
-@law(200)
+@law(100)
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 5))
 def test_the_ngram_ban_leaves_no_way_to_repeat_an_ngram(history, size):
     banned = set(Repeats(size).after(toys.array(history)).tolist())
@@ -85,7 +85,7 @@ def test_repetition_penalty(row, prefix, penalty, expected):
     assert edited(row, prefix, repetition_penalty=penalty) == expected
 
 
-@law(100)
+@law(50)
 @given(st.floats(-20, 20), st.floats(1.01, 3))
 def test_a_penalty_never_makes_a_token_likelier(logit, penalty):
     assert edited([logit, 0.0], [0], repetition_penalty=penalty)[0] <= np.float32(logit)

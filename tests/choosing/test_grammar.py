@@ -39,7 +39,7 @@ def array(token_ids: Any) -> Any:
     return np.array(token_ids, np.int32)
 
 
-@law(60)
+@law(30)
 @given(st.sampled_from(GRAMMARS), walks, st.integers(0, 3))
 def test_what_may_come_next_is_what_the_oracle_says(grammar: str, walk: Any, prompt_len: int) -> None:
     follower, prompt = along(grammar, VOCAB, prompt_len), [1] * prompt_len
@@ -53,7 +53,7 @@ def test_what_may_come_next_is_what_the_oracle_says(grammar: str, walk: Any, pro
             generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % VOCAB.size)
 
 
-@law(60)
+@law(30)
 @given(st.sampled_from(JSONS), walks)
 def test_going_back_and_on_is_as_beginning_anew(grammar: str, walk: Any) -> None:
     follower = along(grammar, BYTES)
@@ -69,7 +69,7 @@ def test_going_back_and_on_is_as_beginning_anew(grammar: str, walk: Any) -> None
             generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % BYTES.size)
 
 
-@law(40)
+@law(20)
 @given(st.sampled_from([0, 1]), st.lists(st.integers(0, 400), max_size=60))
 def test_a_text_that_ends_is_json_that_fits(which: int, choices: list[int]) -> None:
     follower = along(JSONS[which], BYTES)
@@ -106,7 +106,7 @@ def test_what_is_outside_of_the_grammar_may_only_end() -> None:
     assert follower.allowed(array(toys.ids("a")))[toys.IDS[b"b"]]  # and it finds back
 
 
-@law(200)
+@law(100)
 @given(st.sampled_from(GRAMMARS), toys.seeds, st.integers(0, 2**32), toys.params())
 def test_whatever_the_other_constraints_a_token_is_one_that_the_grammar_allows(
     grammar: str, seed: int, salt: int, params: DecodingParams

@@ -75,7 +75,7 @@ def plain_end(text: str, index: int) -> bool:
     return says_something and letters not in {"e.g", "u.s"} and not is_initial
 
 
-@law(600)
+@law(300)
 @given(walks)
 def test_sentences_along_the_tokens_are_those_of_the_text(walk):
     along = said_along(VOCAB)
@@ -84,7 +84,7 @@ def test_sentences_along_the_tokens_are_those_of_the_text(walk):
         assert (said.ends_sentence, said.num_sentences) == (plain_ends(text), plain_num(text)), text
 
 
-@law(400)
+@law(200)
 @given(walks)
 def test_counts_and_gaps_are_those_of_the_prefix(walk):
     distinct, counted, gap = Tally(), Tally(), num_cjk_since_punctuation(VOCAB)
@@ -96,7 +96,7 @@ def test_counts_and_gaps_are_those_of_the_prefix(walk):
         assert gap.at(prefix) == num_cjk_since_punctuation(VOCAB).at(prefix)
 
 
-@law(400)
+@law(200)
 @given(walks, st.sampled_from([1, 2, 3, 12]))
 def test_what_followed_a_run_is_that_of_the_prefix(walk, size):
     repeats = Repeats(size)

@@ -27,7 +27,7 @@ amounts = st.floats(-2, 2)
 biases = st.dictionaries(tokens, st.floats(-100, 100), max_size=6)
 
 
-@law(1000)
+@law(500)
 @given(st.integers(0, 9999), st.lists(tokens, max_size=30), st.lists(tokens, max_size=5), amounts, amounts, biases)
 def test_the_logits_are_those_of_the_formula(
     seed: int, generated: list[int], prompt: list[int], frequency: float, presence: float, bias: dict[int, float]

@@ -43,7 +43,7 @@ maybe_min_p = st.just(0.0) | st.floats(1e-4, 1)
 temperatures = st.floats(0.05, 3) | st.sampled_from([1e-6, 30.0, 100.0])
 
 
-@law(300)
+@law(150)
 @given(rows(), temperatures, maybe_top_k, maybe_top_p, maybe_min_p, st.integers(0, 2**64 - 1), st.integers(0, 5000))
 def test_sampling_equals_masking_the_whole_vocabulary(row, temperature, top_k, top_p, min_p, seed, position):
     params = DecodingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
@@ -53,7 +53,7 @@ def test_sampling_equals_masking_the_whole_vocabulary(row, temperature, top_k, t
     assert np.array_equal(row, before)
 
 
-@law(150)
+@law(75)
 @given(st.integers(0, 10**6), st.floats(0.3, 3), st.integers(0, 2**64 - 1))
 def test_far_tokens_win_as_often_as_they_should(table_seed, temperature, seed):
     """A flat tail far below the top wins only with rare noise: the part that sampling looks up by hash."""
@@ -83,7 +83,7 @@ def test_light_tokens_count_where_the_heavy_ones_are_not_mass_enough(top_p):
     assert (set(winners) == {5}) == (top_p < 0.573)
 
 
-@law(60)
+@law(30)
 @given(st.integers(0, 10_000), st.floats(0.1, 2), st.integers(1, 60), st.integers(0, 500))
 def test_ties_at_the_k_th_place_are_all_kept(table_seed, temperature, top_k, position):
     row = np.random.default_rng(table_seed).integers(-3, 4, 300).astype(np.float32)
@@ -172,7 +172,7 @@ def test_shared_noise_agrees_more_often_than_independent_samples(distance):
     assert (1 - variation) / (1 + variation) - 4 * sigma <= rate <= 1 - variation + 4 * sigma
 
 
-@law(60)
+@law(30)
 @given(st.lists(st.integers(0, toys.VOCAB.size - 1), max_size=8), st.integers(1, 30), st.integers(1, 30), st.data())
 def test_two_sides_share_their_noise_whatever_their_prompts(generated, mine, theirs, data):
     """Positions count from the end of the prompt: a target may be told the words alone where the draft heard speech."""

@@ -196,7 +196,7 @@ def test_the_order_of_reasons(pieces, options, expected):
     assert ending(pieces, **options) == expected
 
 
-@law(300)
+@law(150)
 @given(
     st.lists(st.integers(0, VOCAB.size - 3), max_size=12),
     st.lists(st.text("ab我们员3.在。", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -12,9 +12,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from skydraft import api
 from skydraft.characters import json_line, one_line, visible
+from skydraft.cli.render import stats_table
 from skydraft.cli.terminal import Terminal
 from skydraft.cloud.logs import JsonLines
+from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.status import from_rpc
 
@@ -189,3 +192,14 @@ def test_a_state_fits_on_its_line_and_is_gone_after_an_error(tmp_path: Path) -> 
     state, _, rest = screen.partition("\r\x1b[K")
     assert status == 2 and state.startswith("Loading 没有的模型") and len(state.encode("gbk")) < 60
     assert rest.startswith("skydraft: ")
+
+
+def test_a_table_of_figures_leaves_out_what_no_run_has() -> None:
+    runs = {}
+    for mode in ("edge", "quality"):
+        with api.generate("你好", edge=open_toy("toy:drift=0.4"), cloud=open_toy("toy"), plan=make_plan(mode)) as it:
+            list(it)
+            runs[mode] = it.stats
+    names = list(stats_table(runs).columns[0].cells)
+    assert {"num_tokens", "num_escalated", "draft_ms"} <= set(names)
+    assert not {"bytes_up", "num_fallback_tokens", "cached_tokens"} & set(names)

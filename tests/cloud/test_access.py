@@ -207,7 +207,7 @@ def test_what_is_charged_is_taken_whatever_is_there_and_says_how_long_to_wait(cl
     assert refused_for(budget, "ann", 1) == pytest.approx(1.01)
 
 
-@law(100)
+@law(50)
 @given(
     st.sampled_from([1.0, 30.0, 500.0]),
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 300)), min_size=1, max_size=40),

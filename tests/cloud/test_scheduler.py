@@ -49,7 +49,7 @@ def job(session: int, *, turn: float = 0.0, epoch: int = 1, owner: str = "ann", 
     return Asked(kind(SessionCall(session, epoch, Opening("", Prompt((1,)))), owner, answers.append, turn), answers)
 
 
-@law(200)
+@law(100)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9) | st.none()), max_size=12), st.integers(1, 30))
 def test_a_forward_is_filled_by_the_oldest_each_once_and_the_last_may_be_cut(
     wanted: list[tuple[int, int | None]], max_rows: int
@@ -260,7 +260,7 @@ hostile = st.tuples(
 )
 
 
-@settings(law(300), report_multiple_bugs=False)
+@settings(law(150), report_multiple_bugs=False)
 @given(st.lists(hostile, min_size=5, max_size=40), st.integers(1, 3), st.integers(1, 4))
 def test_whatever_is_asked_the_worker_lives_and_answers_each_once(
     script: list[Any], max_sessions: int, max_rows: int

@@ -269,7 +269,7 @@ ops = st.tuples(
 )
 
 
-@law(300)
+@law(150)
 @given(st.integers(1, 4), st.integers(0, 3), st.lists(ops, min_size=5, max_size=40))
 def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
     max_sessions: int, per_token: int, script: list[tuple[str, int, set[int], float]]

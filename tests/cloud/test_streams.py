@@ -155,7 +155,7 @@ def test_the_unary_call_takes_nothing_that_is_for_streams(server: Serving) -> No
     link.close()
 
 
-@law(150)
+@law(75)
 @given(st.binary(max_size=60), st.booleans())
 def test_whatever_is_sent_ends_a_stream_cleanly(noisy: Any, data: bytes, begun: bool) -> None:
     stream = noisy()

@@ -51,7 +51,7 @@ def pooler(engine: Any) -> BlockPooler:
     return BlockPooler(engine.vocab, list)
 
 
-@toys.law(150)
+@toys.law(75)
 @given(toys.seeds, toys.params(), st.data())
 def test_a_verdict_is_that_of_a_target_in_this_process(seed: int, params: DecodingParams, data: st.DataObject) -> None:
     target = toys.toy(seed)
@@ -159,7 +159,7 @@ def test_a_head_that_fails_fails_its_requests_and_no_call() -> None:
     assert answers[0] is not None and "out of memory" in answers[0].decode() and answers[1] == b"{}"
 
 
-@toys.law(100)
+@toys.law(50)
 @given(toys.params())
 def test_parameters_survive_the_way(params: DecodingParams) -> None:
     assert read_params(params_text(params)) == params

@@ -104,7 +104,7 @@ def check_batches(engine: Watched, max_rows: int) -> None:
         assert max(Counter(id(sequence) for sequence, _ in batch).values()) == 1
 
 
-@law(60)
+@law(30)
 @given(st.data(), toys.seeds, moves, st.integers(1, 40), st.integers(1, 8))
 def test_verdicts_in_any_company_are_those_of_the_target_alone(
     data: st.DataObject, seed: int, script: list[Any], max_rows: int, part: int
@@ -124,7 +124,7 @@ def test_verdicts_in_any_company_are_those_of_the_target_alone(
     assert desk.engine.num_open == 0
 
 
-@law(60)
+@law(30)
 @given(st.data(), toys.seeds, moves, st.integers(1, 40), st.integers(1, 3))
 def test_evictions_cost_no_verdict(
     data: st.DataObject, seed: int, script: list[Any], max_rows: int, max_sessions: int
@@ -135,7 +135,7 @@ def test_evictions_cost_no_verdict(
     check_batches(desk.engine, max_rows)
 
 
-@law(50)
+@law(25)
 @given(st.data(), toys.seeds, moves, st.integers(1, 20), st.sets(st.integers(1, 40), max_size=4))
 def test_forwards_that_fail_cost_no_verdict(
     data: st.DataObject, seed: int, script: list[Any], max_rows: int, fail_at: set[int]
@@ -147,7 +147,7 @@ def test_forwards_that_fail_cost_no_verdict(
     assert engine.num_open == desk.worker.num_sessions
 
 
-@law(80)
+@law(40)
 @given(st.data(), toys.seeds, st.integers(1, 12), st.integers(1, 3))
 def test_a_stream_is_the_target_alone_in_any_company(
     data: st.DataObject, seed: int, max_rows: int, max_sessions: int

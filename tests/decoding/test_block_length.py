@@ -76,7 +76,7 @@ profiles = st.lists(st.floats(0.1, 100), min_size=1, max_size=8).map(lambda time
 links = st.tuples(st.sampled_from([0.0, 0.0, 5.0, 300.0]), st.booleans())
 
 
-@law(300)
+@law(150)
 @given(
     st.floats(0.01, 100), profiles, st.integers(1, 9), st.floats(0.01, 1), st.booleans(), st.integers(1, 32), links
 )  # fmt: skip
@@ -98,7 +98,7 @@ def test_where_all_tokens_are_alike_it_is_the_best_fixed_k(
     assert_best(chosen, found, may_stream=may_stream)
 
 
-@law(100)
+@law(50)
 @given(profiles, st.integers(1, 9), st.floats(0.01, 1), st.floats(1, 10))
 def test_a_drafter_as_slow_as_the_target_never_drafts(forward_ms, max_rows, alpha, slower):
     """k drafts cost k target steps and more, and give at most k + 1 tokens for k + 1 steps."""
@@ -119,7 +119,7 @@ def test_a_block_ends_after_an_unsure_token_and_goes_on_while_all_are_sure():
     assert policy.is_enough([sure, unsure]) and not policy.is_enough([sure] * 4)
 
 
-@law(50)
+@law(25)
 @given(st.floats(0.05, 1), st.integers(1, 8), st.integers(0, 1000))
 def test_alpha_learns_the_acceptance_whatever_k_hides(true_alpha, k, seed):
     """Drafts after the first difference were never judged, and must not count as refused."""
@@ -132,7 +132,7 @@ def test_alpha_learns_the_acceptance_whatever_k_hides(true_alpha, k, seed):
     assert np.mean(found[500:]) == pytest.approx(true_alpha, abs=0.04)
 
 
-@law(100)
+@law(50)
 @given(
     st.floats(0.2, 20), st.floats(0.2, 20), profiles, st.integers(1, 9), st.floats(0.3, 4), st.integers(1, 8),
     st.data(), st.tuples(st.floats(0, 300), st.booleans(), st.floats(0, 300)),

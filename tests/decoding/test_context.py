@@ -16,7 +16,7 @@ from ..toys import law
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
 
-@law(200)
+@law(100)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=70),
     st.lists(st.tuples(st.booleans(), tokens, st.integers(0, 6), st.integers(-2, 2)), max_size=30),
@@ -80,7 +80,7 @@ def test_how_it_ends_and_that_the_first_reason_stays():
     assert broken.finish == "interrupted"
 
 
-@law(200)
+@law(100)
 @given(st.lists(st.tuples(tokens, st.floats(0, 1)), max_size=40))
 def test_a_token_buffer_is_a_list(steps):
     buffer, expected = TokenBuffer(), []

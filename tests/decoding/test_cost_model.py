@@ -19,7 +19,7 @@ times = st.floats(0.1, 200)
 profiles = st.lists(times, min_size=1, max_size=13).map(lambda times: tuple(sorted(times)))
 
 
-@law(300)
+@law(150)
 @given(alphas, st.integers(0, 12), times, profiles, st.integers(1, 14), st.floats(0, 500), st.floats(0.1, 5))
 def test_the_speed_is_what_every_outcome_gives_on_average(alpha, k, draft_ms, forward_ms, max_rows, wire_ms, slowdown):
     costs = CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, slowdown=slowdown)
@@ -32,7 +32,7 @@ def test_the_speed_is_what_every_outcome_gives_on_average(alpha, k, draft_ms, fo
     assert streamed.tokens_per_s(alpha, k) == pytest.approx(expected)
 
 
-@law(200)
+@law(100)
 @given(
     alphas, st.builds(CostModel, times, profiles, st.integers(1, 9), st.floats(0, 500), st.booleans()),
     st.integers(0, 4), st.integers(0, 8),
@@ -47,7 +47,7 @@ def test_the_best_k_is_the_best_of_all_that_are_allowed(alpha, costs, min_k, num
 # --- tokens of a round
 
 
-@law(100)
+@law(50)
 @given(st.floats(0, 1), st.integers(0, 20))
 def test_expected_tokens(alpha, k):
     assume(alpha < 1 - 1e-6 or alpha == 1)
@@ -92,7 +92,7 @@ def test_acceptance_is_accepted_over_judged(accepted, k, alpha):
 # --- time of a round
 
 
-@law(200)
+@law(100)
 @given(alphas, ks, times, st.lists(times, min_size=13, max_size=13), st.floats(0, 500))
 def test_blocks_beat_streaming_below_the_break_even_round_trip_and_never_above(alpha, k, draft_ms, verify, wire_ms):
     costs = CostModel(draft_ms, tuple(verify), 13, wire_ms=wire_ms, streams=True)
@@ -117,7 +117,7 @@ def test_the_break_even_by_trying_every_round_trip():
     assert free_rows.break_even_ms(alpha, k) == pytest.approx((expected_tokens(alpha, k) - 1) * 30 - k * 5)
 
 
-@law(100)
+@law(50)
 @given(st.floats(0.05, 0.99), st.integers(1, 9), st.integers(1, 9), st.lists(times, min_size=9, max_size=9))
 def test_passes_are_paid_as_often_as_they_are_reached(alpha, max_rows, num_rows, forward):
     expected, fed = 0.0, 0

@@ -47,7 +47,7 @@ def plain(engine: Engine, params: DecodingParams) -> tuple[int, ...]:
             return tuple(token_ids[len(PROMPT_IDS) :])
 
 
-@law(40)
+@law(20)
 @given(st.integers(0, 60), st.sampled_from([0.0, 0.3, 2.0]), st.sampled_from(JSONS), st.sampled_from([0.0, 0.8]),
        st.integers(1, 12), st.sampled_from(["entropy:1", "prob:0.5", "never"]))  # fmt: skip
 def test_lossless_is_the_target_alone_and_the_edge_alone_is_the_draft_model(

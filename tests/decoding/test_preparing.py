@@ -69,7 +69,7 @@ def told(rounds: Seq[Round]) -> list[Any]:
 PLANS = [make_plan(k=5), make_plan(k=1), make_plan("quality"), make_plan(gate="entropy:2", k=8, eager=True)]
 
 
-@toys.law(60)
+@toys.law(30)
 @given(toys.pairs(), toys.params(), st.sampled_from(PLANS), st.integers(0, 25))
 def test_no_token_depends_on_what_was_drafted_ahead(
     pair: tuple[Any, Any], chosen: DecodingParams, plan: Plan, wait: int

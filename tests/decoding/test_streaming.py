@@ -51,7 +51,7 @@ def test_a_token_with_several_stop_strings_is_cut_at_the_first(stop, shown):
     assert TextStream(Vocab([b"xbyba"], list), stop).push(0) == shown
 
 
-@law(400)
+@law(200)
 @given(
     st.lists(st.integers(0, VOCAB.size - 1), max_size=14),
     st.lists(st.text("ab我们员3.在。", min_size=1, max_size=4), max_size=3),
@@ -70,7 +70,7 @@ def test_the_pieces_are_the_decoded_text_cut_at_the_first_stop_string(pieces, st
     assert not held or any(one.startswith(held) for one in stop) or any(one in VOCAB.decode(pieces) for one in stop)
 
 
-@law(200)
+@law(100)
 @given(st.lists(st.binary(min_size=1, max_size=3), max_size=12))
 def test_any_bytes_stream_to_what_they_decode_to_at_once(pieces):
     vocab = Vocab([*pieces, b""], list)
@@ -79,7 +79,7 @@ def test_any_bytes_stream_to_what_they_decode_to_at_once(pieces):
     assert "".join(shown) + text.finish() == vocab.decode(range(len(pieces)))
 
 
-@law(200)
+@law(100)
 @given(st.text(max_size=8), st.data())
 def test_valid_text_never_shows_a_broken_character(text, data):
     raw = text.encode()

@@ -57,7 +57,7 @@ def test_a_closed_session_gives_its_sequence_back_and_forgets_it():
 texts = st.lists(any_token, max_size=8)
 
 
-@law(80)
+@law(40)
 @given(toys.seeds, endless(), texts, texts, texts, st.integers(1, 4))
 def test_a_session_takes_over_the_sequence_of_another_with_the_same_prompt(
     seed, params, mine, theirs, drafted, max_rows
@@ -72,7 +72,7 @@ def test_a_session_takes_over_the_sequence_of_another_with_the_same_prompt(
     assert judged(session, block, max_rows=max_rows) == expected_verdict(target, params, mine, block.token_ids)
 
 
-@law(40)
+@law(20)
 @given(st.data(), toys.seeds, st.integers(1, 6))
 def test_what_was_committed_elsewhere_is_committed(data, seed, num_committed):
     target, params = toys.toy(seed), data.draw(endless())
@@ -124,7 +124,7 @@ def test_verdicts_and_blocks_are_valid_by_construction():
     assert DraftBlock(0, ()).base == Verdict(0, 0, 5).base == 0
 
 
-@law(60)
+@law(30)
 @given(st.lists(st.tuples(toys.pairs(), endless()), min_size=1, max_size=4), st.booleans(), st.integers(1, 7))
 def test_verifications_that_absorb_together_judge_as_each_alone(given, elsewhere, max_rows):
     """In company, and where all rows of a feed are asked about at once, as on a device."""

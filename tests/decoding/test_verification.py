@@ -47,7 +47,7 @@ def requests(draw):
     return target, params, tuple(catch_up), tuple(block)
 
 
-@law(125)
+@law(62)
 @given(requests(), st.integers(1, 9))
 def test_a_verdict_is_the_definition_for_any_block_and_any_split_into_passes(request_, max_rows):
     target, params, catch_up, block = request_
@@ -76,7 +76,7 @@ def test_a_stop_inside_an_accepted_block_counts_only_what_comes_before_it():
     assert (context.base, context.finish, context.num_seen) == (2, "stop_string", 2)
 
 
-@law(60)
+@law(30)
 @given(requests(), st.integers(-3, 3).filter(bool), requests())
 def test_a_wrong_base_raises_and_changes_nothing(first, shift, second):
     target, params, catch_up, block = first
@@ -115,7 +115,7 @@ def test_a_context_refuses_what_does_not_extend_it_and_stays_as_it_was():
         assert (context.catch_up, context.num_seen, context.finish) == ((4, 5), 0, None)
 
 
-@law(120)
+@law(60)
 @given(st.data(), toys.seeds, endless(), st.integers(1, 6), st.integers(1, 5))
 def test_a_failed_forward_can_be_repeated_as_if_it_had_not_been(data, seed, params, fail_at, max_rows):
     target = toys.toy(seed, kind=FlakyEngine)
@@ -138,7 +138,7 @@ def test_a_failed_forward_can_be_repeated_as_if_it_had_not_been(data, seed, para
             break
 
 
-@law(80)
+@law(40)
 @given(
     toys.seeds, st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 12), st.tuples(*[st.integers(1, 30)] * 2)
 )
@@ -159,7 +159,7 @@ def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, p
     assert (tuple(context.generated.tolist()), context.finish) == expected
 
 
-@law(100)
+@law(50)
 @given(toys.pairs(), endless(), st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_a_verifier_that_catches_up_judges_like_one_that_saw_all(pair, params, skips):
     edge, cloud = pair
@@ -188,7 +188,7 @@ class Rhythm(ThresholdGate):
         return "" if self.num_rounds % (self.num_skips + 1) else "uncertain"
 
 
-@law(60)
+@law(30)
 @given(toys.pairs(), toys.params(), st.integers(0, 5), st.integers(1, 5))
 def test_rounds_carry_one_audit_flag_per_catch_up_token_and_it_is_true(pair, params, num_skips, k):
     edge, cloud = pair
@@ -213,7 +213,7 @@ def test_rounds_carry_one_audit_flag_per_catch_up_token_and_it_is_true(pair, par
 other_prompts = st.lists(any_token, min_size=1, max_size=12).map(lambda token_ids: Prompt(tuple(token_ids)))
 
 
-@law(80)
+@law(40)
 @given(toys.pairs(), toys.params(), other_prompts, st.integers(0, 3), st.integers(1, 6))
 def test_a_target_that_reads_another_prompt_judges_by_its_own_at_the_same_bases(pair, params, other, num_skips, k):
     edge, cloud = pair
@@ -229,7 +229,7 @@ def test_a_target_that_reads_another_prompt_judges_by_its_own_at_the_same_bases(
         assert (tuple(context.generated.tolist()), context.finish) == expected
 
 
-@law(60)
+@law(30)
 @given(requests(), other_prompts, st.integers(1, 9))
 def test_the_verdict_of_a_target_with_a_prompt_of_its_own_is_the_definition(request_, other, max_rows):
     target, params, catch_up, block = request_
@@ -239,7 +239,7 @@ def test_the_verdict_of_a_target_with_a_prompt_of_its_own_is_the_definition(requ
     assert dataclasses.replace(verdict, audit=(), audit_ranks=()) == expected
 
 
-@law(60)
+@law(30)
 @given(toys.pairs(), toys.params(), st.integers(1, 8), st.integers(0, 6))
 def test_an_interrupted_generation_keeps_a_prefix_of_the_full_one(pair, params, k, num_rounds):
     edge, cloud = pair
@@ -291,7 +291,7 @@ def test_the_drafter_repeats_a_draft_and_follows_any_context():
         assert drafted.token_ids == expected[: len(drafted.token_ids)] and drafted.token_ids
 
 
-@law(60)
+@law(30)
 @given(st.data(), toys.seeds, endless())
 def test_the_drafter_goes_on_from_whatever_was_committed_of_its_draft_and_instead_of_it(data, seed, params):
     edge = toys.toy(seed)

@@ -81,7 +81,7 @@ def fleet_of(names: list[str], well: list[str]) -> Fleet:
     return fleet
 
 
-@law(60)
+@law(30)
 @given(st.lists(st.integers(1, 999), min_size=2, max_size=6, unique=True), st.integers(1, 2**21 - 1), st.data())
 def test_only_sessions_of_a_server_that_is_lost_move_and_only_new_ones_come_back(
     ports: list[int], number: int, data: st.DataObject

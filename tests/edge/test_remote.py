@@ -64,7 +64,7 @@ def assert_same(remote: Generation, local: Generation) -> None:
         assert near.link == LinkCost() and far.link.shared_bytes == 0
 
 
-@law(500)
+@law(250)
 @given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), gates, st.integers(1, 12), st.booleans())
 def test_remote_is_local(
     clouds: dict[int, Any],
@@ -80,7 +80,7 @@ def test_remote_is_local(
     assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
 
 
-@law(60)
+@law(30)
 @given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), gates, st.integers(1, 12))
 def test_so_it_is_by_calls(
     clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, gate: str, k: int
@@ -90,7 +90,7 @@ def test_so_it_is_by_calls(
         assert_same(decode(plan, params, edge, cloud), decode(plan, params, edge, toys.toy(seed)))
 
 
-@law(200)
+@law(100)
 @given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 12))
 def test_remote_lossless_and_the_remote_target_alone_are_the_target(
     clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, k: int
@@ -102,7 +102,7 @@ def test_remote_lossless_and_the_remote_target_alone_are_the_target(
         assert (generation.token_ids, generation.finish_reason) == expected
 
 
-@law(60)
+@law(30)
 @given(st.sampled_from(SEEDS), toys.params(), st.integers(1, 5), st.integers(1, 8))
 def test_remote_acceptance_by_rank_is_local(
     clouds: dict[int, Any], seed: int, params: DecodingParams, top: int, k: int

@@ -172,7 +172,7 @@ def decode(
 fates = st.lists(st.sampled_from(FATES), max_size=12)
 
 
-@law(125)
+@law(62)
 @given(st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 8), fates, st.booleans())
 def test_lossless_over_an_unreliable_link_is_the_target(
     server: Serving, drafter: tuple[float, int], params: DecodingParams, k: int, fates: list[str], unary: bool
@@ -182,7 +182,7 @@ def test_lossless_over_an_unreliable_link_is_the_target(
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)
 
 
-@law(80)
+@law(40)
 @given(toys.params(), st.floats(0, 3), st.integers(1, 8), fates, st.booleans())
 def test_a_gated_run_that_requires_the_cloud_is_the_undisturbed_one(
     server: Serving, params: DecodingParams, theta: float, k: int, fates: list[str], unary: bool
@@ -239,7 +239,7 @@ class LosingCloud:
         return self._cloud.max_block(quick=quick)
 
 
-@law(60)
+@law(30)
 @given(toys.params(), st.floats(0, 3), st.integers(1, 6), st.lists(st.sampled_from(["pass", "gone"]), max_size=8))
 def test_tokens_of_a_run_that_falls_back_come_from_the_model_they_are_said_to_come_from(
     server: Serving, params: DecodingParams, theta: float, k: int, outages: list[str]

@@ -39,7 +39,7 @@ def feeding(beginning: list[int]) -> Any:
 beginnings = st.lists(st.integers(0, 20), min_size=1, max_size=11)
 
 
-@law(300)
+@law(150)
 @given(beginnings, st.lists(st.lists(st.integers(0, 20), max_size=12), min_size=1, max_size=6), st.data())
 def test_copied_beginnings_have_the_bits_of_those_that_were_fed(
     beginning: list[int], texts: list[list[int]], data: st.DataObject
@@ -85,7 +85,7 @@ def test_a_prompt_that_is_all_beginning_is_fed() -> None:
         assert np.array_equal(answer(engine, beginning, None)[1], answer(feeding(beginning), beginning, None)[1])
 
 
-@law(200)
+@law(100)
 @given(st.integers(1, 6), beginnings, st.lists(st.integers(0, 20), max_size=30), st.booleans())
 def test_parts_end_where_they_are_said_to(part_len: int, start: list[int], rest: list[int], begins: bool) -> None:
     parts = Parts(part_len, tuple(start))

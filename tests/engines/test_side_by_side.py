@@ -53,7 +53,7 @@ def in_turn(engine: TransformersEngine, sequences: list[Sequence], feeds: list[l
     return [sequence.extend(feed) for sequence, feed in zip(sequences, feeds, strict=True)]
 
 
-@law(15)
+@law(8)
 @given(st.data())
 def test_rows_are_those_of_one_after_another(engine: TransformersEngine, data: st.DataObject) -> None:
     """Prompts, feeds and rollbacks at random; what is in the caches afterwards counts too."""

@@ -23,7 +23,7 @@ sizes = st.integers(1, 40)
 seeds = st.integers(0, 10_000)
 
 
-@law(60)
+@law(30)
 @given(seeds, sizes)
 def test_an_interval_lies_around_the_figure_and_within_what_single_prompts_gave(seed: int, size: int) -> None:
     parts, wholes = figures(seed, size)
@@ -35,7 +35,7 @@ def test_an_interval_lies_around_the_figure_and_within_what_single_prompts_gave(
         assert low < parts.sum() / wholes.sum() < high
 
 
-@law(40)
+@law(20)
 @given(seeds, sizes)
 def test_a_mode_differs_from_itself_by_nothing(seed: int, size: int) -> None:
     side = figures(seed, size)
@@ -44,7 +44,7 @@ def test_a_mode_differs_from_itself_by_nothing(seed: int, size: int) -> None:
     assert resamples.ratio_of_ratios(side, side) == pytest.approx((1.0, 1.0), abs=1e-12)
 
 
-@law(40)
+@law(20)
 @given(seeds, sizes, st.floats(0.5, 3))
 def test_pairs_are_drawn_together(seed: int, size: int, factor: float) -> None:
     parts, wholes = figures(seed, size)

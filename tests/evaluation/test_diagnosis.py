@@ -62,7 +62,7 @@ def a_report(costs: CostModel, alpha: float) -> LinkReport:
 # --- by the formulae: E(k) = (1 - a^(k+1)) / (1 - a), rate = E / (k t_d + R + t_v(k+1))
 
 
-@law(200)
+@law(100)
 @given(alphas, times, profiles, max_rows)
 def test_the_suggested_k_is_the_fastest_of_all(
     alpha: float, draft_ms: float, forward_ms: tuple[float, ...], max_rows: int
@@ -75,7 +75,7 @@ def test_the_suggested_k_is_the_fastest_of_all(
     assert speeds[0] == pytest.approx(1e3 / forward_ms[0])
 
 
-@law(200)
+@law(100)
 @given(alphas, times, profiles, max_rows, st.floats(0, 300))
 def test_the_link_is_weighed_against_streaming(
     alpha: float, draft_ms: float, forward_ms: tuple[float, ...], max_rows: int, wire_ms: float
@@ -91,7 +91,7 @@ def test_the_link_is_weighed_against_streaming(
         assert tokens_per_s(found.costs, alpha, found.best_k, even_ms) == pytest.approx(1e3 / forward_ms[0])
 
 
-@law(100)
+@law(50)
 @given(alphas, times, times)
 def test_where_rows_are_free_the_break_even_round_trip_is_the_published_one(
     alpha: float, draft_ms: float, forward_ms: float
@@ -210,7 +210,7 @@ def test_the_report_takes_forwards_as_slow_as_they_were_in_the_run(tmp_path: Pat
     assert costs.break_even_ms(alpha, k) == pytest.approx(expected * single_ms - 120 - 5 * 4)
 
 
-@law(100)
+@law(50)
 @given(alphas, times, profiles, max_rows, st.floats(0, 300), st.booleans())
 def test_the_adaptive_k_is_what_doctor_suggests(
     alpha: float, draft_ms: float, forward_ms: tuple[float, ...], max_rows: int, wire_ms: float, streams: bool

@@ -44,7 +44,7 @@ limits = st.floats(0, 6)
 blocks = st.integers(1, 14)
 
 
-@law(300)
+@law(150)
 @given(st.lists(st.tuples(some, st.booleans()), min_size=2, max_size=60))
 def test_auroc_is_that_of_scikit_learn(found: list[tuple[float, bool]]) -> None:
     scores, wrong = np.array([score for score, _ in found]), np.array([flag for _, flag in found])
@@ -79,7 +79,7 @@ def replayed(found: list[tuple[float, bool]], limit: float, max_block: int, adds
     return num_wrong, num_calls
 
 
-@law(300)
+@law(150)
 @given(positions, limits, blocks, st.booleans())
 def test_a_replay_is_the_slow_one(found: list[tuple[float, bool]], limit: float, max_block: int, adds: bool) -> None:
     risks, flags = [risk for risk, _ in found], [flag for _, flag in found]
@@ -88,7 +88,7 @@ def test_a_replay_is_the_slow_one(found: list[tuple[float, bool]], limit: float,
     assert replay.num_tokens == len(found)
 
 
-@law(200)
+@law(100)
 @given(positions, limits, blocks, st.booleans())
 def test_what_is_drafted_is_at_most_a_block_for_each_call_and_skip(
     found: list[tuple[float, bool]], limit: float, max_block: int, adds: bool
@@ -102,7 +102,7 @@ def test_what_is_drafted_is_at_most_a_block_for_each_call_and_skip(
     assert walk(risks, flags, math.inf, max_block, adds=adds) == Replay(len(found), sum(flags), 0, len(found))
 
 
-@law(200)
+@law(100)
 @given(positions, limits, blocks, st.booleans())
 def test_no_policy_beats_the_oracle(found: list[tuple[float, bool]], limit: float, max_block: int, adds: bool) -> None:
     risks, flags = [risk for risk, _ in found], [flag for _, flag in found]
@@ -111,7 +111,7 @@ def test_no_policy_beats_the_oracle(found: list[tuple[float, bool]], limit: floa
     assert replay.num_calls / len(found) >= agreement - alone - 1e-9
 
 
-@law(100)
+@law(50)
 @given(positions, blocks, st.booleans())
 def test_the_strictest_limit_leaves_no_disagreement_and_no_limit_makes_no_call(
     found: list[tuple[float, bool]], max_block: int, adds: bool

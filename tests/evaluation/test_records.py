@@ -106,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("records")
 
 
-@law(150)
+@law(75)
 @given(runs(), st.lists(generations(), max_size=3), st.lists(scores(), max_size=2))
 def test_what_is_written_is_what_is_read(
     folder: Path, run: RunLine, made: list[GenerationLine], judged: list[Any]
@@ -116,7 +116,7 @@ def test_what_is_written_is_what_is_read(
     assert found == Records(run=run, generations=tuple(made), scores=tuple(judged))
 
 
-@law(60)
+@law(30)
 @given(st.lists(generations(), min_size=1, max_size=3), st.data())
 def test_a_file_cut_anywhere_has_the_lines_that_were_whole(
     folder: Path, made: list[GenerationLine], data: st.DataObject

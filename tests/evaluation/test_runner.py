@@ -110,7 +110,7 @@ def score(prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreL
     )  # fmt: skip
 
 
-@law(100)
+@law(50)
 @given(
     st.integers(1, 3), st.integers(1, 5), st.lists(st.sampled_from([5.0, 20.0, 80.0]), unique=True), st.integers(1, 6)
 )

@@ -37,7 +37,7 @@ def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> Score
     return line
 
 
-@law(60)
+@law(30)
 @given(toys.pairs(), toys.params(), texts)
 def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
     pair: Pair, params: DecodingParams, token_ids: tuple[int, ...]
@@ -55,7 +55,7 @@ def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
         assert line.nll[at] == pytest.approx(-log_softmax(target_row.astype(np.float64))[token_id], abs=2e-5)
 
 
-@law(60)
+@law(30)
 @given(toys.pairs(), toys.params())
 def test_each_model_agrees_with_all_that_it_wrote_greedily(pair: Pair, params: DecodingParams) -> None:
     greedy = replace(params, temperature=0.0)
@@ -64,7 +64,7 @@ def test_each_model_agrees_with_all_that_it_wrote_greedily(pair: Pair, params: D
         assert getattr(fresh(pair, params, token_ids), side) == token_ids
 
 
-@law(60)
+@law(30)
 @given(toys.pairs(), st.lists(st.tuples(st.booleans(), texts), min_size=2, max_size=6), st.data())
 def test_texts_that_share_a_beginning_are_scored_as_if_alone(
     pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: st.DataObject
@@ -84,7 +84,7 @@ def test_texts_that_share_a_beginning_are_scored_as_if_alone(
     assert scorer.score("p", PROMPT, last) == fresh(pair, params, last)  # a closed one opens again
 
 
-@law(30)
+@law(15)
 @given(toys.pairs(), toys.params(), texts)
 def test_each_side_reads_its_own_prompt(pair: Pair, params: DecodingParams, token_ids: tuple[int, ...]) -> None:
     """They differ where the target does not hear what the draft model hears."""

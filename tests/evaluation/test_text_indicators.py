@@ -125,7 +125,7 @@ def test_cycles_of_several_kinds_add_up() -> None:
 texts = st.text(st.sampled_from("我在员慢慢，。！,.a1 \n“—+"), max_size=30)
 
 
-@law(300)
+@law(150)
 @given(texts)
 def test_indicators_are_those_of_a_slow_count(text: str) -> None:
     found = look(text)

@@ -73,7 +73,7 @@ risks = st.lists(st.floats(0.001, 0.999), min_size=1, max_size=12)
 agreements = st.floats(0.05, 0.99)
 
 
-@law(200)
+@law(100)
 @given(risks, agreements)
 def test_the_risk_of_a_block_is_the_sum_over_its_tokens(found: list[float], agreement: float) -> None:
     limit = 2 * (1 - agreement)
@@ -81,7 +81,7 @@ def test_the_risk_of_a_block_is_the_sum_over_its_tokens(found: list[float], agre
     assert gate(agreement).is_unsure([token(risk) for risk in found]) == (sum(found) > limit)
 
 
-@law(100)
+@law(50)
 @given(toys.pairs(), agreements, st.integers(1, 12))
 def test_an_eager_block_ends_right_after_the_token_whose_running_sum_passes(
     pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int
@@ -111,7 +111,7 @@ def test_without_audits_nothing_is_corrected() -> None:
     assert found.correction == 1.0  # not known yet
 
 
-@law(100)
+@law(50)
 @given(
     st.lists(st.booleans(), min_size=1, max_size=40), st.floats(0.01, 0.99), st.sampled_from(["skipped", "fallback"])
 )
@@ -176,7 +176,7 @@ def start(pair: tuple[Engine, Engine], agreement: float, k: int, eager: bool, pa
     return skydraft.generate(PROMPT, edge=pair[0], cloud=pair[1], plan=plan, params=params, raw=True, calibration=found)
 
 
-@law(80)
+@law(40)
 @given(toys.pairs(), toys.params(), agreements, st.integers(1, 8), st.booleans())
 def test_a_calibrated_run_is_repeatable_and_says_truly_who_wrote_what(
     pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, agreement: float, k: int, eager: bool
@@ -214,7 +214,7 @@ def replayed(rounds: list[Round], agreement: float) -> list[str]:
     return found
 
 
-@law(60)
+@law(30)
 @given(toys.pairs(), agreements, st.integers(1, 8))
 def test_every_decision_of_a_run_follows_from_its_blocks_and_audits(
     pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int

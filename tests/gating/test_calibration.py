@@ -52,13 +52,13 @@ signals = st.builds(Signals, st.floats(0, 12), probabilities, probabilities)
 weights = st.lists(st.floats(-20, 20), min_size=4, max_size=4)
 
 
-@law(200)
+@law(100)
 @given(signals, weights, st.floats(-50, 50))
 def test_a_risk_is_a_probability(token: Signals, found: list[float], bias: float) -> None:
     assert 0 <= made(weights=found, bias=bias).risk(token) <= 1
 
 
-@law(200)
+@law(100)
 @given(signals, signals, st.sampled_from(range(4)), st.floats(-3, 3))
 def test_a_risk_follows_the_sign_of_each_weight(one: Signals, other: Signals, index: int, weight: float) -> None:
     low, high = sorted((features(one)[index], features(other)[index]))
@@ -92,7 +92,7 @@ def test_where_several_limits_gave_an_agreement_it_is_one_of_them() -> None:
     assert 0.5 <= made().limit(0.9, 5) <= 1.5
 
 
-@law(200)
+@law(100)
 @given(st.floats(0.6001, 1), st.floats(0.6001, 1))
 def test_who_wants_more_agreement_gets_a_lower_limit(one: float, other: float) -> None:
     low, high = sorted((one, other))

@@ -27,7 +27,7 @@ cycles = st.integers(2, MAX_PERIOD).flatmap(
 )
 
 
-@law(300)
+@law(150)
 @given(cycles, st.integers(1, 12), st.integers(0, 11), st.integers(0, 60))
 def test_a_cycle_is_seen_by_its_second_copy_at_any_block_boundary(cycle, block_len, offset, num_before):
     before = list(range(100, 100 + num_before))
@@ -37,7 +37,7 @@ def test_a_cycle_is_seen_by_its_second_copy_at_any_block_boundary(cycle, block_l
     assert num_before < forced[0] <= num_before + 2 * len(cycle)
 
 
-@law(100)
+@law(50)
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(0, 20))
 def test_a_single_token_is_a_cycle_from_four_in_a_row(block_len, offset, num_before):
     before = list(range(100, 100 + num_before))

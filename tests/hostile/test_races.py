@@ -91,7 +91,7 @@ actions = st.lists(
 )
 
 
-@law(50)
+@law(25)
 @given(actions, st.integers(0, 99))
 def test_whatever_one_owner_does_the_other_is_answered_and_right(script: list[tuple[str, int]], seed: int) -> None:
     rng, desk = random.Random(seed), desk_of(max_sessions=4)

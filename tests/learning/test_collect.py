@@ -47,7 +47,7 @@ def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) ->
     ).run()
 
 
-@toys.law(120)
+@toys.law(60)
 @given(toys.pairs(), toys.params(40), st.sampled_from(PLANS))
 def test_every_mark_is_what_the_two_models_say_at_that_prefix(
     pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan

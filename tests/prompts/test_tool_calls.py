@@ -55,7 +55,7 @@ def cut(text: str, places: Seq[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(at)]
 
 
-@law(300)
+@law(150)
 @given(st.lists(words | st.text(max_size=3), max_size=12).map("".join), st.lists(st.integers(0, 999), max_size=8),
        st.booleans())  # fmt: skip
 def test_how_a_text_comes_changes_nothing_and_text_without_calls_is_kept(
@@ -67,7 +67,7 @@ def test_how_a_text_comes_changes_nothing_and_text_without_calls_is_kept(
         assert whole == (text, []) or whole[1]
 
 
-@law(200)
+@law(100)
 @given(
     st.sampled_from(["", "好的。", "I will look.\n\nNow:"]),
     st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=4),

@@ -33,14 +33,14 @@ from tests.protocol.any_message import (
 from tests.toys import law
 
 
-@law(250)
+@law(125)
 @given(session_calls)
 @example(SessionCall(1, 0, Opening("", Prompt(()), params=DecodingParams(full_stop_shift=0.0))))  # 0, but no default
 def test_an_opening_comes_back_with_any_parameters(call: SessionCall) -> None:
     assert codec.decode_session_call(codec.encode_session_call(call)) == call
 
 
-@law(200)
+@law(100)
 @given(verify_calls())
 @example(VerifyCall(1, 0, 0, (), (5, 6), 7))  # right after the prompt
 @example(VerifyCall(1, 0, 2, (8, 9), (), 7))  # all that was generated is caught up
@@ -48,7 +48,7 @@ def test_a_verify_call_comes_back(call: VerifyCall) -> None:
     assert codec.decode_verify_call(codec.encode_verify_call(call)) == call
 
 
-@law(250)
+@law(125)
 @given(verdicts())
 @example(Verdict(0, 0, 5))
 def test_a_verdict_comes_back_with_its_audit_and_its_cost(verdict: Verdict) -> None:
@@ -57,21 +57,21 @@ def test_a_verdict_comes_back_with_its_audit_and_its_cost(verdict: Verdict) -> N
     assert decoded.cost == as_sent(verdict.cost)
 
 
-@law(100)
+@law(50)
 @given(emissions)
 def test_an_emission_comes_back(emission: Emission) -> None:
     decoded = codec.decode_emission(codec.encode_emission(emission))
     assert decoded == dataclasses.replace(emission, cost=as_sent(emission.cost))
 
 
-@law(100)
+@law(50)
 @given(infos)
 def test_server_info_comes_back_with_times_to_a_microsecond(info: ServerInfo) -> None:
     forward_ms = tuple(round(ms * 1e3) / 1e3 for ms in info.forward_ms)
     assert decode_info(encode_info(info)) == dataclasses.replace(info, forward_ms=forward_ms)
 
 
-@law(200)
+@law(100)
 @given(costs, st.integers(0, 12) | numbers)
 @example(Cost(), 0)
 @example(Cost(1, 1), 0)
@@ -89,7 +89,7 @@ def test_rows_without_a_pass_cannot_be_sent() -> None:
         codec.encode_opened(Opened(3, Cost(num_passes=0, num_rows=1)))
 
 
-@law(50)
+@law(25)
 @given(numbers)
 def test_a_close_comes_back(number: int) -> None:
     assert codec.decode_close(codec.encode_close(number)) == number
@@ -101,7 +101,7 @@ def test_the_digest_is_the_crc_of_little_endian_words() -> None:
     assert codec.digest(np.array(token_ids, np.int32)) == zlib.crc32(data)
 
 
-@law(150)
+@law(75)
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=40), st.data())
 def test_the_digest_tells_apart_another_id_another_order_and_another_length(
     ids: list[int], data: st.DataObject
@@ -116,7 +116,7 @@ def test_the_digest_tells_apart_another_id_another_order_and_another_length(
         assert (codec.digest(np.array(other, np.int32)) == own) == (other == ids)
 
 
-@law(100)
+@law(50)
 @given(st.lists(st.lists(st.integers(0, MAX_ID), max_size=8), max_size=4))
 def test_the_digest_of_parts_is_that_of_the_whole(parts: list[list[int]]) -> None:
     whole = np.array([token_id for part in parts for token_id in part], np.int32)
@@ -126,7 +126,7 @@ def test_the_digest_of_parts_is_that_of_the_whole(parts: list[list[int]]) -> Non
 def test_the_laws_of_the_codec_are_asked_of_every_decoding_option() -> None:
     seen: dict[str, set[Any]] = {field.name: set() for field in dataclasses.fields(DecodingParams)}
 
-    @law(200)
+    @law(100)
     @given(any_params)
     def collect(params: DecodingParams) -> None:
         for name, values in seen.items():

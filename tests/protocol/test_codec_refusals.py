@@ -123,7 +123,7 @@ def test_decoding_is_total_over_random_bytes() -> None:
     assert num_taken > 100
 
 
-@law(300)
+@law(150)
 @given(st.sampled_from(list(messages())), st.binary(max_size=30), st.integers(0, 200))
 def test_decoding_is_total_over_messages_with_something_put_in(message: bytes, extra: bytes, at: int) -> None:
     read_all(message[:at] + extra + message[at:])

@@ -65,14 +65,14 @@ def test_every_class_comes_back_as_itself_with_its_message(kind: type[SkydraftEr
     assert (back.retryable, back.exit_status) == (error.retryable, error.exit_status)
 
 
-@law(60)
+@law(30)
 @given(st.sampled_from(CLASSES), st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1))
 def test_any_message_comes_back(kind: type[SkydraftError], text: str) -> None:
     error = example_of(kind, text)
     assert str(from_rpc(failed(error))) == str(error)
 
 
-@law(60)
+@law(30)
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_a_base_mismatch_keeps_both_lengths(base: int, length: int) -> None:
     back = from_rpc(failed(BaseMismatch(base, length)))

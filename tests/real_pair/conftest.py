@@ -1,13 +1,12 @@
 """The demo pair, opened once. Without llama-cpp-python or the files these tests are skipped, and say why.
 
-Models come from the user's cache, where nothing is written. Each test has the engines to itself: the sequences that it
-leaves open, as one that fails does, are closed after it.
+Each test has the engines to itself: the sequences that it leaves open, as one that fails does, are closed after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import skydraft
 from skydraft import Engine, EngineOptions
 from skydraft.engines.base import Sequence
 from skydraft.errors import NetworkUnavailable
-from skydraft.models import cache_dir, default_pair
+from skydraft.models import default_pair
 
 # Threads of llama.cpp spin while they wait for each other: on busy cores two of them may take minutes for what one
 # does in seconds. Each context is probed up to its end, so a short one opens sooner; and for each number of sequences,
@@ -30,27 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "real_pair" in item.nodeid:
             item.add_marker(pytest.mark.model)
-
-
-@pytest.fixture(scope="package", autouse=True)
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder for these tests alone, with links to the user's models. pytest keeps it for the next run, since
-    probing takes longer than all tests."""
-    kept: pytest.Cache | None = getattr(request.config, "cache", None)
-    home = kept.mkdir("real_pair") if kept else tmp_path_factory.mktemp("home")
-    _link_models(cache_dir() / "models", home / "models")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SKYDRAFT_HOME", str(home))
-        yield home
-
-
-def _link_models(theirs: Path, ours: Path) -> None:
-    ours.mkdir(exist_ok=True)
-    for link in ours.glob("*.gguf"):
-        link.unlink(missing_ok=True)
-    for path in theirs.glob("*.gguf"):
-        with suppress(FileExistsError):  # another run was as quick
-            (ours / path.name).symlink_to(path)
 
 
 def load(name: str) -> Engine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 import skydraft
@@ -41,18 +39,21 @@ def user(text: str) -> dict[str, str]:
 
 
 def test_a_later_turn_is_the_same_messages_read_anew(seats: tuple[Engine, Engine]) -> None:
-    rng = random.Random(8)
-    talks: list[Messages] = [[user(DEV[number] * 4)] for number in range(max(DRAFT_SEATS, TARGET_SEATS) + 1)]
-    num_cached = 0
-    for step in range(6):  # the conversations take each other's seats
-        talk = talks[rng.randrange(len(talks))]
-        mode = rng.choice(["lossless", "quality"])
-        reused = answer(talk, seats, "talks", mode, 6)
-        fresh = answer(talk, seats, "", mode, 6)
+    talk: Messages = [user(DEV[0] * 7)]  # longer than a part of a prompt
+    edge, cloud = [], []  # what each has kept of the turn before
+    for turn in range(3):
+        if turn == 1:  # another conversation and one that is not kept: of two seats of the target none is left
+            answer([user(DEV[1])], seats, "talks", "lossless", 1)
+            answer([user(DEV[2])], seats, "", "lossless", 1)
+        reused = answer(talk, seats, "talks", "lossless", 6)
+        fresh = answer(talk, seats, "", "lossless", 6)
         assert reused.token_ids == fresh.token_ids and reused.origins == fresh.origins
-        num_cached += reused.stats.cached_tokens.edge + reused.stats.cached_tokens.cloud
-        talk += [{"role": "assistant", "content": reused.text}, user(DEV[step + 10])]
-    assert num_cached > 0
+        edge.append(reused.stats.cached_tokens.edge)
+        cloud.append(reused.stats.cached_tokens.cloud)
+        talk += [{"role": "assistant", "content": reused.text}, user(DEV[turn + 10])]
+    assert (DRAFT_SEATS, TARGET_SEATS) == (3, 2)
+    assert [num_cached >= seats[0].max_batch_rows for num_cached in edge] == [False, True, True]
+    assert [num_cached >= seats[0].max_batch_rows for num_cached in cloud] == [False, False, True]
 
 
 def test_a_second_turn_feeds_the_answer_the_question_and_at_most_one_part(seats: tuple[Engine, Engine]) -> None:

@@ -51,7 +51,7 @@ def run(
         return generation.run()
 
 
-@law(60)
+@law(30)
 @given(st.integers(0, 50), st.integers(4, 40), st.sampled_from([0.0, 0.3]), st.sampled_from(PARAMS))
 def test_lossless_is_the_target_that_hears_alone(seed: int, num_frames: int, drift: float, params: Any) -> None:
     edge, target, heard = HearingToy(SEED, drift), HearingToy(SEED), recording(seed, num_frames)
@@ -59,7 +59,7 @@ def test_lossless_is_the_target_that_hears_alone(seed: int, num_frames: int, dri
     assert run("lossless", edge, target, heard, params).token_ids == alone.token_ids
 
 
-@law(40)
+@law(20)
 @given(
     st.integers(0, 50), st.sampled_from(sorted(PLANS)), st.sampled_from(["features", "none"]), st.sampled_from(PARAMS)
 )
@@ -77,7 +77,7 @@ def test_remote_is_local_with_speech(cloud: Cloud, seed: int, plan: str, share: 
         assert there.stats.bytes_up < 400
 
 
-@law(60)
+@law(30)
 @given(st.integers(0, 50), st.integers(4, 40), st.sampled_from(PARAMS), st.integers(1, 6))
 def test_a_target_that_shares_nothing_judges_as_one_that_was_asked_the_words(
     seed: int, num_frames: int, params: Any, k: int
