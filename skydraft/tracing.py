@@ -6,7 +6,6 @@ call or stream. A trace holds names, numbers and times, never a text or a token.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -101,10 +100,12 @@ class Tracing:
 
         `serves` says that somebody else waits for it.
         """
+        from asyncio import CancelledError  # a tenth of a second, which commands without traces need not wait for
+
         span = self._begin(name, parent, serves=serves)
         try:
             yield span
-        except (GeneratorExit, asyncio.CancelledError):  # whoever waits for it has left, which is no failure
+        except (GeneratorExit, CancelledError):  # whoever waits for it has left, which is no failure
             span.note({"skydraft.left": True})
             raise
         except BaseException as error:

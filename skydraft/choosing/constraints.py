@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.choosing.incremental import Repeats, Tally
+from skydraft.engines.rows import namespace_of
 from skydraft.engines.vocab import TokenIds
 
 
@@ -52,7 +53,7 @@ def apply(row: Any, edits: Iterable[Edit]) -> Any:
 
 
 def _apply_one(row: Any, edit: Edit) -> None:
-    xp = array_api_compat.array_namespace(row)
+    xp = namespace_of(row)
     ids = xp.asarray(edit.token_ids, dtype=xp.int64, device=array_api_compat.device(row))
     if edit.op == "ban":
         row[ids] = -xp.inf

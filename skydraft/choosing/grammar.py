@@ -22,6 +22,7 @@ import numpy as np
 from skydraft.characters import one_line
 from skydraft.choosing.grammar_check import LIMITS, STACK_BYTES, complaint
 from skydraft.choosing.incremental import Follower
+from skydraft.engines.rows import namespace_of
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
 from skydraft.grammars import parts, with_ascii_refs
@@ -214,7 +215,7 @@ class GrammarAlong(Follower):
     def masked(self, row: Any, prefix: TokenIds) -> Any:
         """A copy of `row` [vocab] with -inf for all that may not follow; where the model itself rules out all that may,
         these are alike."""
-        xp, allowed = array_api_compat.array_namespace(row), self.allowed(prefix)
+        xp, allowed = namespace_of(row), self.allowed(prefix)
         mask = xp.asarray(allowed, device=array_api_compat.device(row))
         masked = xp.where(mask, row, xp.full_like(row[:1], -xp.inf))
         if float(masked.max()) == -float("inf"):

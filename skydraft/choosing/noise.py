@@ -14,7 +14,7 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.rows import on_host
+from skydraft.engines.rows import namespace_of, on_host
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ def noisier_than(noise: float, seed: int, position: int, num_ids: int) -> Ids:
 
 def noisier_on_device(noises: list[float], seeds: list[int], positions: list[int], like: Any) -> list[Ids]:
     """`noisier_than` for each row of `like` [num_rows, vocab], computed where that lies."""
-    xp, device = array_api_compat.array_namespace(like), array_api_compat.device(like)
+    xp, device = namespace_of(like), array_api_compat.device(like)
     num_rows, num_ids = like.shape
     keys = [_signed(_key(seed, position)) for seed, position in zip(seeds, positions, strict=True)]
     # Unsigned words compare as signed ones do with the upper bit turned over.

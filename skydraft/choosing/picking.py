@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from skydraft.choosing.sampling import no_number, sample, sample_on_device
 from skydraft.config import DecodingParams, num_cores
-from skydraft.engines.rows import is_on_host, on_host
+from skydraft.engines.rows import is_on_host, namespace_of, on_host
 from skydraft.errors import EngineError
 
 Picked: TypeAlias = int | Exception
@@ -100,7 +100,7 @@ def pick_on_device(draws: Seq[Draw]) -> list[Picked]:
     """One argmax for all, and one sample for those of a temperature above 0."""
     if not draws:
         return []
-    xp = array_api_compat.array_namespace(draws[0].scores)
+    xp = namespace_of(draws[0].scores)
     rows = xp.stack([draw.scores for draw in draws])  # [num_draws, vocab]
     best = xp.argmax(rows, axis=1)
     # One copy to the host for both.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from skydraft.choosing.noise import MAX_NOISE, MIN_NOISE, Floats, Ids, gumbel_noise, noisier_on_device, noisier_than
 from skydraft.config import DecodingParams
-from skydraft.engines.rows import on_host
+from skydraft.engines.rows import namespace_of, on_host
 from skydraft.errors import EngineError
 
 # What is further than this from the best logit (in units of the temperature) can never win, whatever its noise.
@@ -223,7 +223,7 @@ def _weights(scores: npt.NDArray[Any], top: float, temperature: float) -> npt.ND
 
 def near_top_on_device(rows: Any, params: Seq[DecodingParams]) -> list[Near | None]:
     """`near_top` of rows [num_rows, vocab], found where they lie."""
-    xp, device = array_api_compat.array_namespace(rows), array_api_compat.device(rows)
+    xp, device = namespace_of(rows), array_api_compat.device(rows)
     dtype: np.dtype[Any] = np.dtype(np.float64 if "64" in str(rows.dtype) else np.float32)
 
     def column(values: list[float]) -> Any:

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-import array_api_compat
 import numpy as np
 
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
 from skydraft.engines.base import Sequence as EngineSequence
-from skydraft.engines.rows import at_least_float32
+from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.engines.vocab import TokenIds
 from skydraft.evaluation.records import ScoreLine, signals_entry
 from skydraft.gating.signals import measure
@@ -120,7 +119,7 @@ class _Side(Generic[Finding]):
 
 def _judged(chooser: Chooser, row: Any, prefix: TokenIds, token_id: int) -> _Judged:
     wide = at_least_float32(row)
-    xp = array_api_compat.array_namespace(wide)
+    xp = namespace_of(wide)
     highest = wide.max()
     nll = xp.log(xp.exp(wide - highest).sum()) + highest - wide[token_id]
     return _Judged(chooser.choose(row, prefix), float(nll))

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import array_api_compat
-import array_api_compat.numpy  # takes 0.1 s, which would fall into the first round
-
-from skydraft.engines.rows import at_least_float32
+from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.types import Signals
 
 CERTAIN = Signals(entropy=0.0, margin=1.0, top_prob=1.0)  # of a token that had no rival
@@ -18,7 +15,7 @@ _NO_WEIGHT = -200.0  # exp of it is 0 in float32
 def measure(row: Any) -> Signals:
     """Signals of one row of raw logits [vocab], numpy or torch, unchanged. Entropy in nats, in float32 at least."""
     row = at_least_float32(row)
-    xp = array_api_compat.array_namespace(row)
+    xp = namespace_of(row)
     best = int(row.argmax())
     # Where the model rules a token out by -inf, any weight that rounds to nothing will do.
     shifted = xp.clip(row - row[best], min=_NO_WEIGHT)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import huggingface_hub
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from skydraft.errors import MissingDependency, NetworkUnavailable, NotEnoughDisk, UnknownModel
 from skydraft.models.manifest import Part
@@ -67,6 +66,8 @@ def hub_file(repo: str, file: str) -> Path:
 
 def hub_folder(repo: str, offline: bool) -> Path:
     """Download a checkpoint into the Hugging Face cache, or find it there."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     try:
         if offline:
             raise NetworkUnavailable(f"{repo} is not in the Hugging Face cache, and nothing is downloaded offline.")
@@ -82,6 +83,9 @@ def hub_folder(repo: str, offline: bool) -> Path:
 
 @contextmanager
 def _hub_failures(what: str) -> Iterator[None]:
+    # An HTTP client comes with these, which most commands do not need.
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+
     try:
         yield
     except LocalEntryNotFoundError as error:

@@ -24,7 +24,7 @@ from skydraft.engines.vocab import Vocab
 from .. import reference
 
 SIGNIFICANCE = 1e-4
-NUM_SEEDS = 1500
+NUM_SEEDS = 1000
 SIZE = 7
 VOCAB = Vocab([b"%d" % index for index in range(SIZE)], lambda text: [int(char) for char in text])
 

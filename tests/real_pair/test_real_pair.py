@@ -25,7 +25,7 @@ from ..conftest import link_models
 from .conftest import OPTIONS
 
 DEV = prompts()
-SHORT = DecodingParams(max_new_tokens=20)
+SHORT = DecodingParams(max_new_tokens=16)
 IDENTITY: dict[str, tuple[str, int, DecodingParams]] = {
     "greedy, k=5": (DEV[0], 5, SHORT),
     "greedy, k=2": (DEV[24], 2, SHORT),

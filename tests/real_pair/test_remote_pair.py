@@ -27,7 +27,7 @@ from ..serving import Serving, free_port, serving
 from .conftest import TARGET_SEATS, load
 
 DEV = prompts()
-PARAMS = DecodingParams(max_new_tokens=20)
+PARAMS = DecodingParams(max_new_tokens=14)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_verdicts_in_company_on_fewer_seats_than_clients_are_those_of_a_target_a
 def test_sessions_lost_in_the_middle_cost_no_token(
     edge: Engine, cloud: Engine, server: Serving, connected: Cloud, mode: str
 ) -> None:
-    params = replace(PARAMS, max_new_tokens=32)
+    params = replace(PARAMS, max_new_tokens=24)
     generation = skydraft.generate(DEV[3], edge=edge, cloud=connected, plan=make_plan(mode), params=params)
     for number, _ in enumerate(generation.rounds()):
         if number in (2, 4) and mode == "lossless":
