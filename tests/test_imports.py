@@ -76,7 +76,7 @@ _LATE = {
     "vllm",
     "opentelemetry",
 }
-# A third of a second of each start.
+# A quarter of a second of each start.
 _SLOW = {"httpx2", "numpy.f2py"}
 
 
