@@ -31,13 +31,15 @@ models: $(READY)
 demo: models
 	$(BIN)/python -m skydraft.cli.demo
 
-# Three processes, since tests also wait. Byte code is kept whatever the machine says: many tests start a process.
+# Three processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long.
+MARKED := -m "not long"
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(MARKED)
 
-# The same with eight times as many examples of each law.
+# The same with eight times as many examples of each law, and all laws on the demo pair.
 test-long: export SKYDRAFT_EXAMPLES = 8
+test-long: MARKED :=
 test-long: test
 
 # The tests of the chat page; `make test` runs them too where Chromium is there already.

@@ -20,10 +20,8 @@ from bench.bare_loop import BareLoop
 from bench.workload import machine
 from bench.workload import prompts as dev_prompts
 from skydraft.config import num_cores
-from skydraft.engines.gguf_change import gguf_name
-from skydraft.learning.adapter import Adapter, read_adapter
-from skydraft.learning.apply import merged_with
-from skydraft.learning.merge import file_of
+from skydraft.engines.trainable import gguf_name
+from skydraft.learning.adapter import Adapter, file_of, merged_with, read_adapter
 from skydraft.models import cache_dir, default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt

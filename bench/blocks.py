@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from skydraft.evaluation.fitting import LabelledText, labelled, walk
-from skydraft.evaluation.gate_study import oracle_calls
+from skydraft.evaluation.gate_study import labelled, oracle_calls
 from skydraft.evaluation.records import read_records
 from skydraft.gating.calibration import find_calibration
+from skydraft.gating.fitting import LabelledText, walk
 
 _FOLDER = Path(__file__).parent.parent / "docs" / "report-zh-dev"
 _LIMITS = np.geomspace(0.01, 12.0, 120)

@@ -1,9 +1,9 @@
-"""Many edges on one target: recorded drafts are replayed against a real server by clients that run the edge's own code.
+"""Many edges on one target: clients whose draft model says what was recorded, against a real server.
 
     python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
 
-Drafts are recorded first, in one lossless run over 16 prompts. Then 1, 2, 4, 8 and 16 clients replay them, each with a
-connection of its own, at once (`--think 0`) or with the time that drafting a block takes between rounds. Beside the
+Drafts are recorded first, in one lossless run over 16 prompts. Then 1, 2, 4, 8 and 16 clients write these texts, each
+with a connection of its own, at once (`--think 0`) or with the time that a draft takes in each round. Beside the
 measured rows a second stands what the engine alone does in forwards of as many rows, measured before the server starts,
 in the share of the time that was not spent on prompts. Busy is the share of the time inside forwards, prompts included
 (from the server's metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server
@@ -18,26 +18,22 @@ import statistics
 import threading
 import time
 import urllib.request
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 
 import skydraft
+from bench.recorded_target import RecordedModel, Table, record
 from bench.server import ServerProcess
 from bench.workload import machine, prompts
-from skydraft import EngineOptions, decoding_params, make_plan
-from skydraft.decoding.context import Context
+from skydraft import Engine, EngineOptions, StepRecord, decoding_params, make_plan
 from skydraft.decoding.stats import percentile
-from skydraft.edge.fleet import Fleet, Links
-from skydraft.edge.link import LinkOptions
-from skydraft.edge.patience import Patience
-from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudError
 from skydraft.evaluation.emulated_link import EmulatedLink
 from skydraft.models import default_pair
-from skydraft.protocol.codec import short_fingerprint
-from skydraft.protocol.values import Opening
-from skydraft.types import DraftBlock, Prompt
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import read_prompt
 
 NUM_CLIENTS = (1, 2, 4, 8, 16)
 K = 5
@@ -46,10 +42,18 @@ PARAMS = decoding_params(max_new_tokens=48)
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One generation: its prompt and the drafted blocks in order."""
+    """What a draft model said along lossless texts of 16 prompts, and how long it took for a block."""
 
-    prompt: Prompt
-    blocks: tuple[DraftBlock, ...]
+    draft: Engine
+    table: Table
+    texts: dict[str, tuple[int, ...]]
+    draft_ms: float
+
+    @property
+    def prompt_len(self) -> float:
+        """Mean tokens of a prompt."""
+        ids = [read_prompt(self.draft, asked(prompt)).edge.token_ids for prompt in self.texts]
+        return statistics.mean(map(len, ids))
 
 
 @dataclass(slots=True)
@@ -62,6 +66,13 @@ class Client:
     prefill_ms: float = 0.0
     wait_ms: list[float] = field(default_factory=list)
     queue_ms: list[float] = field(default_factory=list)
+
+    def add(self, record: StepRecord) -> None:
+        """Count a round."""
+        self.num_tokens += record.num_committed
+        self.prefill_ms += record.target.prefill_ms
+        self.wait_ms.append(record.link.rtt_ms)
+        self.queue_ms.append(record.target.queue_ms)
 
 
 def row_curve(execution: str) -> dict[int, float]:
@@ -87,64 +98,47 @@ def row_curve(execution: str) -> dict[int, float]:
     return curve
 
 
-def record(server: ServerProcess) -> tuple[list[Recording], str, float]:
-    """(recordings of 16 prompts, the vocabulary's fingerprint, milliseconds to draft a block)."""
-    edge = skydraft.load(default_pair().draft)
-    cloud = skydraft.connect(server.address)
-    recordings, draft_ms = [], []
-    for prompt in prompts(16):
-        with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(k=K), params=PARAMS) as generation:
-            blocks = [done.block for done, _ in generation.rounds()]
-            draft_ms += [record.draft.forward_ms for record in generation.records[1:]]
-            recordings.append(Recording(generation.prompts.target, tuple(blocks)))
-    fingerprint = short_fingerprint(edge.vocab.fingerprint)
-    cloud.close()
-    edge.close()
-    return recordings, fingerprint, statistics.median(draft_ms)
+def recorded(server: ServerProcess) -> Recording:
+    """Have the draft model write along with the target once. It stays open, since its tokenizer is needed."""
+    edge, table, texts, draft_ms = skydraft.load(default_pair().draft), Table(), {}, []
+    record(edge, table)
+    with closing(skydraft.connect(server.address)) as cloud:
+        for prompt in prompts(16):
+            done = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(k=K), params=PARAMS).run()
+            draft_ms += [record.draft.forward_ms for record in done.records[1:]]
+            texts[prompt] = done.token_ids
+    return Recording(edge, table, texts, statistics.median(draft_ms))
 
 
-def replay(
-    address: str, recordings: list[Recording], fingerprint: str, think_ms: float, until: float, client: Client
-) -> None:
-    """Replay texts one after the other until the time is up. A text whose verdicts stray from the record is left."""
-    links = Links(Fleet([LinkOptions(address)]))
-    number = 0
-    while time.perf_counter() < until:
-        recording = recordings[number % len(recordings)]
-        number += 1
-        context = Context(recording.prompt)
-        opening = Opening(fingerprint, recording.prompt, params=PARAMS)
-        verifier = RemoteVerifier(links, context, opening, Patience(120.0))
-        for block in recording.blocks:
-            if block.base != context.base or context.finish or time.perf_counter() >= until:
-                break
-            time.sleep(think_ms / 1e3)
-            began = time.perf_counter()
-            try:
-                verdict = verifier.verify(block, context.catch_up)
-            except CloudError:
-                return  # the one that stops, when its link is taken away
-            context.commit_verdict(block, verdict)
-            client.wait_ms.append((time.perf_counter() - began) * 1e3)
-            client.queue_ms.append(verdict.cost.queue_ms)
-            client.num_tokens += verdict.num_tokens
-            client.prefill_ms += verdict.cost.prefill_ms
-        client.num_texts += context.finish is not None
-        client.num_strayed += context.finish is None and time.perf_counter() < until
-        verifier.close()
-    links.close()
+def replay(address: str, recording: Recording, first: int, think_ms: float, until: float, client: Client) -> None:
+    """Write text after text, from the `first` on, until the time is up."""
+    told = recording.draft
+    edge = RecordedModel(told.vocab, told.fingerprint, recording.table, think_ms / K)
+    asked_for = [*recording.texts.items()]
+    number = first
+    with closing(skydraft.connect(address, timeout_s=120)) as cloud:
+        while time.perf_counter() < until:
+            prompt, text = asked_for[number % len(asked_for)]
+            number += 1
+            with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(k=K), params=PARAMS) as generation:
+                try:
+                    for done, _ in generation.rounds():
+                        client.add(done.record)
+                        if time.perf_counter() >= until:
+                            break
+                except CloudError:
+                    return  # the one that stops, when its link is taken away
+            is_whole = generation.finish_reason is not None
+            client.num_texts += is_whole
+            client.num_strayed += is_whole and generation.token_ids != text
 
 
-def run_clients(
-    addresses: list[str], recordings: list[Recording], fingerprint: str, think_ms: float, seconds: float
-) -> list[Client]:
+def run_clients(addresses: list[str], recording: Recording, think_ms: float, seconds: float) -> list[Client]:
     """Replay with one client per address, all at once."""
     clients = [Client() for _ in addresses]
     until = time.perf_counter() + seconds
     threads = [
-        threading.Thread(
-            target=replay, args=(address, recordings[i:] + recordings[:i], fingerprint, think_ms, until, client)
-        )
+        threading.Thread(target=replay, args=(address, recording, i, think_ms, until, client))
         for i, (address, client) in enumerate(zip(addresses, clients, strict=True))
     ]
     for thread in threads:
@@ -200,29 +194,28 @@ def bench(execution: str, seconds: float, think_ms: float | None, soak_minutes: 
     options = ["--max-sessions", "16", "--context", "1024", "--execution", execution]
     options += ["--metrics-port", str(metrics_port)]
     server = ServerProcess(default_pair().target, *options)
-    recordings, fingerprint, draft_ms = record(server)
-    think_ms = draft_ms if think_ms is None else think_ms
+    recording = recorded(server)
+    think_ms = recording.draft_ms if think_ms is None else think_ms
     print(f"k={K}, {seconds:.0f} s each, {think_ms:.0f} ms of drafting emulated between rounds")
     print(f"{'clients':<22}{'tokens/s':>9}{'rows/s':>8}{'allowed':>9}{'share':>7}{'busy':>6}{'rows/f':>7}{'prefill':>9}"
           f"{'wait p50':>10}{'p95':>7}{'queue p50':>11}{'p95':>7}{'fairness':>10}{'strayed':>9}")  # fmt: skip
     for num in NUM_CLIENTS:
         widest = max(rows for rows in curve if rows <= max(3, (K + 1) * num))
         before = scrape(metrics_port)
-        clients = run_clients([server.address] * num, recordings, fingerprint, think_ms, seconds)
+        clients = run_clients([server.address] * num, recording, think_ms, seconds)
         show(str(num), clients, seconds, widest / curve[widest] * 1e3, before, scrape(metrics_port))
     with EmulatedLink(("127.0.0.1", server.port)) as link:
         threading.Timer(seconds / 3, lambda: link.stall(3600)).start()
         addresses = [server.address] * 7
-        stuck = threading.Thread(
-            target=run_clients, args=([link.address], recordings, fingerprint, think_ms, seconds), daemon=True
-        )
+        stuck = threading.Thread(target=run_clients, args=([link.address], recording, think_ms, seconds), daemon=True)
         stuck.start()
         before = scrape(metrics_port)
-        clients = run_clients(addresses, recordings, fingerprint, think_ms, seconds)
+        clients = run_clients(addresses, recording, think_ms, seconds)
         show("7, and one that stops", clients, seconds, widest / curve[widest] * 1e3, before, scrape(metrics_port))
     if soak_minutes:
-        soak(server, recordings, fingerprint, think_ms, soak_minutes)
+        soak(server, recording, think_ms, soak_minutes)
     server.stop()
+    recording.draft.close()
 
 
 def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
@@ -230,13 +223,13 @@ def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
     feeds = "from skydraft.engines.llamacpp import LlamaCppEngine as E; E.allocate_beginning = lambda self: None"
     options = ["--max-sessions", "16", "--context", "512"]
     servers = {"fed each time": ServerProcess(model, *options, changed=feeds), "copied": ServerProcess(model, *options)}
-    recordings, fingerprint, draft_ms = record(servers["copied"])
+    recording = recorded(servers["copied"])
+    think = recording.draft_ms if think_ms is None else think_ms
     print(f"\n{model}, exact, 8 clients, {seconds:.0f} s each, mean prompt "
-          f"{statistics.mean(len(each.prompt.token_ids) for each in recordings):.1f} tokens")  # fmt: skip
+          f"{recording.prompt_len:.1f} tokens")  # fmt: skip
     print(f"{'the beginning is':<18}{'tokens/s':>10}{'prefill':>9}{'texts':>7}{'strayed':>9}")
     for name in [*servers] * 2:
-        think = draft_ms if think_ms is None else think_ms
-        clients = run_clients([servers[name].address] * 8, recordings, fingerprint, think, seconds)
+        clients = run_clients([servers[name].address] * 8, recording, think, seconds)
         tokens, texts, strayed = (
             sum(getattr(client, what) for client in clients) for what in ("num_tokens", "num_texts", "num_strayed")
         )
@@ -246,11 +239,11 @@ def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
         server.stop()
 
 
-def soak(server: ServerProcess, recordings: list[Recording], fingerprint: str, think_ms: float, minutes: float) -> None:
+def soak(server: ServerProcess, recording: Recording, think_ms: float, minutes: float) -> None:
     """16 clients for some minutes: memory, files, and sessions afterwards."""
     print(f"\n16 clients for {minutes:g} minutes: resident memory of the server, MB; open files")
     for minute in range(round(minutes)):
-        run_clients([server.address] * 16, recordings, fingerprint, think_ms, 60)
+        run_clients([server.address] * 16, recording, think_ms, 60)
         print(f"  after {minute + 1} min: {server.resident_mb:.1f} MB, {server.num_files} files", flush=True)
     time.sleep(2)
     cloud = skydraft.connect(server.address)

@@ -2,10 +2,9 @@
 
     python -m bench.cloud [overhead] [identity] [payload] [faults]
 
-overhead: 2,000 rounds against a toy target on loopback, beyond both models' time, in streams, in unary calls and in
-process. identity: remote against local on the real pair, lossless and gated. payload: bytes of messages a token, k = 5,
-all dev prompts; and bytes on the socket with TLS, in streams and in unary calls. faults: kill and restart, cuts, a
-stall and an outage on the real pair, against the undisturbed run.
+overhead: 2,000 rounds of toys over loopback and in process, beyond both models' time. identity: remote against local
+on the real pair, lossless and gated. payload: bytes of messages a token, k = 5, all dev prompts; and bytes on the
+socket with TLS. faults: kill, cuts, a stall and an outage on the real pair, against the undisturbed run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import Engine, Generation, StepRecord, decoding_params, make_plan
 from skydraft.decoding.stats import percentile
-from skydraft.edge.connection import Cloud
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.toy import open_toy
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.models import default_pair
@@ -46,11 +45,11 @@ def beyond_models(record: StepRecord) -> float:
 
 
 def overhead(num_rounds: int = 2000) -> None:
-    """Toys: the models take next to no time, so what is left is ours. The ways take turns, text by text."""
+    """Toys: the models take next to no time, so what is left is ours. Over the link and not, in turns, text by text."""
     edge, toy = open_toy("toy:drift=0.1"), open_toy("toy")
     server = ServerProcess("toy")
-    stream, unary = (skydraft.connect(server.address, unary=flag) for flag in (False, True))
-    ways: dict[str, Engine | Cloud] = {"a stream": stream, "unary calls": unary, "in process": toy}
+    cloud = skydraft.connect(server.address)
+    ways: dict[str, Engine | Cloud] = {"over the link": cloud, "in process": toy}
     print(f"\noverhead a round beyond both models' forwards, toy pair, k=5, {num_rounds} rounds, ms")
     print(f"{'':<24}{'p50':>8}{'p99':>8}{'wire p50':>10}{'queue p50':>11}")
     for temperature in (0.0, 0.8):
@@ -73,12 +72,7 @@ def overhead(num_rounds: int = 2000) -> None:
                 f"{name + f', T={temperature}':<24}{percentile(ours, 50):>8.3f}{percentile(ours, 99):>8.3f}"
                 f"{max(percentile(wire, 50) or 0, 0):>10.3f}{percentile(queue, 50):>11.3f}"
             )
-        halves = [
-            percentile([beyond_models(r) for r in records[name]], 50) or 0 for name in ("a stream", "unary calls")
-        ]
-        print(f"  a stream / unary calls, p50: {halves[0] / halves[1]:.2f}")
-    for cloud in (stream, unary):
-        cloud.close()
+    cloud.close()
     server.stop()
 
 
@@ -128,16 +122,15 @@ def on_the_socket(edge: Engine, num_tokens: int = 128) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ca, options = certificates(Path(folder))
         server = ServerProcess(default_pair().target, *options)
-        print(f"  on the socket with TLS and a token, {len(dev)} prompts over one connection, handshake included:")
-        for name, unary in (("a stream", False), ("unary calls", True)):
-            with EmulatedLink(("127.0.0.1", server.port)) as link:
-                cloud = skydraft.connect(link.address, tls_ca=ca, token="a-token-of-24-characters", unary=unary)
-                tokens = sum(len(run(prompt, edge, cloud, "lossless", num_tokens, 5).token_ids) for prompt in dev)
-                cloud.close()
-                print(
-                    f"    {name}: {(link.bytes_up + link.bytes_down) / tokens:.1f} bytes a token "
-                    f"({link.bytes_up / tokens:.1f} up, {link.bytes_down / tokens:.1f} down), {tokens} tokens"
-                )
+        with EmulatedLink(("127.0.0.1", server.port)) as link:
+            cloud = skydraft.connect(link.address, tls_ca=ca, token="a-token-of-24-characters")
+            tokens = sum(len(run(prompt, edge, cloud, "lossless", num_tokens, 5).token_ids) for prompt in dev)
+            cloud.close()
+        print(
+            f"  on the socket with TLS and a token, {len(dev)} prompts over one connection, handshake included: "
+            f"{(link.bytes_up + link.bytes_down) / tokens:.1f} bytes a token ({link.bytes_up / tokens:.1f} up, "
+            f"{link.bytes_down / tokens:.1f} down), {tokens} tokens"
+        )
         server.stop()
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import skydraft
 from bench.server import ServerProcess
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.connection import Cloud
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.toy import open_toy
 
 NUM_SERVERS, NUM_EDGES = 3, 8

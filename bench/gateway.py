@@ -54,7 +54,7 @@ def gateway(pair: Pair) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
-        made.close()
+        made.desk.close()
 
 
 @contextmanager
@@ -105,13 +105,13 @@ def overhead(repeats: int) -> None:
 
 def load_real() -> Pair:
     pair, options = default_pair(), EngineOptions(max_sequences=6, context_len=2048)
-    return Pair(skydraft.load(pair.draft, options), skydraft.load(pair.target, options), calibrated=False)
+    return Pair(skydraft.load(pair.draft, options), skydraft.load(pair.target, options))
 
 
 def alone(pair: Pair, talk: Messages, temperature: float) -> skydraft.Generation:
     """What `generate --mode lossless --k 5` gives: a prompt read anew, nothing reused."""
     params = DecodingParams(max_new_tokens=24, temperature=temperature, seed=3)
-    plan, sides = drafting("lossless"), {"edge": pair.edge, "cloud": pair._target}
+    plan, sides = drafting("lossless"), {"edge": pair.edge, "cloud": pair.cloud}
     with skydraft.generate(messages=talk, plan=plan, params=params, **sides) as generation:
         return generation.run()
 
@@ -171,7 +171,7 @@ def turns(repeats: int) -> None:
     for number in range(repeats):
         talk = [user(f"{number}。请总结：" + text[number * 10 : number * 10 + 1750])]
         plan, params = drafting("lossless"), DecodingParams(max_new_tokens=48)
-        sides: dict[str, Any] = {"edge": pair.edge, "cloud": pair._target, "plan": plan, "params": params}
+        sides: dict[str, Any] = {"edge": pair.edge, "cloud": pair.cloud, "plan": plan, "params": params}
         first = skydraft.generate(messages=talk, cache_scope="bench", **sides).run()
         talk += [{"role": "assistant", "content": first.text}, user("请再用一句话说明理由。")]
         reused = skydraft.generate(messages=talk, cache_scope="bench", **sides).run()
@@ -204,7 +204,7 @@ def conversations(num_talks: int) -> None:
         talk = talks[number]
         plan = drafting(rng.choice(["lossless", "quality"]))
         params = DecodingParams(max_new_tokens=8, temperature=rng.choice([0.0, 0.8]), seed=number)
-        sides: dict[str, Any] = {"edge": pair.edge, "cloud": pair._target, "plan": plan, "params": params}
+        sides: dict[str, Any] = {"edge": pair.edge, "cloud": pair.cloud, "plan": plan, "params": params}
         reused = skydraft.generate(messages=talk, cache_scope="bench", **sides).run()
         fresh = skydraft.generate(messages=talk, **sides).run()
         same += sum(mine == theirs for mine, theirs in zip(reused.token_ids, fresh.token_ids, strict=False))

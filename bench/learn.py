@@ -30,13 +30,12 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
-from skydraft.evaluation.bootstrap import Resamples
 from skydraft.evaluation.scoring import Scorer
-from skydraft.evaluation.text_indicators import indicators
-from skydraft.learning.adapter import read_adapter
-from skydraft.learning.apply import merged_with
+from skydraft.evaluation.summary import Resamples
+from skydraft.evaluation.texts import indicators
+from skydraft.learning.adapter import merged_with, read_adapter
 from skydraft.learning.collect import Collector
-from skydraft.learning.store import Store
+from skydraft.learning.lessons import Store
 from skydraft.models import cache_dir, default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
@@ -74,8 +73,7 @@ def collect(folder: Path, edge: Engine, cloud: Engine, prompts: Sequence[str]) -
         if read_prompt(edge, messages).edge.token_ids in known:
             continue
         request = GenerateRequest(messages, plan=make_plan("quality"), params=PARAMS)
-        with collector.start(request, edge=edge, cloud=cloud) as generation:
-            generation.run()
+        skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]).run()
         print(f"{number + 1} of {len(prompts)} collected", end="\r", flush=True)
     collector.close()
 

@@ -23,10 +23,10 @@ from bench.learn import PARAMS, PRODUCTS, Row, kept, prompts_of
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
-from skydraft.evaluation.bootstrap import Resamples
 from skydraft.evaluation.scoring import Scorer
-from skydraft.gating.calibrated_gate import CalibratedGate
-from skydraft.learning.apply import open_learned
+from skydraft.evaluation.summary import Resamples
+from skydraft.gating.calibration import CalibratedGate
+from skydraft.learning.adapter import open_learned
 from skydraft.models import cache_dir, default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt

@@ -23,12 +23,11 @@ import skydraft
 from bench.learn import PRODUCTS, add_settings, learned, prompts_of, setting_of
 from skydraft.config import mode_spec
 from skydraft.engines.base import Engine
-from skydraft.evaluation.bootstrap import Resamples
-from skydraft.evaluation.fitting import walk
+from skydraft.evaluation.summary import Resamples
+from skydraft.gating.fitting import LabelledText, walk
 from skydraft.gating.gates import parse_gate
-from skydraft.learning.lesson import AGREED, CORRECTED, Lesson
-from skydraft.learning.review import Reviewer
-from skydraft.learning.store import Store
+from skydraft.learning.calibrating import labelled
+from skydraft.learning.lessons import Lesson, Store
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
@@ -36,23 +35,18 @@ QUALITY = mode_spec("quality")
 Row = dict[str, int]
 
 
-def row_of(lesson: Lesson) -> Row:
-    """Calls of the gate of `quality` along a text that was read again, its tokens, and what both models agree on."""
+def row_of(text: LabelledText) -> Row:
+    """Calls of the gate of `quality` along a text, its tokens, and those that both models agree on."""
     threshold, longest = parse_gate(QUALITY.gate).threshold, int(QUALITY.k or 1)
-    entropies = [found.entropy if (found := lesson.signals_at(index)) else 0.0 for index in range(len(lesson.marks))]
-    wrong = [mark == CORRECTED for mark in lesson.marks]
-    calls = walk(entropies, wrong, threshold, longest, adds=False, ends=False).num_calls
-    known = Counter(lesson.marks)
-    return {
-        "calls": calls, "tokens": len(lesson.marks),
-        "agreed": known[AGREED], "known": known[AGREED] + known[CORRECTED],
-    }  # fmt: skip
+    entropies = [signals.entropy for signals in text.signals]
+    calls = walk(entropies, text.disagrees, threshold, longest, adds=False, ends=False).num_calls
+    size = len(entropies)
+    return {"calls": calls, "tokens": size, "agreed": size - sum(text.disagrees)}
 
 
 def rows_of(engine: Engine, lessons: list[Lesson]) -> list[Row]:
     """Each lesson as this draft model reads it."""
-    reviewer = Reviewer(engine)
-    return [row_of(reviewer.review(lesson)) for lesson in lessons]
+    return [row_of(labelled(engine, lesson)) for lesson in lessons]
 
 
 def show(days: list[tuple[list[Row], list[Row]]], every: int) -> list[dict[str, float]]:
@@ -60,12 +54,11 @@ def show(days: list[tuple[list[Row], list[Row]]], every: int) -> list[dict[str, 
     print(f"\n{'answers':<12}{'calls a token':>14}{'learning':>10}{'difference':>12}{'α':>26}{'learning':>10}")
     drawn = []
     for day, sides in enumerate(days):
-        calls, tokens, agreed, known = (
-            [np.array([row[key] for row in rows], float) for rows in sides]
-            for key in ("calls", "tokens", "agreed", "known")
+        calls, tokens, agreed = (
+            [np.array([row[key] for row in rows], float) for rows in sides] for key in ("calls", "tokens", "agreed")
         )
         rates = [calls[side].sum() / tokens[side].sum() for side in (0, 1)]
-        alpha = [agreed[side].sum() / known[side].sum() for side in (0, 1)]
+        alpha = [agreed[side].sum() / tokens[side].sum() for side in (0, 1)]
         interval = Resamples(len(sides[0])).difference((calls[1], tokens[1]), (calls[0], tokens[0])) if day else None
         bounds = f"[{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else ""
         print(

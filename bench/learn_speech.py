@@ -29,9 +29,8 @@ from skydraft.cli.main import run
 from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
-from skydraft.evaluation.bootstrap import Resamples
-from skydraft.learning.adapter import read_adapter
-from skydraft.learning.apply import merged_with
+from skydraft.evaluation.summary import Resamples
+from skydraft.learning.adapter import merged_with, read_adapter
 from skydraft.learning.collect import Collector
 from skydraft.models import cache_dir
 from skydraft.prompts.messages import asked
@@ -48,8 +47,7 @@ def request_for(path: Path, prompt: str, mode: str) -> GenerateRequest:
 def collect(folder: Path, clips: Iterable[Path], prompt: str, edge: Engine, cloud: Engine) -> None:
     collector = Collector(folder, notify=print)
     for number, path in enumerate(clips, 1):
-        with collector.start(request_for(path, prompt, "quality"), edge=edge, cloud=cloud) as generation:
-            generation.run()
+        skydraft.start(request_for(path, prompt, "quality"), edge=edge, cloud=cloud, observers=[collector]).run()
         print(f"{number} clips collected", end="\r", flush=True)
     collector.close()
 

@@ -19,15 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from skydraft.learning.lesson import encode
-from skydraft.learning.store import Store
+from skydraft.learning.lessons import Store, encode
 
 _FILE_BYTES = 64 << 20
 _PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
 _IMPORTS = """
 from pathlib import Path
 from skydraft.learning.dataset import Usable, choose
-from skydraft.learning.store import Store
+from skydraft.learning.lessons import Store
 """
 PROGRAMS = {
     "imports alone": _IMPORTS,

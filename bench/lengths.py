@@ -17,10 +17,10 @@ from pathlib import Path
 
 from skydraft.decoding.block_length import AutoK, BlockLength
 from skydraft.decoding.cost_model import CostModel
-from skydraft.evaluation.fitting import LabelledText, labelled
+from skydraft.evaluation.gate_study import labelled
 from skydraft.evaluation.records import read_records
-from skydraft.gating.calibration import Calibration, find_calibration
-from skydraft.gating.risk import CalibratedRisk, LearnedRisk
+from skydraft.gating.calibration import CalibratedRisk, Calibration, LearnedRisk, find_calibration
+from skydraft.gating.fitting import LabelledText
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord
 
 _FOLDER = Path(__file__).parent.parent / "docs" / "report-zh-dev"

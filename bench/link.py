@@ -1,7 +1,6 @@
-"""Tokens a second against the round trip: fixed blocks, blocks that end by their risk, and drafting while waiting.
+"""Tokens a second against the round trip: streaming, fixed blocks, and blocks that end by their risk.
 
     python -m bench.link [--record] [--prompts 6] [--tokens 40] [--rtt 0,20,60] [--target-ms 45,15] [--threads 1]
-    python -m bench.link --identity 5000
 
 The draft model drafts for real. The target is a server that says what was recorded (bench/data/link_verdicts.json, made
 with --record by the real one) and waits what is stated for each forward, since both models on two cores would slow each
@@ -22,13 +21,12 @@ from typing import Any
 
 import skydraft
 from bench.recorded_target import MAX_ROWS, RecordedServer, Table, record
-from bench.server import ServerProcess
 from bench.workload import load_pair, machine, prompts
 from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
-from skydraft.edge.connection import Cloud
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
@@ -45,13 +43,12 @@ class Way:
 
     name: str
     plan: Plan
-    ahead: bool = False
     is_lossless: bool = True
 
 
 LABELS = {
-    "streaming": "streaming (cloud)", "risk": "blocks end by risk", "risk, ahead": "and drafting while waiting",
-    "k auto": "--k auto", "quality": "quality (agreement below 1)", "auto, ahead": "auto (agreement 0.95 asked)",
+    "streaming": "streaming (cloud)", "risk": "blocks end by risk", "k auto": "--k auto",
+    "quality": "quality (agreement below 1)", "auto": "auto (agreement 0.95 asked)",
 }  # fmt: skip
 # A gate that lets no token pass: lossless blocks, and never the target alone.
 ALWAYS_DRAFTING = make_plan(gate="entropy:0", k="auto")
@@ -59,11 +56,9 @@ WAYS = [
     Way("streaming", make_plan("cloud")),
     *(Way(f"k = {k}", make_plan(k=k)) for k in FIXED),
     Way("risk", ALWAYS_DRAFTING),
-    Way("risk, ahead", ALWAYS_DRAFTING, ahead=True),
-    Way("k auto", make_plan(k="auto"), ahead=True),
+    Way("k auto", make_plan(k="auto")),
     Way("quality", make_plan("quality"), is_lossless=False),
     Way("auto", make_plan("auto"), is_lossless=False),
-    Way("auto, ahead", make_plan("auto"), ahead=True, is_lossless=False),
 ]
 
 
@@ -75,8 +70,6 @@ class Found:
     spent_ms: float = 0.0
     drafts: list[tuple[int, int]] = field(default_factory=list)  # (accepted, drafted) of each round
     step_ms: list[float] = field(default_factory=list)
-    num_prepared: int = 0
-    num_used: int = 0
     num_calls: int = 0
     num_other: int = 0  # texts that are not the target's
 
@@ -85,8 +78,6 @@ class Found:
         self.num_tokens += sum(each.num_committed for each in rest)
         self.spent_ms += done.records[-1].ended_ms - first.ended_ms
         for each in rest:
-            self.num_used += each.ahead.num_used
-            self.num_prepared += each.ahead.num_prepared
             if each.outcome == "verified" and each.num_draft:
                 self.num_calls += 1
                 self.drafts.append((each.num_accepted, each.num_draft))
@@ -108,7 +99,7 @@ class Found:
             "alpha": round(measured_alpha(self.drafts) or 0.0, 3), "num_tokens": self.num_tokens,
             "draft_ms": round(statistics.median(self.step_ms), 2) if self.step_ms else None,
             "mean_k": round(sum(each for _, each in self.drafts) / max(len(self.drafts), 1), 2),
-            "prepared": self.num_prepared, "used": self.num_used, "calls": self.num_calls, "other": self.num_other,
+            "calls": self.num_calls, "other": self.num_other,
         }  # fmt: skip
 
 
@@ -125,9 +116,9 @@ def make_table(num_prompts: int, params: DecodingParams) -> None:
 
 
 @contextmanager
-def link_to(port: int, rtt_ms: float, *, ahead: bool) -> Iterator[tuple[EmulatedLink, Cloud]]:
+def link_to(port: int, rtt_ms: float) -> Iterator[tuple[EmulatedLink, Cloud]]:
     with EmulatedLink(("127.0.0.1", port), LinkShape(delay_ms=rtt_ms / 2)) as link:
-        cloud = skydraft.connect(link.address, require=True, work_ahead=ahead)
+        cloud = skydraft.connect(link.address, require=True)
         try:
             yield link, cloud
         finally:
@@ -149,39 +140,15 @@ def measure(
 ) -> dict[str, Found]:
     """All ways, prompt by prompt, so that each prompt meets the same machine."""
     found = {way.name: Found() for way in ways}
-    with link_to(port, round_trips[0], ahead=False) as idle, link_to(port, round_trips[0], ahead=True) as busy:
+    with link_to(port, round_trips[0]) as (link, cloud):
         for prompt in asked:
             target_ids: Sequence[int] | None = None
             for way in ways:
-                link, cloud = busy if way.ahead else idle
                 begun = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=way.plan, params=params)
                 done = write(begun, link, round_trips, params.max_new_tokens)
                 target_ids = done.token_ids if target_ids is None else target_ids
                 found[way.name].add(done, target_ids if way.is_lossless else None)
     return found
-
-
-def identity(num_tokens: int) -> None:
-    """Texts of the toy pair over an emulated link, drafted ahead, against the target alone in this process."""
-    server = ServerProcess("toy")
-    edge, target = skydraft.load("toy:drift=0.3"), skydraft.load("toy")
-    plans = [make_plan(k=5), make_plan(k="auto"), ALWAYS_DRAFTING]
-    print(f"{'temperature':<13}{'texts':>6}{'tokens':>8}{'the same':>10}{'drafts found ready':>20}")
-    with link_to(server.port, 8.0, ahead=True) as (_, cloud):
-        for temperature in (0.0, 0.8):
-            total = same = used = number = 0
-            while total < num_tokens:
-                params = DecodingParams(max_new_tokens=200, temperature=temperature, seed=number)
-                alone, done = (
-                    skydraft.generate(f"第{number}个问题", edge=edge, cloud=side, plan=plan, params=params).run()
-                    for side, plan in ((target, make_plan("cloud")), (cloud, plans[number % len(plans)]))
-                )
-                total += len(alone.token_ids)
-                same += sum(mine == theirs for mine, theirs in zip(alone.token_ids, done.token_ids, strict=False))
-                used += done.stats.num_prepared_used
-                number += 1
-            print(f"{temperature:<13g}{number:>6}{total:>8}{same:>10}{used:>20}")
-    server.stop()
 
 
 def theory(found: Found, rtt_ms: float, target_ms: float, k: int) -> float:
@@ -196,16 +163,13 @@ def show(point: dict[str, Any]) -> None:
     print(
         f"\nround trip {point['round_trips']} ms, forward of the target {point['target_ms']:g} ms; best fixed: {best}"
     )
-    print(
-        f"{'':<14}{'tokens/s':>9}{'/ best k':>9}{'theory':>8}{'accepted':>10}{'mean k':>8}{'ready':>7}"
-        f"{'other texts':>13}"
-    )
+    print(f"{'':<14}{'tokens/s':>9}{'/ best k':>9}{'theory':>8}{'accepted':>10}{'mean k':>8}{'other texts':>13}")
     for name, row in rows.items():
         ratio = row["tokens_per_s"] / rows[best]["tokens_per_s"]
         expected = f"{row['theory']:.1f}" if "theory" in row else ""
         print(
             f"{name:<14}{row['tokens_per_s']:>9.1f}{ratio:>9.2f}{expected:>8}{row['acceptance']:>10.2f}"
-            f"{row['mean_k']:>8.1f}{row['used']:>7}{row['other']:>13}"
+            f"{row['mean_k']:>8.1f}{row['other']:>13}"
         )
 
 
@@ -249,11 +213,7 @@ def main() -> None:
     parser.add_argument("--ways", default="", help="names of ways, with ';' between them (default: all)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--plot", type=Path, help="draw them too, as an SVG file")
-    parser.add_argument("--identity", type=int, default=0, metavar="N", help="compare N tokens at each temperature")
     asked = parser.parse_args()
-    if asked.identity:
-        identity(asked.identity)
-        return
     params = DecodingParams(max_new_tokens=asked.tokens)
     if asked.record:
         make_table(asked.prompts, params)

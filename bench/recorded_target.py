@@ -9,10 +9,8 @@ table does not know is continued with the token 0; how often that happened is sa
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import skydraft
-from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.cloud.server import ServeOptions, serve
 from skydraft.cloud.worker import Worker
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.options import RowProfile
@@ -54,7 +52,7 @@ def record(engine: Engine, table: Table) -> None:
     engine.forward = noted  # type: ignore[method-assign]
 
 
-class RecordedTarget(Engine):
+class RecordedModel(Engine):
     """An engine over a table. A slot is the list of its tokens."""
 
     def __init__(self, vocab: Vocab, fingerprint: str, table: Table, forward_ms: float) -> None:
@@ -66,7 +64,6 @@ class RecordedTarget(Engine):
         self.num_unknown = 0
         self._table = table
         self._forward_s = forward_ms / 1e3
-        self._rows = np.zeros((MAX_ROWS, vocab.size), np.float32)
         self._profile = RowProfile(invariant_rows=MAX_ROWS, forward_ms=(forward_ms,) * MAX_ROWS)
 
     def allocate(self) -> list[int]:
@@ -122,17 +119,9 @@ def main() -> None:
     with skydraft.load(default_pair().draft) as model:  # for its vocabulary, which is the target's too
         vocab = model.vocab
     recorded = json.loads(asked.table.read_text(encoding="utf-8"))
-    engine = RecordedTarget(vocab, recorded["target"], recorded["tokens"], asked.forward_ms)
-    asyncio.run(_serve(engine))
-
-
-async def _serve(engine: RecordedTarget) -> None:
+    engine = RecordedModel(vocab, recorded["target"], recorded["tokens"], asked.forward_ms)
     options = ServeOptions(port=0)
-    server, over = CloudServer(Worker(engine, options.limits), options), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
-    print(await server.start(), flush=True)
-    await over.wait()
-    await server.stop(0.0)
+    serve(Worker(engine, options.limits), options, lambda port: print(port, flush=True))
 
 
 if __name__ == "__main__":

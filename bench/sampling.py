@@ -1,4 +1,4 @@
-"""Choosing for a worker's step: all rows at once against one after the other as it was before, in the same run.
+"""Choosing for a worker's step: all rows at once against one after the other, in the same run.
 
     python -m bench.sampling [--sessions N] [--rows N] [--vocab N] [--equal N] [--no-model]
 
@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.workload import machine, prompts
-from skydraft.choosing import picking
-from skydraft.choosing.noise import gumbel_noise
-from skydraft.choosing.picking import Draw, pick
+from skydraft.choosing.chooser import Chooser, Question, choose_all, pick_on_device
 from skydraft.config import DecodingParams
+from skydraft.engines.vocab import Vocab
 
 Array = npt.NDArray[Any]
 SETTINGS = {
@@ -34,45 +33,9 @@ SETTINGS = {
 }
 
 
-def before(draw: Draw) -> int:
-    """How a row was chosen before: what noise could lift is weighed and sorted, or all of it hashed."""
-    row, params = draw.scores, draw.params
-    best = int(row.argmax())
-    assert row[best] == row[best]
-    if not params.temperature:
-        return best
-    top = float(row.max())
-    if not params.top_k and params.top_p == 1 and params.min_p == 0:
-        return _before_unfiltered(row, params, draw.position, top)
-    lowest = (
-        float(np.partition(row, -params.top_k)[-params.top_k]) if params.top_k else top - 41.06 * params.temperature
-    )
-    ids = np.nonzero(row >= lowest)[0]
-    logs = row[ids].astype(np.float64) / params.temperature
-    if params.top_p < 1:
-        weights = np.exp(logs - logs.max())
-        wanted = params.top_p * weights.sum()
-        heavy = np.flatnonzero(weights > np.exp(-12))
-        heavy = heavy if weights[heavy].sum() >= wanted else np.arange(len(weights))
-        order = heavy[np.argsort(-weights[heavy], kind="stable")]
-        order = order[np.cumsum(weights[order]) - weights[order] < wanted]
-        ids, logs = ids[order], logs[order]
-    if params.min_p > 0:
-        above = logs >= logs.max() + np.log(params.min_p)
-        ids, logs = ids[above], logs[above]
-    return int(ids[(logs + gumbel_noise(params.seed, draw.position, ids)).argmax()])
-
-
-def _before_unfiltered(row: Array, params: DecodingParams, position: int, top: float) -> int:
-    near = np.nonzero(row >= top - 12 * params.temperature)[0]
-    values = row[near].astype(np.float64) / params.temperature + gumbel_noise(params.seed, position, near)
-    best_id, best = int(near[values.argmax()]), float(values.max())
-    noise = gumbel_noise(params.seed, position, np.arange(len(row)))
-    lucky = np.flatnonzero(noise >= best - top / params.temperature + 12)
-    if len(lucky):
-        values = row[lucky].astype(np.float64) / params.temperature + noise[lucky]
-        best_id = int(lucky[values.argmax()]) if values.max() > best else best_id
-    return best_id
+def question(row: Array, params: DecodingParams, position: int) -> Question:
+    """Which token has this position? Without constraints it makes no difference what the tokens are."""
+    return Question(Chooser(params, Vocab((), list, end_ids=()), 0), row, np.zeros(position, np.int32))
 
 
 def model_rows(num_rows: int) -> Array:
@@ -120,16 +83,14 @@ def step(kind: str, rows: Array) -> None:
     """A line for each setting."""
     for name, options in SETTINGS.items():
         params = DecodingParams(seed=7, **options)
-        draws = [Draw(row, params, position) for position, row in enumerate(rows)]
-        assert pick(draws) == [before(draw) for draw in draws], (kind, name)
+        asked = [question(row, params, position) for position, row in enumerate(rows)]
         ways = {
-            "before": lambda draws=draws: [before(draw) for draw in draws],
-            "now": lambda draws=draws: pick(draws),
-            "one by one": lambda draws=draws: [pick([draw]) for draw in draws],
+            "at once": lambda asked=asked: choose_all(asked),
+            "one by one": lambda asked=asked: [each.chooser.choose(each.row, each.prefix) for each in asked],
         }
+        assert ways["at once"]() == ways["one by one"](), (kind, name)
         ms = timed(ways, 5)
-        ratio = ms["before"] / ms["now"]
-        print(f"{kind:<22}{name:<20}" + "".join(f"{ms[way]:>12.1f}" for way in ways) + f"{ratio:>8.1f}", flush=True)
+        print(f"{kind:<22}{name:<20}" + "".join(f"{ms[way]:>12.1f}" for way in ways), flush=True)
 
 
 def equal_on_device(num_rows: int, vocab_size: int) -> None:
@@ -149,10 +110,8 @@ def equal_on_device(num_rows: int, vocab_size: int) -> None:
                 seed=int(rng.integers(2**63)),
             ) for _ in rows
         ]  # fmt: skip
-        here = pick([Draw(row, each, at) for at, (row, each) in enumerate(zip(rows, params, strict=True))])
-        there = picking.pick_on_device(
-            [Draw(torch.from_numpy(row), each, at) for at, (row, each) in enumerate(zip(rows, params, strict=True))]
-        )
+        here = choose_all([question(row, each, at) for at, (row, each) in enumerate(zip(rows, params, strict=True))])
+        there = pick_on_device([torch.from_numpy(row) for row in rows], params, range(batch))
         num_different += sum(one != other for one, other in zip(here, there, strict=True))
         num_done += batch
     print(f"torch and numpy, rows of {vocab_size}: {num_different} of {num_done} tokens differ")
@@ -171,8 +130,8 @@ def main() -> None:
         return
     num_rows = given.sessions * given.rows
     print(machine())
-    print(f"{num_rows} rows; before, now and one by one in ms")
-    print(f"{'rows':<22}{'setting':<20}{'before':>12}{'now':>12}{'one by one':>12}{'ratio':>8}")
+    print(f"{num_rows} rows; ms")
+    print(f"{'rows':<22}{'setting':<20}{'at once':>12}{'one by one':>12}")
     if not given.no_model:
         step("of the draft model", model_rows(num_rows))
     step("normal, with a head", normal_rows(num_rows, given.vocab, True))

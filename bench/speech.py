@@ -18,8 +18,9 @@ from pathlib import Path
 from recipes.tiny_omni.attributes import CLASSES as ATTRIBUTES
 from recipes.tiny_omni.captions import read_attributes
 from skydraft.cli.main import run
+from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.records import Records, read_records
-from skydraft.evaluation.summary import Findings, Setting, summarize
+from skydraft.evaluation.summary import summarize
 
 HELDOUT = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
 MODES = "edge,cloud,lossless;k=5,fluency,quality,gate=calibrated:0.9995;k=12;eager"

@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.workload import PROMPTS_FILE
 from skydraft.cli.main import run
 from skydraft.decoding.stats import percentile
+from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.summary import Findings, Setting
 from skydraft.evaluation.workloads import read_prompts
 
 PLAIN = ("edge", "cloud", "lossless", "fluency", "quality", "auto")

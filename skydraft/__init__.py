@@ -16,24 +16,7 @@ from skydraft.types import StepRecord, Token
 __version__ = "0.2.0"
 
 __all__ = [
-    "DecodingParams",
-    "Engine",
-    "EngineOptions",
-    "GenerateRequest",
-    "Generation",
-    "Plan",
-    "SkydraftError",
-    "Stats",
-    "StepRecord",
-    "Token",
-    "connect",
-    "decoding_params",
-    "generate",
-    "json_schema",
-    "lark",
-    "load",
-    "load_audio",
-    "make_plan",
-    "regex",
-    "start",
-]
+    "DecodingParams", "Engine", "EngineOptions", "GenerateRequest", "Generation", "Plan", "SkydraftError", "Stats",
+    "StepRecord", "Token", "connect", "decoding_params", "generate", "json_schema", "lark", "load", "load_audio",
+    "make_plan", "regex", "start",
+]  # fmt: skip

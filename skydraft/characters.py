@@ -1,7 +1,7 @@
-"""Classes of characters, Chinese first: the one place that says what counts as punctuation, content or control.
+"""Classes of characters, Chinese first: the only definition of punctuation, content and control characters.
 
-Width variants are told apart from nothing: `，` and `,` are both comma-like. Everything here looks at single
-characters of decoded text, never at token ids (field report F11).
+Width variants belong to one class: `，` and `,` are both comma-like. All functions look at single characters of decoded
+text, never at token ids (field report F11).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CJK_RANGES = (
     (0x20000, 0x323AF),  # extensions B to H
 )
 
-# A terminal obeys these: text that others wrote could move the cursor, or change what was shown before.
+# A terminal obeys these characters: text of others could move the cursor, or change earlier output.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _UNESCAPED_IN_JSON = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
@@ -47,10 +47,10 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` as a message or a name may be shown: all white space is single spaces, control characters are visible."""
+    """`text` on one line, for messages and names: white space becomes single spaces, control characters are visible."""
     return visible(" ".join(text.split()))
 
 
 def json_line(value: object) -> str:
-    """One line of JSON that holds no control character, and leaves Chinese as it is."""
+    """One line of JSON without control characters; Chinese is not escaped."""
     return json.dumps(value, ensure_ascii=False, default=str).translate(_UNESCAPED_IN_JSON)

@@ -1,4 +1,4 @@
-"""What a request may ask for: parsed once, checked once, frozen. Every default of the project stands here."""
+"""The options of a request: parsed once, checked once, frozen. All defaults of the project are in this file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skydraft.grammars import check_grammar
 
 MAX_K = 32
 Execution = Literal["exact", "throughput"]
-# What is asked about a recording where the user asks nothing; the embedded speech models were trained with it.
+# The question about a recording when the user asks none; the embedded speech models were trained with it.
 CAPTION_PROMPT = "请用一句话描述说话人的语速、音调、音量、停顿和说话人的特点。"
 DEFAULT_K = 5
 _INT32_MAX = 2**31 - 1
@@ -20,7 +20,7 @@ _LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of a field of DecodingParams: the range that makes sense (both ends allowed), and its help."""
+    """The range of a field of DecodingParams (both ends allowed), and its help."""
 
     low: float
     high: float
@@ -34,21 +34,21 @@ def _option(default: Any, low: float, high: float, metavar: str, text: str) -> A
 
 @dataclass(frozen=True, slots=True)
 class DecodingParams:
-    """All that decides which token comes next and when to stop. Both sides use the same.
+    """The parameters that decide which token comes next and when to stop. Both sides use the same.
 
     A field is an option of the command line and a field of the protocol; CONTRIBUTING.md says how to add one.
     Sampling: `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `seed` seeds the noise.
     Constraints with the semantics of transformers, prompt included: `repetition_penalty` (1 is off),
-    `no_repeat_ngram_size` (0 is off), `min_new_tokens` (no end token before; with `sentences`, unless they are said).
+    `no_repeat_ngram_size` (0 is off), `min_new_tokens` (no earlier end, unless all `sentences` are written).
     Constraints with the semantics of OpenAI's interface: `frequency_penalty` and `presence_penalty` over the generated
-    part, and `logit_bias`, pairs of (token id, what is added to its logit), ids rising.
+    part, and `logit_bias`, pairs of (token id, number added to its logit), ids rising.
     Constraints for Chinese text, over the generated part: `content_penalty` multiplies down CJK content tokens
-    that occurred; `content_ngram_size` bans n-grams of content tokens seen before, punctuation left out;
+    that occurred; `content_ngram_size` bans n-grams of content tokens that occurred, punctuation ignored;
     `no_adjacent_repeat` bans a content token that begins with the character just written; `comma_gap` and
     `full_stop_gap` count CJK characters since the last punctuation, before which comma-like tokens are banned
     and full-stop-like ones shifted by `full_stop_shift`.
-    `grammar` ("" is off) is what the text has to follow, as `skydraft.json_schema` and `skydraft.regex` write it.
-    Stopping: `sentences` (0 is off, and does not go with a grammar), `stop` strings, `max_new_tokens`.
+    `grammar` ("" is off) is the grammar of the whole text, as `skydraft.json_schema` and `skydraft.regex` write it.
+    Stopping: `sentences` (0 is off; a grammar excludes it), `stop` strings, `max_new_tokens`.
     """
 
     max_new_tokens: int = _option(128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; when comparing, 64).")
@@ -88,8 +88,8 @@ class DecodingParams:
     def __post_init__(self) -> None:
         for known in fields(self):
             value, option = getattr(self, known.name), known.metadata["option"]
-            values = (value,) if isinstance(value, int | float) else _numbers(known.name, value)
-            for number in values:
+            biases = [bias for _, bias in value] if known.name == "logit_bias" else []
+            for number in [value] if isinstance(value, int | float) else biases:
                 if not option.low <= number <= option.high:  # also refuses NaN
                     name = "--" + known.name.replace("_", "-")
                     raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {number}.")
@@ -106,21 +106,16 @@ class DecodingParams:
             check_grammar(self.grammar)
             if self.sentences:
                 raise OptionError(
-                    "--sentences does not apply to a grammar, which says itself where the text ends.",
+                    "--sentences does not apply to a grammar, because the grammar decides where the text ends.",
                     hint="Leave out --sentences and a --style that sets them.",
                 )
 
     @property
     def shapes_chinese(self) -> bool:
-        """Whether any constraint is on that needs the token classes of a Chinese vocabulary."""
+        """Whether an active constraint needs the token classes of a Chinese vocabulary."""
         off = DecodingParams()
         names = ("content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap")
         return any(getattr(self, name) != getattr(off, name) for name in names)
-
-
-def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    """The numbers in a field that holds several things."""
-    return tuple(bias for _, bias in value) if name == "logit_bias" else ()
 
 
 _ZH_SHORT = {
@@ -139,7 +134,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
-    """Parameters of a style (or none), each changed by what is given and not None. Raises OptionError."""
+    """The parameters of a style, or the defaults, with the values in `given` that are not None. Raises OptionError."""
     if style is not None and style not in STYLES:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
     known = {field.name for field in fields(DecodingParams)}
@@ -155,7 +150,7 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """A named preset: the gate, k (`auto` adapts, None: one model works alone), whether a block ends at the gate."""
+    """A named preset: the gate, k (`auto` adapts; None: one model alone), and whether a block ends at the gate."""
 
     gate: str
     k: int | Literal["auto"] | None
@@ -212,7 +207,7 @@ def check_execution(execution: str) -> None:
 
 
 def num_cores() -> int:
-    """How many cores this process may use: a container is often given fewer than the machine has."""
+    """The number of cores that this process may use; a container often has fewer than the machine."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

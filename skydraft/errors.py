@@ -8,7 +8,7 @@
     │   │   └── ContextExceeded longer than the context
     │   ├── OptionError         an option is out of range or does not apply here
     │   │   └── GrammarRefused  a grammar that cannot be followed here
-    │   ├── RecordsError        records or a calibration that are broken, of a newer version, or of another pair
+    │   ├── RecordsError        records or a calibration: broken, of a newer version, or of another pair
     │   ├── ProtocolError       a message that the other side cannot read
     │   └── LimitExceeded       a message, prompt or block beyond the server's limits
     ├── ModelFilesError         the files of a model are not available
@@ -18,7 +18,7 @@
     │   └── NetworkUnavailable  neither cache nor network has it
     ├── MissingDependency       an optional package is not installed
     ├── EngineError             a forward or a rollback was refused by the engine
-    │   └── EngineEnded         the engine's own process is gone, with whatever it was doing
+    │   └── EngineEnded         the engine's process ended, and its running work is lost
     ├── BaseMismatch            a block or verdict does not begin where the committed text ends
     └── CloudError              the cloud did not answer as it should
         ├── CloudLost           no answer: no connection, no server, or one that is shutting down
@@ -27,21 +27,22 @@
         ├── CloudBusy           the server has no room for another request
         ├── RateLimited         the token has used up its share for now
         ├── NotAuthorized       no token, or one that the server does not know
-        ├── ServersDiffer       the servers behind one name do not run the same
-        ├── TargetChanged       another model, execution or a smaller context than the text was begun with
+        ├── TargetChanged       another model, execution or a smaller context than at the text's beginning
         ├── TlsFailure          no encrypted connection to this server, now or later
         ├── SessionNotFound     the session ended, was evicted, or the server was restarted
         ├── SessionTaken        another generation uses this session number
         ├── Diverged            the two sides have different texts of the same length
         └── CloudFailure        the server failed; its log says why
 
-Every message is one line; `hint` is the next thing to do. Where they are raised they name options as the command line
-does; what is read from an error names them as Python does, `temperature` for --temperature, but for `line`.
+Every message is one line; `hint` is the next thing to do. The code that raises an error names options as flags of the
+command line (--temperature). `line` keeps the flags; `message`, `hint` and `str` have Python's names (temperature).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 _FLAGS = re.compile(r"(skydraft [a-z]+[^.]*)|--([a-z][a-z-]*)")  # a command that is to be run keeps its flags
@@ -54,14 +55,14 @@ _NAMES = {
 
 
 def _in_python(text: str) -> str:
-    return _FLAGS.sub(lambda found: found[1] or _NAMES.get(found[2]) or found[2].replace("-", "_"), text)
+    return _FLAGS.sub(lambda match: match[1] or _NAMES.get(match[2]) or match[2].replace("-", "_"), text)
 
 
 class SkydraftError(Exception):
     """Base of all errors raised on purpose.
 
-    `exit_status` is what the command line returns, `grpc_status` the name of the status that a server
-    answers with, `retryable` whether the same call may succeed later without a change.
+    `exit_status` is that of the command line, `grpc_status` the name of the status in a server's answer. `retryable`
+    says whether the same call may succeed later without a change.
     """
 
     exit_status: ClassVar[int] = 1
@@ -74,17 +75,17 @@ class SkydraftError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong."""
+        """What is wrong, with Python's names of options."""
         return _in_python(str(self.args[0]))
 
     @property
     def hint(self) -> str:
-        """What to do next; empty where there is nothing to say."""
+        """What to do next; may be empty."""
         return _in_python(self._hint)
 
     @property
     def line(self) -> str:
-        """Both, for the command line: options are flags."""
+        """Message and hint for the command line: options are flags."""
         return f"{self.args[0]} {self._hint}".strip()
 
     def __str__(self) -> str:
@@ -123,7 +124,7 @@ class OptionError(UsageError):
 
 
 class GrammarRefused(OptionError):
-    """A grammar does not compile, is beyond what may be spent on it, or this side has nothing to follow it with."""
+    """A grammar does not compile, costs more than the limit, or needs a library that is not installed here."""
 
 
 class RecordsError(UsageError):
@@ -175,12 +176,25 @@ class MissingDependency(SkydraftError):
     grpc_status = "FAILED_PRECONDITION"
 
 
+@contextmanager
+def importing(need: str, extra: str) -> Iterator[None]:
+    """Raise MissingDependency for an import that fails inside the block.
+
+    `need` begins the message, such as "A grammar needs"; `extra` is the extra of our package that has the import.
+    """
+    try:
+        yield
+    except ImportError as error:
+        message = f"{need} {error.name or 'a package'}, which is not installed."
+        raise MissingDependency(message, hint=f"Run: pip install 'skydraft[{extra}]'.") from error
+
+
 class EngineError(SkydraftError):
     """A forward or a rollback was refused by the engine."""
 
 
 class EngineEnded(EngineError):
-    """The process that an engine runs in is gone, with whatever it was doing."""
+    """The process of an engine ended, and its running work is lost."""
 
 
 class BaseMismatch(SkydraftError):
@@ -189,7 +203,7 @@ class BaseMismatch(SkydraftError):
     grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, base: int, length: int) -> None:
-        super().__init__(f"This follows {base} generated tokens, but the text has {length}.")
+        super().__init__(f"A block or verdict follows {base} generated tokens, but the text has {length}.")
         self.base = base
         self.length = length
 
@@ -197,7 +211,7 @@ class BaseMismatch(SkydraftError):
 class CloudError(SkydraftError):
     """The cloud did not answer as it should.
 
-    `is_outage` is whether that may pass by itself, so that a gated plan goes on alone meanwhile.
+    `is_outage` says whether the error may pass by itself. Then a gated plan goes on alone meanwhile.
     """
 
     is_outage: ClassVar[bool] = True
@@ -217,7 +231,7 @@ class CloudTimeout(CloudLost):
 
 
 class CloudDraining(CloudLost):
-    """The server is shutting down and takes nothing new. It said so, which spares waiting for it."""
+    """The server is shutting down and takes nothing new. It said so, so there is no need to wait for it."""
 
 
 class CloudBusy(CloudError):
@@ -245,22 +259,15 @@ class NotAuthorized(CloudError):
     is_outage = False
 
 
-class ServersDiffer(CloudError):
-    """The servers behind one name do not run the same, so a text could not go on at another one."""
-
-    grpc_status = "FAILED_PRECONDITION"
-    is_outage = False
-
-
 class TargetChanged(CloudError):
-    """The server runs something else than what a text was begun with. Nothing was changed."""
+    """The server runs another model or execution than at the beginning of the text. Nothing was changed."""
 
     grpc_status = "FAILED_PRECONDITION"
     is_outage = False
 
 
 class TlsFailure(CloudError):
-    """The two sides do not agree on encryption, or the server's certificate is not to be trusted."""
+    """The two sides disagree on encryption, or the server's certificate is not trusted."""
 
     is_outage = False
 

@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,7 +33,7 @@ def is_traceparent(text: str) -> bool:
 
 
 class TraceSpan:
-    """Something that takes a while. `header` lets others be part of it; attributes are added until it ends."""
+    """Something that takes a while. Spans whose parent is `header` belong to it; attributes are added until it ends."""
 
     def __init__(self, span: Any, header: str) -> None:
         self._span = span
@@ -44,12 +43,18 @@ class TraceSpan:
         """Add attributes."""
         self._span.set_attributes(dict(attributes))
 
-    def fail(self, error: BaseException) -> None:
-        """Say that it failed, and by which kind of error. Its words may be a user's."""
+    def end(self, error: BaseException | None = None) -> None:
+        """End it. An error makes it a failed one and names the kind of error; the error's words may be a user's."""
+        from asyncio import CancelledError  # a tenth of a second, which commands without traces need not wait for
+
         from opentelemetry.trace import Status, StatusCode
 
-        self._span.set_attribute("error.type", type(error).__name__)
-        self._span.set_status(Status(StatusCode.ERROR))
+        if isinstance(error, GeneratorExit | CancelledError):  # the client has left, which is no failure
+            self.note({"skydraft.left": True})
+        elif error is not None:
+            self._span.set_attribute("error.type", type(error).__name__)
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
 
 
 def check_collector(url: str) -> str:
@@ -96,37 +101,32 @@ class Tracing:
 
     @contextmanager
     def span(self, name: str, parent: str = "", *, serves: bool = False) -> Iterator[TraceSpan]:
-        """A span around the block; `parent` is a header, or "" for a trace of its own. An error fails it, and passes.
+        """A span around the block; `parent` is a header, or "" for a trace of its own. An error fails it and is raised.
 
-        `serves` says that somebody else waits for it.
+        `serves` says that it answers another process.
         """
-        from asyncio import CancelledError  # a tenth of a second, which commands without traces need not wait for
-
-        span = self._begin(name, parent, serves=serves)
+        span = self.begin(name, parent, serves=serves)
         try:
             yield span
-        except (GeneratorExit, CancelledError):  # whoever waits for it has left, which is no failure
-            span.note({"skydraft.left": True})
-            raise
         except BaseException as error:
-            span.fail(error)
+            span.end(error)
             raise
-        finally:
-            span._span.end()
+        span.end()
 
     def add(self, name: str, parent: str, begin_ns: int, end_ns: int, attributes: Attributes) -> str:
         """Add a span that is over; times are nanoseconds since 1970. Returns its header."""
-        span = self._begin(name, parent, begin_ns)
+        span = self.begin(name, parent, begin_ns)
         span.note(attributes)
         span._span.end(end_ns)
         return span.header
 
-    def _begin(self, name: str, parent: str, begin_ns: int | None = None, *, serves: bool = False) -> TraceSpan:
+    def begin(self, name: str, parent: str = "", begin_ns: int | None = None, *, serves: bool = False) -> TraceSpan:
+        """A span that is to be ended; `parent` and `serves` as in `span`."""
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         propagator = TraceContextTextMapPropagator()
-        context = propagator.extract({HEADER: parent})  # of a header that is none: a trace of its own
+        context = propagator.extract({HEADER: parent})  # an invalid header: a trace of its own
         kind = SpanKind.SERVER if serves else SpanKind.INTERNAL
         span = self._tracer.start_span(name, context, kind, start_time=begin_ns)
         carrier: dict[str, str] = {}
@@ -141,12 +141,6 @@ class Tracing:
         ending.join(_SEND_S)
         if ending.is_alive():
             self.lost()
-
-    def __enter__(self) -> Tracing:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _provider(service: str, endpoint: str, lost: Callable[[], None]) -> Any:

@@ -1,19 +1,19 @@
-"""The values that travel between the rooms, and the words for them.
+"""The values that the packages exchange, and the terms for them.
 
 draft model      the small model on the device (the edge); it drafts.
-target model     the large model (the cloud); its choices are the truth.
+target model     the large model (the cloud); its text is the reference.
 round            one block drafted and judged.
 block            the drafted tokens of a round.
 escalate / skip  send the block to the target / commit it unverified.
 accepted         drafted and equal to the target's choice.
 recovered        the target's choice at the first difference.
 bonus            the target's choice after a fully accepted block.
-committed        the prompt and all that is final.
-base             how many generated tokens are committed where a block begins: 0 right after the prompt, so that it is
-                 the same number on both sides, whatever prompt each of them reads.
-catch-up         tokens committed by skips that the target has not seen.
+committed        the prompt and all final tokens.
+base             the number of committed generated tokens at the start of a block, 0 right after the prompt. It is the
+                 same on both sides, though each side may read another prompt.
+catch-up         skipped and committed tokens that the target has not seen.
 audit            whether the target would have emitted each catch-up token.
-fallback         commit a block unverified that should have been verified, because the cloud is gone.
+fallback         commit a block without its verdict, because the cloud is lost.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "
 FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted"]
 EndedBy = Literal["k", "gate", "stop"]
 Outcome = Literal["verified", "skipped", "fallback"]
-SAMPLE_RATE = 16_000  # Hz, of all speech behind the file it came from
+SAMPLE_RATE = 16_000  # Hz, of all speech after decoding its file
+WRITE_ALL = 2**31 - 1  # tokens that the target may write: no limit but the text's own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Media:
     """One recording as log-mel features [num_mels, num_frames], float32: real frames only, no padding.
 
-    Equal when the features are. Keeps a read-only copy; raises ValueError for anything else, or for audio too short
-    to make a token.
+    Two are equal if their features are. Keeps a read-only copy. Raises ValueError for anything else, or for audio too
+    short for one token.
     """
 
     features: npt.NDArray[np.float32]
@@ -62,12 +63,12 @@ class Media:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens of the prompt it fills: a convolution of stride 2, then the mean of each two that remain."""
+        """Number of prompt tokens that it fills: a convolution of stride 2, then the mean of each two frames."""
         halved = (self.num_frames - 1) // 2 + 1
         return (halved - 2) // 2 + 1
 
     def rounded(self) -> Media:
-        """What is shared of it: features in half precision, half the bytes."""
+        """The recording as it is sent: features rounded to half precision, for half the bytes."""
         return Media(self.features.astype(np.float16).astype(np.float32))
 
     def __eq__(self, other: object) -> bool:
@@ -82,7 +83,7 @@ Recordings: TypeAlias = tuple[Media, ...]  # the recordings of a prompt, in its 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens that one side reads, chat template included, and what their audio tokens stand for."""
+    """The tokens that one side reads, chat template included, and the recordings of its audio tokens."""
 
     token_ids: tuple[int, ...]
     media: Recordings = ()
@@ -90,9 +91,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """A sequence may be kept for prompts of the same `scope`, and take up one that was: nobody else's.
+    """Permission to reuse KV: a sequence is kept for, and taken over from, prompts of the same `scope` only.
 
-    Not `exact` reuses generated tokens too, whose KV may differ in bits from that of a prompt.
+    Without `exact` the KV of generated tokens is reused too; its bits may differ from the KV of a prompt.
     """
 
     scope: str
@@ -101,7 +102,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """How sure the draft model was of one token; from its raw logits at temperature 1."""
+    """The draft model's certainty of one token, from its raw logits at temperature 1."""
 
     entropy: float  # nats
     margin: float  # p1 - p2, probability
@@ -110,11 +111,11 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one model spent: forwards (`num_passes`), rows in them, and milliseconds.
+    """The cost of one model: forwards (`num_passes`), rows in them, and milliseconds.
 
-    `forward_ms` is the time inside forwards; `prefill_ms` the part of it for the prompt, whose rows and passes are not
-    counted, and `encode_ms` the part of that for the prompt's audio. `queue_ms` is time on a server besides.
-    `num_cached` counts tokens of the prompt that an earlier one had left in the KV cache.
+    `forward_ms` is the time inside forwards. `prefill_ms` is its part for the prompt, whose rows and passes are not
+    counted; `encode_ms` is the part of that for the prompt's audio. `queue_ms` is the waiting time on a server.
+    `num_cached` counts the prompt tokens that were in the KV cache from an earlier prompt.
     """
 
     num_passes: int = 0
@@ -139,9 +140,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """What a round spent on a link: the time its verdict was waited for, and bytes of messages; all 0 in one process.
+    """The cost of a round on a link: time waited for its verdict, and bytes of messages; all 0 in one process.
 
-    `shared_bytes` is the part of `bytes_up` that is features of speech.
+    `shared_bytes` is the part of `bytes_up` for features of speech.
     """
 
     rtt_ms: float = 0.0
@@ -157,28 +158,22 @@ class LinkCost:
             self.shared_bytes + other.shared_bytes,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """What was drafted while a verdict was waited for.
-
-    `num_prepared` steps since the block before was drafted; `num_used` tokens of this block were found ready, and had
-    taken `hidden_ms` of forwards.
-    """
-
-    num_prepared: int = 0
-    num_used: int = 0
-    hidden_ms: float = 0.0
+    def __sub__(self, other: LinkCost) -> LinkCost:
+        return LinkCost(
+            self.rtt_ms - other.rtt_ms,
+            self.bytes_up - other.bytes_up,
+            self.bytes_down - other.bytes_down,
+            self.shared_bytes - other.shared_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """The drafted tokens of one round, extending `base` generated tokens.
+    """The drafted tokens of one round, after `base` generated tokens.
 
-    `signals` has one entry per token, or none at all where nobody asked for them; so has `forced`, whether a
-    grammar allowed nothing else, where there is a grammar. `finish` is why its last token ends the generation, should
-    the block be committed as it is. `cost` is the draft model's, without what was prepared `ahead`; neither is a part
-    of equality.
+    `signals` has one entry per token, or none if they were not measured. `forced` has one entry per token, whether the
+    grammar allowed no other, or none without a grammar. `finish` is the reason why the last token would end the
+    generation, if the block were committed as drafted. `cost` is the draft model's and no part of equality.
     """
 
     base: int
@@ -188,7 +183,6 @@ class DraftBlock:
     finish: FinishReason | None = None
     cost: Cost = field(default=Cost(), compare=False)
     forced: tuple[bool, ...] = ()
-    ahead: Ahead = field(default=Ahead(), compare=False)
 
     def __post_init__(self) -> None:
         if self.base < 0:
@@ -198,24 +192,23 @@ class DraftBlock:
                 raise ValueError(f"{len(given)} {name} for {len(self.token_ids)} tokens")
 
     def is_forced(self, index: int) -> bool:
-        """Whether a grammar allowed nothing else than this token of the block."""
+        """Whether the grammar allowed only this token of the block."""
         return bool(self.forced) and self.forced[index]
 
     @property
     def free_signals(self) -> tuple[Signals, ...]:
-        """Signals of the tokens that had rivals."""
+        """Signals of the tokens that were not forced."""
         return tuple(itertools.compress(self.signals, map(operator.not_, self.forced))) if self.forced else self.signals
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target says about a block: the first `num_accepted` tokens stand, then comes `token_id`.
+    """The target's verdict on a block: the first `num_accepted` tokens stand, then comes `token_id`.
 
-    `token_id` is the recovered token, or the bonus token when the whole block was accepted. It is None
-    only when `finish` says that the generation ended inside the accepted tokens. `audit` has one entry
-    per catch-up token: whether the target would have emitted it; `audit_ranks` has one per token where it would not:
-    how many tokens its constrained logits put before that one. `cost` is the target's and no part of
-    equality.
+    `token_id` is the recovered token, or the bonus token if the whole block was accepted. It is None only if the
+    generation ended inside the accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the
+    target would have emitted it. `audit_ranks` has one entry per failed audit: the number of tokens above that one in
+    the constrained logits. `cost` is the target's and no part of equality.
     """
 
     base: int
@@ -236,23 +229,22 @@ class Verdict:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens this verdict commits."""
+        """Number of tokens that this verdict commits."""
         return self.num_accepted + (self.token_id is not None)
 
     def commits(self, block: DraftBlock) -> tuple[int, ...]:
-        """What becomes final of `block`: its accepted tokens, then the target's own."""
+        """The tokens to commit for `block`: its accepted tokens, then the target's own."""
         return block.token_ids[: self.num_accepted] + (() if self.token_id is None else (self.token_id,))
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One round as it happened. Rates are computed from these later, never kept beside them.
+    """The figures of one round. Rates are computed from these records and never stored.
 
-    `num_committed` counts what the round added to the text; `reason` says why it was escalated, or should have been
-    ("" if it was not to be); `num_audited` counts the catch-up tokens it took along, `num_agreed` those that the target
-    would have written too; `num_forced` counts the drafted tokens it committed that a grammar left no choice about;
-    `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the
-    generation to it. `draft` and `target` are what the models spent, `ahead` what was drafted while waiting.
+    `num_committed` counts the tokens that the round added to the text. `reason` is the gate's reason for escalation, ""
+    for a skip. `num_audited` counts the audited catch-up tokens, `num_agreed` those that the target would have written
+    too. `num_forced` counts the committed drafts that a grammar forced. `wall_ms` runs from the start of the draft to
+    the commit, `ended_ms` from the start of the generation to the commit. `draft` and `target` are the models' costs.
     """
 
     round: int
@@ -270,13 +262,12 @@ class StepRecord:
     num_audited: int = 0
     num_agreed: int = 0
     num_forced: int = 0
-    ahead: Ahead = field(default=Ahead())
 
     @property
     def overhead_ms(self) -> float:
-        """Wall time less time inside engine forwards, in a queue and on the wire.
+        """Wall time without the time inside engine forwards, in a queue and on the wire.
 
-        Over a link that is the time in which the verdict was waited for: what a server computed ahead is not in it.
+        Over a link the wait for the verdict replaces the target's forwards, which may have run ahead.
         """
         return (
             self.wall_ms - self.draft.forward_ms - (self.link.rtt_ms or self.target.queue_ms + self.target.forward_ms)
@@ -285,9 +276,9 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A committed round: what was drafted, what became final, where it came from.
+    """A committed round: its draft, its final tokens, and their origins.
 
-    `token_ids` and `origins` are equally long. `audit` and `audit_ranks` are those of the verdict.
+    `token_ids` and `origins` are equally long. `audit` and `audit_ranks` come from the verdict.
     """
 
     record: StepRecord
@@ -300,9 +291,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One committed token as the caller sees it.
+    """One committed token for the caller.
 
-    `text` is what it makes certain: empty while a character, or what may be a stop string, is incomplete.
+    `text` is the text that is certain after it: empty while a character or a possible stop string is incomplete.
     """
 
     token_id: int

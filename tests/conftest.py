@@ -1,8 +1,8 @@
-"""What holds for all tests. Garbage is collected after each file, so that what its tests left open is said of them and
-not of others. Models come from the user's cache, where nothing is written.
+"""Settings of all tests. Garbage is collected after each file, so a warning about something left open names the file
+that left it. Models are read from the user's cache; nothing is written there.
 
-In tests `lossless` drafts blocks of five: by itself it lets the target go alone where that is faster, which with toys
-it is, and the laws about it would hold of themselves. `as_shipped` gives a test the mode as users have it.
+By itself `lossless` streams the target where drafting would be slower, as it is with toys. A law about drafting and
+checking would then hold of itself: its module uses `fixed_k`, with which `lossless` drafts blocks of five.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ import pytest
 from skydraft.config import MODES, ModeSpec
 from skydraft.models import cache_dir
 
-_SHIPPED = MODES["lossless"]
-MODES["lossless"] = ModeSpec("always", 5)
-
 
 @pytest.fixture
-def as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modes as users have them."""
-    monkeypatch.setitem(MODES, "lossless", _SHIPPED)
+def fixed_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lossless` drafts blocks of five tokens, however fast the target is."""
+    monkeypatch.setitem(MODES, "lossless", ModeSpec("always", 5))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,27 +49,66 @@ def link_models(home: Path) -> None:
             (ours / path.name).symlink_to(path)
 
 
+# Groups of files that one process runs, before everything else: it opens and probes the demo pair once, and it alone
+# imports torch, which takes seconds and half a gigabyte. The files that take longest come next.
+_TOGETHER: dict[str, tuple[str, ...]] = {
+    "real_pair": ("tests/real_pair/",),
+    "torch": (
+        "tests/engines/test_omni", "tests/engines/test_transformers", "tests/engines/test_beginnings.py",
+        "tests/engines/test_side_by_side.py", "tests/engines/test_floor.py", "tests/speech/", "tests/learning/",
+        "tests/recipes/", "tests/gateway/test_speech.py", "tests/choosing/test_torch_rows.py", "tests/test_bench.py",
+        "tests/choosing/test_constraints_parity.py", "tests/choosing/test_batches.py", "tests/choosing/test_grammar.py",
+    ),
+}  # fmt: skip
+_LONGEST = (
+    "tests/docs/test_commands.py", "tests/edge/test_faults.py", "tests/gateway/test_desk.py",
+    "tests/edge/test_remote.py", "tests/cli/test_compare.py", "tests/edge/test_unreliable.py",
+)  # fmt: skip
+_FIRST = (*_TOGETHER, *_LONGEST)
+
+
+def _group(nodeid: str) -> str:
+    """What a test is scheduled with: its group, or its file."""
+    path = nodeid.partition("::")[0]
+    return next((name for name, starts in _TOGETHER.items() if path.startswith(starts)), path)
+
+
+# Files that use `fixed_k` throughout.
+_FIXED_K = {
+    "tests/cli/test_learn.py", "tests/cloud/test_grammars.py", "tests/cloud/test_operating.py",
+    "tests/cloud/test_serving.py", "tests/cloud/test_vllm_judge.py", "tests/decoding/test_conversations.py",
+    "tests/decoding/test_laws.py", "tests/edge/test_lying_servers.py", "tests/edge/test_mending.py",
+    "tests/edge/test_remote.py", "tests/edge/test_unreliable.py", "tests/evaluation/test_diagnosis.py",
+    "tests/gateway/test_desk.py", "tests/gateway/test_structured.py", "tests/speech/test_tiny_pair.py",
+}  # fmt: skip
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.nodeid.partition("::")[0] in _FIXED_K and isinstance(item, pytest.Function):
+        item.fixturenames.insert(0, "fixed_k")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of the real pair first: they take longest."""
-    items.sort(key=lambda item: "real_pair" not in item.nodeid)
+    """What takes longest first, and the files of a group one after the other."""
+    places = {name: place for place, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: places.get(_group(item.nodeid), len(places)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file is run by one process, and those of the real pair by the same, which opens and probes it once."""
+    """A group, or a file, is run by one process."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "tests/real_pair" if file.startswith("tests/real_pair/") else file
+            return _group(nodeid)
 
     return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
-    """What stays to the end is not looked at again by the garbage collector, which would take a third of a second."""
+    """Modules stay to the end; a collection that looks through them takes a third of a second."""
     gc.collect()
     gc.freeze()
 
@@ -81,3 +117,4 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
+        gc.freeze()

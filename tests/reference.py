@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.choosing.sentences import ends_sentence, num_sentences
-from skydraft.choosing.stopping import Stopping
+from skydraft.choosing.stopping import Said, Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -85,7 +84,7 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     if params.no_repeat_ngram_size:
         _ban_ngrams(edited, prefix, params.no_repeat_ngram_size)
     text = vocab.decode(generated)
-    said = params.sentences and ends_sentence(text) and num_sentences(text) >= params.sentences
+    said = params.sentences and Said().then(text.encode()).has(params.sentences)
     if len(generated) < params.min_new_tokens and not said:
         edited[list(vocab.end_ids)] = -np.inf
     content = [token_id for token_id in generated if _is_content(vocab, token_id)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,34 +21,60 @@ from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
 from skydraft.cloud.worker import Worker
-from skydraft.edge.link import Link, LinkOptions
-from skydraft.edge.patience import Patience
+from skydraft.edge.channel import Waiting
+from skydraft.edge.verifier import Patience
 from skydraft.engines.base import Engine
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import MAX_SESSION, Opening, SessionCall, VerifyCall
+from skydraft.protocol.status import from_rpc
+from skydraft.protocol.values import MAX_SESSION, SERVICE, Call, OpenCall, Opening
 from skydraft.types import Prompt
 
-METHODS = {pb.ACTION_VERIFY: "Verify", pb.ACTION_OPEN: "Open", pb.ACTION_CLOSE: "Close"}
+from .starting import Started
+
+METHODS = {pb.ACTION_VERIFY: "verify", pb.ACTION_OPEN: "open", pb.ACTION_STOP: "stop", pb.ACTION_CLOSE: "close"}
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
 
 class Unhurried(Patience):
-    """Takes no machine that is busy for a moment for a cloud that is gone: how soon that is, is for `test_patience`."""
+    """Takes no machine that is busy for a moment for a cloud that is gone: `recovery` is tested by itself."""
 
     __slots__ = ()
 
     @property
-    def silent_s(self) -> float:
-        return 3 * super().silent_s
+    def waiting(self) -> Waiting:
+        usual = super().waiting
+        return Waiting(usual.timeout_s, 3 * usual.quick_s, 3 * usual.ping_s)
 
-    @property
-    def ping_s(self) -> float:
-        return 3 * super().ping_s
 
-    @property
-    def quick_s(self) -> float:
-        return 3 * super().quick_s
+class RawSession:
+    """A Session as any client may have it: what was sent, and what came."""
+
+    def __init__(self, channel: grpc.Channel, token: str = "", traceparent: str = "") -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        named = {"authorization": token and f"Bearer {token}", "traceparent": traceparent}
+        metadata = [(name, value) for name, value in named.items() if value]
+        method: Any = channel.stream_stream(f"/{SERVICE}/Session")
+        self.call = method(iter(self._requests.get, None), metadata=metadata, timeout=2 * PATIENCE_S)
+
+    def send(self, *messages: bytes | None) -> None:
+        for message in messages:
+            self._requests.put(message)
+
+    def ask(self, message: bytes) -> bytes:
+        self.send(message)
+        return self.answer()
+
+    def answer(self) -> bytes:
+        try:
+            reply: bytes = next(self.call)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from error
+        return reply
+
+    def end(self) -> None:
+        self.send(None)
+        self.call.cancel()
 
 
 def free_port() -> int:
@@ -69,10 +94,8 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", "toy", "--port", str(self.port)]
-        self._process = subprocess.Popen(
-            [*command, "--log-level", "error", *self._options], stderr=subprocess.PIPE, text=True
-        )
+        serve = ["serve", "--model", "toy", "--port", str(self.port), "--log-level", "error"]
+        self._process = Started(*serve, *self._options, stderr=subprocess.PIPE)
         assert self._process.stderr is not None
         line = self._process.stderr.readline()
         assert f"toy on 127.0.0.1:{self.port}" in line, line
@@ -129,12 +152,17 @@ class Serving:
         """Sessions that hold KV memory."""
         return self.server.info().num_sessions
 
-    def metric(self, name: str) -> float:
-        """A metric as it is scraped; its labels belong to the name. Wants a `metrics_port`."""
+    def metrics(self, name: str) -> dict[str, float]:
+        """The values of a metric as it is scraped, by its labels. Wants a `metrics_port`."""
         url = f"http://127.0.0.1:{self._options.metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
-            lines = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
-        return float(dict(line.rsplit(" ", 1) for line in lines)[f"skydraft_{name}"])
+            lines = [line.rsplit(" ", 1) for line in reply.read().decode().splitlines()]
+        start = f"skydraft_{name}"
+        return {line[0].removeprefix(start): float(line[1]) for line in lines if line[0].startswith(start)}
+
+    def metric(self, name: str) -> float:
+        """A metric; its labels belong to the name."""
+        return self.metrics(name)[""]
 
     @staticmethod
     def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
@@ -146,14 +174,15 @@ class Serving:
 
     def forget_sessions(self) -> None:
         """Let strangers take every seat, and leave: whoever had one finds its session gone."""
-        link, info = Link(LinkOptions(self.address)), self.server.info()
+        info = self.server.info()
         numbers = range(MAX_SESSION + 1, MAX_SESSION + 1 + info.max_sessions)  # no edge chooses these
-        for number in numbers:
-            call = SessionCall(number, 0, Opening(info.fingerprint, Prompt((1,))))
-            link.call("Open", codec.encode_session_call(call), PATIENCE_S)
-        for number in numbers:
-            link.call("Close", codec.encode_close(number), PATIENCE_S)
-        link.close()
+        with grpc.insecure_channel(self.address) as channel:
+            streams = [RawSession(channel) for _ in numbers]
+            for number, stream in zip(numbers, streams, strict=True):
+                stream.ask(codec.encode_open(OpenCall(number, 0, Opening(info.fingerprint, Prompt((1,))))))
+            for stream in streams:
+                stream.send(codec.encode_close(0))
+                assert not list(stream.call)
 
 
 @contextmanager
@@ -168,29 +197,25 @@ def serving(engine: Engine, *, port: int = 0, **options: Any) -> Iterator[Servin
         running.stop()
 
 
-def asked(name: str, request: bytes) -> VerifyCall | SessionCall:
-    """What a message says, be it a call of its own or one of a Session; 1 stands for a session that it leaves out."""
-    if name in ("Open", "Generate") and not pb.VerifyRequest.FromString(request).action:
-        return codec.decode_session_call(request)
-    message = pb.VerifyRequest.FromString(request)
-    call = codec.decode_streamed(request, message.session or 1)
-    assert call is not None
-    return call
+def asked(request: bytes) -> Call:
+    """What a message of a session says; 1 stands for a session that it leaves out."""
+    return codec.decode_call(request, pb.SessionRequest.FromString(request).session or 1)
 
 
 class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types for it
     """A server between edge and cloud that passes all calls on and remembers each message.
 
-    `requests` and `replies` are (method, bytes) in the order in which they came; a message of a Session has the name of
-    the method that it stands for. While `is_down` nothing is passed on.
+    `requests` and `replies` are (name, bytes) in the order in which they came; the name of a message of a session is
+    what it asks for, or what it answers. While `is_down` nothing is passed on. `hold` keeps replies until `let_go`.
     """
 
     def __init__(self, address: str) -> None:
         self.requests: list[tuple[str, bytes]] = []
         self.replies: list[tuple[str, bytes]] = []
         self.is_down = False
-        self.has_sessions = True
-        self.num_refused = 0  # streams that a server without them was asked for
+        self._passes = threading.Event()
+        self._passes.set()
+        self.hold, self.let_go = self._passes.clear, self._passes.set
         self._channel = grpc.insecure_channel(address)
         self._server = grpc.server(ThreadPoolExecutor(16), [self], options=[("grpc.so_reuseport", 0)])
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -205,21 +230,15 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
                 self.replies.append((name, reply))
                 return reply
 
-        def stream(request: bytes, context: Any) -> Any:
-            with self._passing_on(name, request, context):
-                call = self._channel.unary_stream(details.method)(request, timeout=context.time_remaining())
-                context.add_callback(call.cancel)
-                for message in call:
-                    self.replies.append((name, message))
-                    yield message
-
         def session(requests: Any, context: Any) -> Any:
-            asked: deque[str] = deque()
+            asked_for = ""
 
             def passed_on() -> Iterator[bytes]:
+                nonlocal asked_for
                 for request in requests:
-                    asked.append(METHODS[pb.VerifyRequest.FromString(request).action])
-                    self.requests.append((asked[-1], request))
+                    name = METHODS[pb.SessionRequest.FromString(request).action]
+                    asked_for = asked_for if name == "stop" else name
+                    self.requests.append((name, request))
                     if self.is_down:
                         call.cancel()
                         return
@@ -229,7 +248,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
             context.add_callback(call.cancel)
             try:
                 for message in call:
-                    self.replies.append((asked.popleft(), message))
+                    self._passes.wait(PATIENCE_S)
+                    self.replies.append((asked_for, message))
                     yield message
             except grpc.RpcError as error:
                 if self.is_down:
@@ -237,13 +257,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
                 context.set_trailing_metadata(error.trailing_metadata())
                 context.abort(error.code(), error.details())
 
-        if name == "Session" and not self.has_sessions:
-            self.num_refused += 1
-            return None
         if name == "Session":
             return grpc.stream_stream_rpc_method_handler(session)
-        if name == "Generate":
-            return grpc.unary_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(unary)
 
     @contextmanager

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.server
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
+import grpc
 import httpx2 as httpx
+import numpy as np
 import pytest
 
 import skydraft
-from skydraft.cli.keep_options import KeepChoice
 from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.traced import traced
+from skydraft.decoding.traced import TraceObserver
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, UsageError
 from skydraft.prompts.messages import asked
+from skydraft.protocol import codec
+from skydraft.protocol.values import OpenCall, Opening, VerifyCall
 from skydraft.tracing import Tracing, check_collector, is_traceparent
+from skydraft.types import Prompt
 
 from .gateway.running import gateway, toy_pair
-from .serving import free_port, serving
+from .serving import RawSession, free_port, serving
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -85,13 +88,25 @@ def collecting() -> Iterator[Collector]:
         server.server_close()
 
 
+@contextmanager
+def traced(collector: Collector, max_new_tokens: int = 4, **given: Any) -> Iterator[skydraft.Generation]:
+    """A generation of a device alone, whose trace goes to the collector."""
+    params = skydraft.DecodingParams(max_new_tokens=max_new_tokens, **given)
+    request = GenerateRequest(asked("你好"), make_plan("edge"), params)
+    with (
+        closing(Tracing("device", collector.url)) as tracing,
+        skydraft.start(request, edge=open_toy("toy"), observers=[TraceObserver(tracing)]) as generation,
+    ):
+        yield generation
+
+
 def figures(span: Any) -> dict[str, Any]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
 
 
+@pytest.mark.usefixtures("fixed_k")
 @pytest.mark.parametrize("mode", ["lossless", "quality", "cloud"])
-@pytest.mark.parametrize("unary", [False, True])
-def test_a_trace_goes_from_the_device_to_the_server(mode: str, unary: bool) -> None:
+def test_a_trace_goes_from_the_device_to_the_server(mode: str) -> None:
     request = GenerateRequest(
         asked(PROMPT), make_plan(mode), skydraft.DecodingParams(max_new_tokens=24), traceparent=OUTER
     )
@@ -99,9 +114,9 @@ def test_a_trace_goes_from_the_device_to_the_server(mode: str, unary: bool) -> N
     with collecting() as collector:
         with (
             serving(open_toy("toy"), otlp=collector.url) as server,
-            closing(skydraft.connect(server.address, unary=unary)) as cloud,
-            Tracing("device", collector.url) as tracing,
-            traced(tracing, skydraft.start)(request, edge=edge, cloud=cloud) as generation,
+            closing(skydraft.connect(server.address)) as cloud,
+            closing(Tracing("device", collector.url)) as tracing,
+            skydraft.start(request, edge=edge, cloud=cloud, observers=[TraceObserver(tracing)]) as generation,
         ):
             generation.run()
         spans = collector.spans()
@@ -121,7 +136,8 @@ def test_a_trace_goes_from_the_device_to_the_server(mode: str, unary: bool) -> N
     verified = {figures(span)["skydraft.base"] for span in served if span.name == "verify"}
     judged = {figures(s)["skydraft.base"] for s in rounds if figures(s)["skydraft.outcome"] == "verified"}
     if mode == "cloud":
-        assert [span.name for span in served] == ["generate"]
+        assert [span.name for span in served] == ["verify"] and verified == {0}
+        assert figures(served[0])["skydraft.num_tokens"] == stats.num_tokens
     else:
         assert verified == judged != set()
 
@@ -142,41 +158,42 @@ def test_a_trace_ends_where_another_one_begins() -> None:
 
 
 def test_a_failure_is_in_the_trace_without_its_words_and_passes() -> None:
-    params = skydraft.DecodingParams(grammar=f"regex:({PROMPT}")
-    request = GenerateRequest(asked("你好"), make_plan("edge"), params)
     with collecting() as collector:
-        with (
-            Tracing("device", collector.url) as tracing,
-            pytest.raises(UsageError, match=PROMPT),
-            traced(tracing, skydraft.start)(request, edge=open_toy("toy:drift=0.2")) as generation,
-        ):
+        with pytest.raises(UsageError, match=PROMPT), traced(collector, grammar=f"regex:({PROMPT}") as generation:
             generation.run()
         ((_, span),) = collector.spans()
         assert all(PROMPT.encode() not in body for body in collector.bodies)
     assert span.status.code == span.status.STATUS_CODE_ERROR and figures(span)["error.type"] == "GrammarRefused"
 
 
-def test_whoever_leaves_a_stream_has_not_failed() -> None:
+@pytest.mark.parametrize("breaks_off", [False, True])
+def test_whoever_leaves_a_text_has_not_failed(breaks_off: bool) -> None:
     params = skydraft.DecodingParams(max_new_tokens=3500, min_new_tokens=3500)
     request = GenerateRequest(asked("你好"), make_plan("cloud"), params, traceparent=OUTER)
     with collecting() as collector:
-        with (
-            serving(open_toy("toy"), otlp=collector.url) as server,
-            closing(skydraft.connect(server.address)) as cloud,
-            skydraft.start(request, edge=open_toy("toy"), cloud=cloud) as generation,
-        ):
-            for _, _ in zip(generation, range(6), strict=False):
-                pass
-        spans = [span for _, span in collector.spans()]
-    assert [span.name for span in spans] == ["generate"]
-    assert not spans[0].status.code and figures(spans[0])["skydraft.left"] is True
-    assert 6 <= figures(spans[0])["skydraft.num_tokens"] < 3500
+        with serving(open_toy("toy"), otlp=collector.url) as server:
+            if breaks_off:
+                opening = Opening(server.server.info().fingerprint, Prompt((1,)), params=params)
+                call = VerifyCall(1, 0, 0, (), (), codec.digest(np.array([1])), opening, write=3500)
+                with grpc.insecure_channel(server.address) as channel:
+                    stream = RawSession(channel, traceparent=OUTER)
+                    assert all((stream.ask(codec.encode_verify(call)), *(stream.answer() for _ in range(6))))
+                    stream.end()
+            else:
+                with (
+                    closing(skydraft.connect(server.address)) as cloud,
+                    skydraft.start(request, edge=open_toy("toy"), cloud=cloud) as generation,
+                ):
+                    assert len([None for _, _ in zip(generation, range(6), strict=False)]) == 6
+        (span,) = [span for _, span in collector.spans()]
+    assert span.name == "verify" and not span.status.code
+    assert figures(span).get("skydraft.left", False) is breaks_off
+    assert 6 <= figures(span)["skydraft.num_tokens"] < 3500
 
 
 def test_the_gateway_takes_a_client_s_trace() -> None:
-    with collecting() as collector, Tracing("gateway", collector.url) as tracing:
-        pair = toy_pair()
-        pair._start = traced(tracing, pair._start)
+    with collecting() as collector, closing(Tracing("gateway", collector.url)) as tracing:
+        pair = dataclasses.replace(toy_pair(), observers=(TraceObserver(tracing),))
         with gateway(pair) as running:
             for header in (OUTER, "00-nonsense", OUTER + "\u00e9"):
                 body = {"model": "skydraft", "messages": [{"role": "user", "content": "你好"}], "max_tokens": 4}
@@ -199,7 +216,7 @@ def test_a_collector_that_is_gone_or_silent_costs_one_line_and_no_answer(
         port = free_port() if answers else silent.getsockname()[1]
         tracing = Tracing("device", f"http://me:secret@127.0.0.1:{port}", lines.append)
         for _ in range(3):
-            with traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation:
+            with skydraft.start(request, edge=open_toy("toy"), observers=[TraceObserver(tracing)]) as generation:
                 assert generation.run().finish_reason
         began = time.monotonic()
         tracing.close()
@@ -210,13 +227,8 @@ def test_a_collector_that_is_gone_or_silent_costs_one_line_and_no_answer(
 
 def test_a_long_text_has_spans_of_its_first_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skydraft.decoding.traced._MAX_ROUNDS", 3)
-    params = skydraft.DecodingParams(max_new_tokens=40, min_new_tokens=40)
-    request = GenerateRequest(asked("你好"), make_plan("edge"), params)
     with collecting() as collector:
-        with (
-            Tracing("device", collector.url) as tracing,
-            traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation,
-        ):
+        with traced(collector, 40, min_new_tokens=40) as generation:
             generation.run()
         spans = [span for _, span in collector.spans()]
     assert [span.name for span in spans].count("round") == 3
@@ -230,36 +242,30 @@ def test_a_trace_that_cannot_be_made_costs_no_answer(monkeypatch: pytest.MonkeyP
     request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=4))
     with (
         collecting() as collector,
-        Tracing("device", collector.url, lines.append) as tracing,
-        traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation,
+        closing(Tracing("device", collector.url, lines.append)) as tracing,
+        skydraft.start(request, edge=open_toy("toy"), observers=[TraceObserver(tracing)]) as generation,
     ):
         assert generation.run().finish_reason
     assert len(lines) == 1
 
 
 def test_the_standard_s_variables_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=4))
     with collecting() as collector:
         for name, value in (("OTEL_SERVICE_NAME", "kitchen"), ("OTEL_SDK_DISABLED", "true")):
             monkeypatch.setenv(name, value)
-            with (
-                Tracing("device", collector.url) as tracing,
-                traced(tracing, skydraft.start)(request, edge=open_toy("toy")) as generation,
-            ):
+            with traced(collector) as generation:
                 assert generation.run().finish_reason
         assert {service for service, _ in collector.spans()} == {"kitchen"}
 
 
 def test_a_header_that_is_none_makes_no_span_on_the_server() -> None:
     with collecting() as collector:
-        with serving(open_toy("toy"), otlp=collector.url) as server, closing(skydraft.connect(server.address)) as cloud:
-            params = skydraft.DecodingParams(max_new_tokens=8)
-            cloud._links.carry("zzzz")
-            cloud._links.carry = lambda traceparent: None
-            request = GenerateRequest(asked("你好"), make_plan("lossless"), params)
-            with skydraft.start(request, edge=open_toy("toy:drift=0.2"), cloud=cloud) as generation:
-                generation.run()
-        assert collector.spans() == []
+        with serving(open_toy("toy"), otlp=collector.url) as server, grpc.insecure_channel(server.address) as channel:
+            for header in ("zzzz", OUTER):
+                stream = RawSession(channel, traceparent=header)
+                stream.ask(codec.encode_open(OpenCall(1, 0, Opening(server.server.info().fingerprint, Prompt((1,))))))
+                stream.end()
+        assert [span.trace_id for _, span in collector.spans()] == [TRACE_ID]
 
 
 def test_a_command_belongs_to_the_trace_in_the_environment_and_a_gateway_to_none(
@@ -277,24 +283,7 @@ def test_a_command_belongs_to_the_trace_in_the_environment_and_a_gateway_to_none
         assert {(service, span.trace_id) for service, span in collector.spans()} == {("skydraft-generate", TRACE_ID)}
         with pytest.raises(ZeroDivisionError):
             run(["gateway", *where])
-        assert seen[0].tracing and seen[0].parent == ""
-
-
-def test_a_gateway_with_the_draft_model_alone_is_traced_too() -> None:
-    from skydraft.cli.gateway import _open
-
-    class Given:
-        edge_only, parallel, keep, address, options = True, 1, 0, None, skydraft.EngineOptions()
-
-    class Models:
-        options = skydraft.EngineOptions()
-        load_edge = staticmethod(lambda: open_toy("toy"))
-
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skydraft.cli.gateway.dataclasses.replace", lambda value, **_: value)
-        keep: Any = KeepChoice()
-        pair = _open(Given(), Given(), Models(), keep, stack)  # type: ignore[arg-type]
-    assert pair._start == keep.start
+        assert seen[0].observers[0]._parent == ""
 
 
 NO_ADDRESSES = (
@@ -318,26 +307,12 @@ def test_spans_are_posted_where_the_protocol_has_it(path: str) -> None:
 @pytest.mark.parametrize(
     ("header", "is_one"),
     [
-        (OUTER, True),
-        (OUTER.upper(), False),
-        (OUTER + "\n", False),
-        (OUTER.replace("b7ad6b7169203331", "0" * 16), False),
-        (OUTER.replace(OUTER[3:35], "0" * 32), False),
-        ("ff" + OUTER[2:], False),
-        ("", False),
+        (OUTER, True), (OUTER.upper(), False), (OUTER + "\n", False), ("ff" + OUTER[2:], False), ("", False),
+        (OUTER.replace("b7ad6b7169203331", "0" * 16), False), (OUTER.replace(OUTER[3:35], "0" * 32), False),
     ],
-)
+)  # fmt: skip
 def test_headers(header: str, is_one: bool) -> None:
     assert is_traceparent(header) is is_one
     if header and not is_one:
         with pytest.raises(OptionError, match="not a traceparent"):
             GenerateRequest(asked("你好"), traceparent=header)
-
-
-def test_nothing_of_it_is_loaded_where_nobody_asks() -> None:
-    code = (
-        "import sys, skydraft.cli.main as m, skydraft.cloud.server;"
-        "status = m.run(['generate', '你好', '--edge-model', 'toy', '--mode', 'edge', '--quiet']);"
-        "sys.exit(status or any(name.startswith('opentelemetry') for name in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -1,42 +1,40 @@
 """The one function that picks tokens, for draft and target, in every mode: choose(logits, prefix).
 
-`choose_all` does it for the rows of many generations at once, with the same tokens.
+`choose_all` answers for the rows of many generations at once, with the same tokens: over the processor's cores, or on
+the device where the rows lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
-from skydraft.choosing.chinese_style import style_constraints
-from skydraft.choosing.constraints import (
-    Constraint,
-    Edit,
-    apply,
-    logit_bias,
-    no_end_before,
-    no_repeat_ngram,
-    occurrence_penalty,
-    repetition_penalty,
-)
+import array_api_compat
+import numpy.typing as npt
+
+from skydraft.choosing.constraints import apply, constraints_of
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
-from skydraft.choosing.picking import Draw, Picked, pick, pick_one
-from skydraft.choosing.sentences import said_along
-from skydraft.config import DecodingParams
-from skydraft.engines.rows import at_least_float32
-from skydraft.engines.vocab import TokenIds, Vocab, check_chinese
-from skydraft.errors import EngineError, OptionError
+from skydraft.choosing.sampling import no_number, sample, sample_on_device
+from skydraft.config import DecodingParams, num_cores
+from skydraft.engines.base import at_least_float32, is_on_host, namespace_of, on_host
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import EngineError
+
+Picked: TypeAlias = int | Exception
+_NUM_THREADS = min(num_cores(), 8)  # reading rows is bound by memory
+_SHARE = 16  # rows that are worth a thread
 
 
 class Chooser:
-    """`choose` with everything but the row and the prefix filled in. Holds no random state, and nothing of a prefix but
-    caches, so it is for one thread at a time.
+    """`choose` for one generation. It has no random state; it caches what it computed along a prefix, so it is for one
+    thread at a time.
 
     Steps, in order, on the raw logits:
-      0. where there is a grammar, -inf for all that may not come next by it; where other constraints ban all that may,
-         the grammar wins
+      0. with a grammar, -inf for every token that it forbids; where other constraints ban all that it allows, the
+         grammar wins
       1. repetition penalty (as transformers), frequency and presence penalty, logit bias (as OpenAI), n-gram ban,
          minimum length (as transformers)
       2. style constraints
@@ -47,56 +45,41 @@ class Chooser:
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int) -> None:
-        self._params = params
+        self.params = params
         self._prompt_len = prompt_len
-        self._constraints: list[Constraint] = []
         self._grammar: GrammarAlong | None = None
         if params.grammar:
             self._grammar = GrammarAlong(compile_grammar(params.grammar, vocab), vocab, prompt_len)
-        if params.repetition_penalty != 1:
-            self._constraints.append(repetition_penalty(params.repetition_penalty))
-        if params.frequency_penalty or params.presence_penalty:
-            penalties = params.frequency_penalty, params.presence_penalty
-            self._constraints.append(occurrence_penalty(*penalties, prompt_len))
-        if params.logit_bias:
-            if (highest := params.logit_bias[-1][0]) >= vocab.size:
-                raise OptionError(f"--logit-bias: the vocabulary of {vocab.size} tokens has no id {highest}.")
-            self._constraints.append(logit_bias(params.logit_bias))
-        if params.no_repeat_ngram_size:
-            self._constraints.append(no_repeat_ngram(params.no_repeat_ngram_size))
-        if params.min_new_tokens:
-            ban = no_end_before(params.min_new_tokens, prompt_len, vocab.end_ids)
-            # A model that has said what it was asked for may end: held on, it would begin something else.
-            self._constraints.append(unless_said(params.sentences, vocab, prompt_len, ban) if params.sentences else ban)
-        if params.shapes_chinese:
-            check_chinese(vocab)
-            self._constraints += style_constraints(params, vocab, prompt_len)
+        self._constraints = constraints_of(params, vocab, prompt_len)
 
     def choose(self, row: Any, prefix: TokenIds) -> int:
         """The token that follows `prefix` given its raw logits `row` [vocab]. Pure: same inputs, same token.
 
         At temperature 0 the best one, the lowest id among equals. Raises EngineError when a logit is not a number.
         """
-        return pick_one(self.draw(row, prefix))
+        scores = self.constrain(row, prefix)
+        if is_on_host(scores):
+            return self._pick(on_host(scores), prefix)
+        (picked,) = pick_on_device([scores], [self.params], [self.position(prefix)])
+        if isinstance(picked, Exception):
+            raise picked
+        return picked
 
-    def runner_up(self, row: Any, prefix: TokenIds, best: int) -> int:
-        """What `choose` would give without `best`, a guess at what another model says; `best` where it has no rival."""
-        edited = self.constrain(row, prefix) + 0  # a copy
-        edited[best] = -float("inf")
-        if float(edited.max()) == -float("inf"):
-            return best
-        try:
-            return pick_one(Draw(edited, self._params, len(prefix) - self._prompt_len))
-        except EngineError:
-            return best
+    def _pick(self, scores: npt.NDArray[Any], prefix: TokenIds) -> int:
+        """The token from edited logits in host memory."""
+        if self.params.temperature:
+            return sample(scores, self.params, self.position(prefix))
+        best = int(scores.argmax())
+        if scores[best] != scores[best]:
+            raise no_number()
+        return best
 
-    def draw(self, row: Any, prefix: TokenIds) -> Draw:
-        """What is left to pick from, and how."""
-        # Positions count from the end of the prompt, which may read differently on the two sides.
-        return Draw(self.constrain(row, prefix), self._params, len(prefix) - self._prompt_len)
+    def position(self, prefix: TokenIds) -> int:
+        """The position of the token after `prefix`, from the end of the prompt: both sides may read other prompts."""
+        return len(prefix) - self._prompt_len
 
     def constrain(self, row: Any, prefix: TokenIds) -> Any:
-        """Steps 0 to 2: edited logits [vocab], at least float32. Where 1 and 2 ban all, they are those of step 0."""
+        """Steps 0 to 2: edited logits [vocab], at least float32. Where 1 and 2 ban every token, step 0 alone."""
         row = self.follow_grammar(row, prefix)
         if not self._constraints:
             return row
@@ -104,21 +87,21 @@ class Chooser:
         return row if float(edited.max()) == -float("inf") else edited
 
     def follow_grammar(self, row: Any, prefix: TokenIds) -> Any:
-        """Step 0: logits [vocab], at least float32, without what may not come next by the grammar."""
+        """Step 0: logits [vocab], at least float32, with -inf for tokens that the grammar forbids."""
         row = at_least_float32(row)
         return self._grammar.masked(row, prefix) if self._grammar else row
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar says what may come next."""
+        """Whether the text follows a grammar."""
         return self._grammar is not None
 
     def forced(self, prefix: TokenIds) -> int | None:
-        """What `choose` gives whatever the logits: the only token that the grammar allows after `prefix`, or None."""
+        """The only token that the grammar allows after `prefix`, whatever the logits; None if there are more."""
         return self._grammar.forced(prefix) if self._grammar else None
 
     def rank(self, row: Any, prefix: TokenIds, token_id: int) -> int:
-        """How many tokens the constrained row puts before `token_id`: 0 is its greedy choice, a ban is behind all."""
+        """How many tokens have a higher edited logit: 0 for the greedy choice, all for a banned token."""
         edited = self.constrain(row, prefix)
         if float(edited[token_id]) == -float("inf"):
             return len(edited)
@@ -135,24 +118,77 @@ class Question:
 
 
 def choose_all(questions: Seq[Question]) -> list[Picked]:
-    """`choose` for each of them, or the error that it raises: one bad row says nothing about the others."""
-    drawn: list[Draw | Exception] = []
-    for asked in questions:
+    """`choose` for each question, or the error that it raises: one bad row does not spoil the others."""
+    if len(questions) == 1:  # as in every round of one text: the way of many takes twice as long
         try:
-            drawn.append(asked.chooser.draw(asked.row, asked.prefix))
+            return [questions[0].chooser.choose(questions[0].row, questions[0].prefix)]
         except Exception as error:
-            drawn.append(error)
-    picked = iter(pick([draw for draw in drawn if isinstance(draw, Draw)]))
-    return [draw if isinstance(draw, Exception) else next(picked) for draw in drawn]
+            return [error]
+    picked: list[Picked] = [0] * len(questions)
+    here: dict[int, npt.NDArray[Any]] = {}  # edited logits [vocab] by question
+    away: dict[int, Any] = {}
+    for index, asked in enumerate(questions):
+        try:
+            scores = asked.chooser.constrain(asked.row, asked.prefix)
+        except Exception as error:
+            picked[index] = error
+        else:
+            if is_on_host(scores):
+                here[index] = on_host(scores)
+            else:
+                away[index] = scores
+    params = [asked.chooser.params for asked in questions]
+    positions = [asked.chooser.position(asked.prefix) for asked in questions]
+    greedy = [index for index in here if not params[index].temperature]
+    for index, best in zip(greedy, _best_of_each([here[index] for index in greedy]), strict=True):
+        picked[index] = best if here[index][best] == here[index][best] else no_number()
+    for index in here.keys() - greedy:
+        try:
+            picked[index] = sample(here[index], params[index], positions[index])
+        except EngineError as error:
+            picked[index] = error
+    tokens = pick_on_device(list(away.values()), [params[at] for at in away], [positions[at] for at in away])
+    for index, token in zip(away, tokens, strict=True):
+        picked[index] = token
+    return picked
 
 
-def unless_said(sentences: int, vocab: Vocab, prompt_len: int, ban: Constraint) -> Constraint:
-    """`ban`, except where the generated text is complete: it ends a sentence, and has as many as wanted."""
+def _best_of_each(rows: Seq[npt.NDArray[Any]]) -> list[int]:
+    """The index of the highest, or first NaN, of each row. Each core takes a share: numpy releases the GIL."""
+    num_shares = min(_NUM_THREADS, len(rows) // _SHARE)
+    if num_shares < 2:
+        return _argmax(rows)
+    best = [0] * len(rows)
+    others = [_threads().submit(_argmax, rows[share::num_shares]) for share in range(1, num_shares)]
+    best[::num_shares] = _argmax(rows[::num_shares])
+    for share, other in enumerate(others, 1):
+        best[share::num_shares] = other.result()
+    return best
 
-    said = said_along(vocab)
 
-    def lifted(prefix: TokenIds) -> Iterable[Edit]:
-        edits = list(ban(prefix))
-        return [] if edits and said.at(prefix[prompt_len:]).has(sentences) else edits
+def _argmax(rows: Seq[npt.NDArray[Any]]) -> list[int]:
+    return [int(row.argmax()) for row in rows]
 
-    return lifted
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(_NUM_THREADS - 1, 1), thread_name_prefix="choosing")
+
+
+def pick_on_device(scores: Seq[Any], params: Seq[DecodingParams], positions: Seq[int]) -> list[Picked]:
+    """Tokens from edited logits [vocab] each on another device: one argmax for all, one sample for those at T > 0."""
+    if not scores:
+        return []
+    xp = namespace_of(scores[0])
+    rows = xp.stack(list(scores))  # [num_rows, vocab]
+    best = xp.argmax(rows, axis=1)
+    is_nan = xp.isnan(xp.take_along_axis(rows, best[:, None], axis=1))[:, 0]
+    both = on_host(xp.stack([best, xp.astype(is_nan, best.dtype)]))  # in one copy
+    picked: list[Picked] = [no_number() if nan else int(token) for token, nan in both.T.tolist()]
+    drawn = [at for at, each in enumerate(params) if each.temperature and isinstance(picked[at], int)]
+    if drawn:
+        kept = rows if len(drawn) == len(rows) else rows[xp.asarray(drawn, device=array_api_compat.device(rows))]
+        tokens = sample_on_device(kept, [params[at] for at in drawn], [positions[at] for at in drawn])
+        for at, token in zip(drawn, tokens, strict=True):
+            picked[at] = token
+    return picked

@@ -5,8 +5,11 @@ letter: on raw logits, prompt included, in that order. `frequency_penalty`, `pre
 OpenAI defines them: mu[j] - c[j] * frequency - (c[j] > 0) * presence + bias[j], where c[j] counts how often token j was
 generated.
 
-What a row costs besides the prefix's new tokens (`incremental`): penalties, their distinct tokens; an n-gram ban, the
-length of its n-gram; the others nothing that grows.
+The constraints for fluent Chinese (styles `zh-short`, `zh-detailed`) are over the generated part of the prefix. They
+prevent repeated characters (F9), a comma after every second character (F10), and penalties that drive a model from one
+punctuation mark to the next (F12).
+
+A row costs its new tokens (`incremental`); a penalty also its distinct tokens, an n-gram ban the length of its n-gram.
 """
 
 from __future__ import annotations
@@ -19,9 +22,15 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.choosing.incremental import Repeats, Tally
-from skydraft.engines.rows import namespace_of
-from skydraft.engines.vocab import TokenIds
+from skydraft.characters import is_cjk
+from skydraft.choosing.incremental import Along, Repeats, Tally
+from skydraft.choosing.stopping import said_along
+from skydraft.config import DecodingParams
+from skydraft.engines.base import namespace_of
+from skydraft.engines.vocab import Mask, TokenIds, Vocab, check_chinese
+from skydraft.errors import OptionError
+
+_MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most four tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +79,13 @@ def _apply_one(row: Any, edit: Edit) -> None:
 
 
 def repetition_penalty(penalty: float) -> Constraint:
-    """Scale every token that the prefix holds, once per distinct id."""
+    """Scale every token of the prefix, once per distinct id."""
     tally = Tally()
     return lambda prefix: [Edit("scale", tally.distinct(prefix), penalty)]
 
 
 def occurrence_penalty(frequency: float, presence: float, prompt_len: int) -> Constraint:
-    """Shift every token that was generated: down by `presence` once, and by `frequency` for each time."""
-
+    """Shift every generated token down: by `presence` once, and by `frequency` for each time."""
     tally = Tally()
 
     def shift(prefix: TokenIds) -> list[Edit]:
@@ -88,7 +96,7 @@ def occurrence_penalty(frequency: float, presence: float, prompt_len: int) -> Co
 
 
 def logit_bias(biases: Iterable[tuple[int, float]]) -> Constraint:
-    """Add to the logits of certain tokens, whatever was written."""
+    """Add to the logits of certain tokens."""
     token_ids, amounts = zip(*biases, strict=True)
     edits = [Edit("shift", np.array(token_ids, np.int32), np.array(amounts, np.float32))]
     return lambda prefix: edits
@@ -108,3 +116,107 @@ def no_end_before(num_tokens: int, prompt_len: int, end_ids: Iterable[int]) -> C
         return [Edit("ban", banned)] if len(prefix) - prompt_len < num_tokens else []
 
     return ban
+
+
+def constraints_of(params: DecodingParams, vocab: Vocab, prompt_len: int) -> list[Constraint]:
+    """The constraints that `params` turns on, in the order in which they apply. Raises OptionError for one that cannot.
+
+    Those of a style come last: scale, bans, shift.
+    """
+    constraints: list[Constraint] = []
+    if params.repetition_penalty != 1:
+        constraints.append(repetition_penalty(params.repetition_penalty))
+    if params.frequency_penalty or params.presence_penalty:
+        constraints.append(occurrence_penalty(params.frequency_penalty, params.presence_penalty, prompt_len))
+    if params.logit_bias:
+        if (highest := params.logit_bias[-1][0]) >= vocab.size:
+            raise OptionError(f"--logit-bias: the vocabulary of {vocab.size} tokens has no id {highest}.")
+        constraints.append(logit_bias(params.logit_bias))
+    if params.no_repeat_ngram_size:
+        constraints.append(no_repeat_ngram(params.no_repeat_ngram_size))
+    if params.min_new_tokens:
+        ban = no_end_before(params.min_new_tokens, prompt_len, vocab.end_ids)
+        # A text with all its sentences may end early: a model that must go on begins another topic.
+        constraints.append(_unless_said(params.sentences, vocab, prompt_len, ban) if params.sentences else ban)
+    if params.shapes_chinese:
+        check_chinese(vocab)
+    if params.content_penalty != 1:
+        constraints.append(_content_penalty(params.content_penalty, vocab, prompt_len))
+    if params.content_ngram_size:
+        constraints.append(_content_ngram(params.content_ngram_size, vocab, prompt_len))
+    if params.no_adjacent_repeat:
+        constraints.append(_no_adjacent_repeat(vocab, prompt_len))
+    if params.comma_gap:
+        early_comma = _too_early(vocab.classes.comma, params.comma_gap, vocab, prompt_len)
+        constraints.append(lambda prefix: [Edit("ban", early_comma(prefix))])
+    if params.full_stop_gap:
+        early_stop = _too_early(vocab.classes.full_stop, params.full_stop_gap, vocab, prompt_len)
+        constraints.append(lambda prefix: [Edit("shift", early_stop(prefix), params.full_stop_shift)])
+    return constraints
+
+
+def _unless_said(sentences: int, vocab: Vocab, prompt_len: int, ban: Constraint) -> Constraint:
+    """`ban`, except where the generated text ends a sentence and has `sentences` of them."""
+    said = said_along(vocab)
+
+    def lifted(prefix: TokenIds) -> Iterable[Edit]:
+        edits = list(ban(prefix))
+        return [] if edits and said.at(prefix[prompt_len:]).has(sentences) else edits
+
+    return lifted
+
+
+def _content_penalty(penalty: float, vocab: Vocab, prompt_len: int) -> Constraint:
+    content, tally = vocab.classes.content, Tally()
+
+    def scale(prefix: TokenIds) -> list[Edit]:
+        token_ids = tally.distinct(prefix[prompt_len:])
+        return [Edit("scale", token_ids[content[token_ids]], penalty)]
+
+    return scale
+
+
+def _content_ngram(size: int, vocab: Vocab, prompt_len: int) -> Constraint:
+    content, repeats = vocab.classes.content, Repeats(size)
+
+    def ban(prefix: TokenIds) -> list[Edit]:
+        generated = prefix[prompt_len:]
+        return [Edit("ban", repeats.after(generated[content[generated]]))]
+
+    return ban
+
+
+def _no_adjacent_repeat(vocab: Vocab, prompt_len: int) -> Constraint:
+    first_char = vocab.classes.first_char
+
+    def ban(prefix: TokenIds) -> list[Edit]:
+        last = vocab.decode(prefix[prompt_len:][-_MAX_CHAR_TOKENS:])[-1:]
+        if not (last and is_cjk(last)):
+            return []
+        return [Edit("ban", np.flatnonzero(first_char == ord(last)).astype(np.int32))]
+
+    return ban
+
+
+def _too_early(marks: Mask, gap: int, vocab: Vocab, prompt_len: int) -> Callable[[TokenIds], TokenIds]:
+    """Which of the marked tokens come less than `gap` CJK characters after the last punctuation of a prefix."""
+    mark_ids = np.flatnonzero(marks).astype(np.int32)
+    lead = vocab.classes.lead_cjk[mark_ids]
+    wide_only = ~vocab.classes.ascii_punct[mark_ids]
+    num_since = num_cjk_since_punctuation(vocab)
+
+    def find(prefix: TokenIds) -> TokenIds:
+        generated = prefix[prompt_len:]
+        early = num_since.at(generated) + lead < gap
+        if len(generated) and vocab.token_bytes(int(generated[-1]))[-1:].isalnum():
+            early &= wide_only  # 3.5 is no sentence end, 3,000 no pause
+        return mark_ids[early]
+
+    return find
+
+
+def num_cjk_since_punctuation(vocab: Vocab) -> Along[int]:
+    """CJK characters since the last punctuation, along the tokens of a text."""
+    classes = vocab.classes
+    punct, tail_cjk, num_cjk = classes.punct, classes.tail_cjk, classes.num_cjk
+    return Along(0, lambda count, token_id: int(tail_cjk[token_id] if punct[token_id] else count + num_cjk[token_id]))

@@ -1,18 +1,25 @@
-"""A grammar that the text follows, through llguidance: which tokens may come next is a function of the prefix.
+"""A grammar that the text follows, through llguidance: the allowed next tokens are a function of the prefix.
 
-What is asked for is text, so a token may come next when its bytes may, whatever other tokens would spell the same. Only
-where there is a single way to go on, say through the name of a field, it is gone in the tokens that the vocabulary's
-tokenizer would take. An end token may come exactly when the text is complete. Where the text has left the grammar (a
-lossy rule, or tokens that another vocabulary reads otherwise), or no token can go on with it, only the end is left.
+A token is allowed when its bytes are, even if other tokens spell the same text. Only where the text can go on in a
+single way, as inside the name of a field, the allowed token is the one that the vocabulary's tokenizer would use. An
+end token is allowed exactly when the text is complete. Where the text has left the grammar (a lossy rule, or a
+vocabulary that reads the tokens differently), or no token can continue it, only the end is allowed.
+
+A process of its own first finds out whether a grammar compiles. llguidance bounds most of its work, but not all: some
+intersections of patterns take minutes, and deep ones can end the process. So a grammar that a client sends ends that
+child, and not a server.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -20,22 +27,66 @@ import array_api_compat
 import numpy as np
 
 from skydraft.characters import one_line
-from skydraft.choosing.grammar_check import LIMITS, STACK_BYTES, complaint
 from skydraft.choosing.incremental import Follower
-from skydraft.engines.rows import namespace_of
+from skydraft.engines.base import namespace_of
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
-from skydraft.errors import GrammarRefused, MissingDependency
+from skydraft.errors import GrammarRefused, importing
 from skydraft.grammars import parts, with_ascii_refs
 
 _MAX_COMPILED = 16  # for each vocabulary; besides those in use
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 # A model that hesitates between a space and the next field could write spaces until its length ends.
 _WHITESPACE = r"[ \n\t]{1,32}"
+# Arguments of llguidance's LLParserLimits, here and there. A step of a matcher ends within some milliseconds.
+LIMITS: dict[str, int | bool] = {
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 32_768,  # 1 to 2 KB each
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+STACK_BYTES = 256 * 2**20  # rules that name rules are followed down; only what is used is ever there
+_SECONDS, _WALL_S, _BYTES = 1, 20, 2**30
+# The vocabulary is that of all bytes, so that this says nothing of a model.
+_CHILD = f"""
+import json, os, sys, threading
+import llguidance
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CPU, ({_SECONDS}, {_SECONDS}))
+    resource.setrlimit(resource.RLIMIT_AS, ({_BYTES}, {_BYTES}))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(10)
+except (ImportError, OSError, ValueError, AttributeError):
+    pass
+request = json.load(sys.stdin)
+
+class Bytes:
+    is_tokenizer_wrapper, eos_token_id, bos_token_id, special_token_ids = True, 256, None, []
+    tokens = [bytes([value]) for value in range(256)] + [b""]
+
+    def __call__(self, text):
+        return list(text.encode())
+
+def check():
+    tokenizer = llguidance.LLTokenizer(Bytes(), eos_token=256, slices=[])
+    limits = llguidance.LLParserLimits(**request["limits"])
+    matcher = llguidance.LLMatcher(tokenizer, request["grammar"], log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    print(json.dumps(matcher.get_error()))
+
+threading.stack_size({STACK_BYTES})
+thread = threading.Thread(target=check)
+thread.start()
+thread.join()
+"""
 _lock = threading.Lock()  # of what is in `_known`, and of the size of stacks, which is one for the process
 
 
 class Spelling:
-    """What llguidance is told of a vocabulary. Special tokens and those that end a text have no bytes."""
+    """A vocabulary in the form that llguidance reads. Special tokens and end tokens have no bytes."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -45,15 +96,10 @@ class Spelling:
         self.eos_token_id = min(vocab.end_ids)
         self.tokens = [b"" if i in vocab.end_ids else piece for i, piece in enumerate(vocab.pieces)]
         self.single = {piece[0]: token_id for token_id, piece in enumerate(self.tokens) if len(piece) == 1}
-        self._vocab = ref(vocab)  # which owns, in the end, what asks this
-
-    @property
-    def has_all_bytes(self) -> bool:
-        """Whether any text can be spelled."""
-        return len(self.single) == 256
+        self._vocab = ref(vocab)  # weak: `_known` is keyed by the vocabulary and holds this
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens that spell `text`: those of the vocabulary's tokenizer, or its bytes where that reads other things."""
+        """Tokens that spell `text`: by the vocabulary's tokenizer, or byte by byte where that spells another text."""
         wanted, vocab = text.encode(), self._vocab()
         try:
             token_ids = list(vocab.encode(text)) if vocab else []
@@ -65,37 +111,37 @@ class Spelling:
 
 
 class CompiledGrammar:
-    """A grammar over a vocabulary, from which matchers begin. From any thread."""
+    """A grammar compiled for a vocabulary; any thread may ask it for matchers."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
         self._lock = threading.Lock()
 
     def matcher(self) -> Any:
-        """A matcher of nothing yet."""
+        """A new matcher at the beginning of a text."""
         with self._lock:
             return self._matcher.deep_copy()
 
 
 class _Grammars:
-    """The grammars compiled for one vocabulary, and what llguidance knows of it: some tenths of a second to build."""
+    """The grammars compiled for one vocabulary, and its llguidance tokenizer, which takes some 0.3 s to build."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._library = _llguidance()
         spelling = Spelling(vocab)
-        self._may_force = spelling.has_all_bytes
+        self._may_force = len(spelling.single) == 256  # any text can be spelled
         self._tokenizer = self._library.LLTokenizer(spelling, eos_token=sorted(vocab.end_ids))
         self._in_use: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
         self._latest: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     def recall(self, text: str) -> CompiledGrammar | None:
-        """What was compiled before, now the latest. Under the lock."""
+        """The grammar if it was compiled before; marks it as the latest. The caller holds the lock."""
         if (compiled := self._in_use.get(text)) is not None:
             self.keep(text, compiled)
         return compiled
 
     def keep(self, text: str, compiled: CompiledGrammar) -> None:
-        """Keep it among the latest. Under the lock."""
+        """Keep it among the latest. The caller holds the lock."""
         self._in_use[text] = self._latest[text] = compiled
         self._latest.move_to_end(text)
         while len(self._latest) > _MAX_COMPILED:
@@ -119,10 +165,10 @@ _known: WeakKeyDictionary[Vocab, _Grammars] = WeakKeyDictionary()
 
 
 def compile_grammar(text: str, vocab: Vocab) -> CompiledGrammar:
-    """The grammar over a vocabulary; the same again while anybody holds it or it is among the latest. From any thread.
+    """Compile a grammar for a vocabulary, or return it from the cache. From any thread.
 
-    `text` is one that `DecodingParams` has taken. Takes up to about two seconds. Raises GrammarRefused for what does
-    not compile, or a vocabulary without an end; MissingDependency where llguidance is not installed.
+    `text` is one that `DecodingParams` accepted. Takes up to about two seconds. Raises GrammarRefused for a grammar
+    that does not compile or a vocabulary without end tokens, MissingDependency where llguidance is not installed.
     """
     if not vocab.end_ids:
         raise GrammarRefused("This model has no end token, so no text of a grammar could end.")
@@ -138,18 +184,31 @@ def compile_grammar(text: str, vocab: Vocab) -> CompiledGrammar:
     return compiled
 
 
-def _llguidance() -> Any:
+@lru_cache(maxsize=128)
+def complaint(grammar: str) -> str:
+    """Why `grammar`, in llguidance's own form, does not compile; "" where it does. Raises GrammarRefused.
+
+    Takes a tenth of a second, and at most about one of a processor.
+    """
+    request = json.dumps({"grammar": grammar, "limits": LIMITS}).encode()
     try:
+        done = subprocess.run([sys.executable, "-c", _CHILD], input=request, capture_output=True, timeout=_WALL_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GrammarRefused("The grammar could not be checked in time.", hint="Try again later.") from error
+    try:
+        return str(json.loads(done.stdout))
+    except ValueError:
+        return f"it takes more than {_SECONDS} s, or more memory than it may"
+
+
+def _llguidance() -> Any:
+    with importing("A grammar needs", "grammar"):
         import llguidance
-    except ImportError as error:
-        raise MissingDependency(
-            "A grammar needs llguidance.", hint="Install it with: pip install 'skydraft[grammar]'."
-        ) from error
     return llguidance
 
 
 def _as_lark(text: str, library: Any, *, may_force: bool) -> str:
-    """A grammar of any kind in Lark. Where not every text can be spelled, no tokens are taken for the only way."""
+    """Any grammar in Lark. Unless `may_force`, no token counts as the only way to go on."""
     kind, content = parts(text)
     if kind == "json_schema":
         schema = with_ascii_refs(content)
@@ -161,31 +220,31 @@ def _as_lark(text: str, library: Any, *, may_force: bool) -> str:
 
 
 def _refused(text: str, reason: str) -> GrammarRefused:
-    """`reason` is llguidance's, which goes on with the place, counted in Lark, and its own state."""
+    """The error for llguidance's `reason`, without its line numbers in Lark and its internal state."""
     if _first_line(reason) in _DEAD_ENDS:
         return GrammarRefused("The grammar does not compile: no text follows it.")
-    said = re.split(r"\n\s*\d+ \| |<state>|<non-verbose/>", reason)[0]
+    reason = re.split(r"\n\s*\d+ \| |<state>|<non-verbose/>", reason)[0]
     if not text.startswith("lark:"):
-        said = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", said)
-    return GrammarRefused(f"The grammar does not compile: {one_line(said)[:300].strip().rstrip('.')}.")
+        reason = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", reason)
+    return GrammarRefused(f"The grammar does not compile: {one_line(reason)[:300].strip().rstrip('.')}.")
 
 
 def _on_a_large_stack(work: Callable[[], Any]) -> Any:
-    """What `work` returns, in a thread that can follow deep grammars down."""
-    found: list[Any] = []
+    """Run `work` in a thread with a large stack, for deep grammars; returns its result."""
+    results: list[Any] = []
     with _lock:
         before = threading.stack_size(STACK_BYTES)
         try:
-            thread = threading.Thread(target=lambda: found.append(work()))
+            thread = threading.Thread(target=lambda: results.append(work()))
             thread.start()
         finally:
             threading.stack_size(before)
     thread.join()
-    return found[0]
+    return results[0]
 
 
 class GrammarAlong(Follower):
-    """A matcher that goes along the generated part of prefixes, and back. For one thread at a time."""
+    """A matcher that follows the generated part of prefixes, forwards and back. For one thread at a time."""
 
     def __init__(self, compiled: CompiledGrammar, vocab: Vocab, prompt_len: int) -> None:
         super().__init__()
@@ -198,9 +257,9 @@ class GrammarAlong(Follower):
         self._mask: Mask | None = None
 
     def allowed(self, prefix: TokenIds) -> Mask:
-        """Which tokens may follow `prefix`, [vocab]: at least one. Valid until the next question.
+        """Which tokens may follow `prefix`, [vocab]: at least one. Valid until the next call.
 
-        Raises GrammarRefused where finding out takes too much.
+        Raises GrammarRefused where that takes too much work.
         """
         self.follow(prefix[self._prompt_len :])
         if self._mask is None:
@@ -208,13 +267,12 @@ class GrammarAlong(Follower):
         return self._mask
 
     def forced(self, prefix: TokenIds) -> int | None:
-        """The only token that may follow `prefix`, if there is just one."""
+        """The only token that may follow `prefix`; None where there are several."""
         mask = self.allowed(prefix)
         return int(mask.argmax()) if np.count_nonzero(mask) == 1 else None
 
     def masked(self, row: Any, prefix: TokenIds) -> Any:
-        """A copy of `row` [vocab] with -inf for all that may not follow; where the model itself rules out all that may,
-        these are alike."""
+        """A copy of `row` [vocab] with -inf for forbidden tokens; if all allowed ones have -inf too, they become 0."""
         xp, allowed = namespace_of(row), self.allowed(prefix)
         mask = xp.asarray(allowed, device=array_api_compat.device(row))
         masked = xp.where(mask, row, xp.full_like(row[:1], -xp.inf))
@@ -236,18 +294,18 @@ class GrammarAlong(Follower):
         return mask
 
     def _leave_dead_end(self) -> None:
-        """Come back to where the matcher was before it found that nothing may follow. Raises GrammarRefused."""
-        told = self._matcher.get_error()
+        """Rebuild the matcher after a dead end. Raises GrammarRefused for any other error."""
+        reason = self._matcher.get_error()
         self._matcher = self._compiled.matcher()
         num_matched = self._matcher.try_consume_tokens(self._read.view.tolist())
-        if _first_line(told) not in _DEAD_ENDS or num_matched < self._num_matched:
-            raise self._too_much(told)
+        if _first_line(reason) not in _DEAD_ENDS or num_matched < self._num_matched:
+            raise self._too_much(reason)
 
-    def _too_much(self, told: str) -> GrammarRefused:
-        """What to raise for an error of the matcher, which never leaves it: the next question begins with another."""
+    def _too_much(self, reason: str) -> GrammarRefused:
+        """The error to raise when the matcher has failed for good; the next call begins with a new one."""
         self._matcher, self._num_matched, self._mask = self._compiled.matcher(), 0, None
         self._read.truncate(0)
-        return GrammarRefused(f"The grammar cannot be followed any further: {_first_line(told)}.")
+        return GrammarRefused(f"The grammar cannot be followed any further: {_first_line(reason)}.")
 
     def _back(self, length: int) -> None:
         if length < len(self._read):
@@ -269,5 +327,5 @@ class GrammarAlong(Follower):
             raise self._too_much(self._matcher.get_error())
 
 
-def _first_line(told: str) -> str:
-    return one_line(told.split("\n")[0].split("<")[0])[:200].strip().rstrip(".")
+def _first_line(reason: str) -> str:
+    return one_line(reason.split("\n")[0].split("<")[0])[:200].strip().rstrip(".")

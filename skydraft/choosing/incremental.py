@@ -1,7 +1,7 @@
-"""What is known of a prefix, kept from one question to the next: a row costs what the prefix has that the last had not.
+"""Caches along a prefix: a call costs the tokens that differ from the last call's prefix.
 
-Nothing but a cache: every answer is a function of the prefix alone, and equal to one that begins anew. Comparing the
-two prefixes reads 4 bytes a token, 4 microseconds for 16,000.
+Every answer is a function of the prefix alone. Comparing the two prefixes reads 4 bytes a token, 4 microseconds for
+16,000.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.base import TokenBuffer
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import TokenIds, num_shared
 
 S = TypeVar("S")
 _SHORT_RUN = 32  # bytes; of longer runs a digest is kept
@@ -28,27 +28,25 @@ class Follower(ABC):
         self._read = TokenBuffer()
 
     def follow(self, prefix: TokenIds) -> None:
-        """Come to where `prefix` ends."""
-        common = min(len(self._read), len(prefix))
-        equal = self._read.view[:common] == prefix[:common]
-        shared = common if equal.all() else int(equal.argmin())
+        """Move to the end of `prefix`."""
+        shared = num_shared(self._read.view, prefix)
         try:
             self._back(shared)
             self._read.truncate(shared)
             self._on(prefix[shared:])
             self._read.extend(prefix[shared:])
-        except BaseException:  # half-way is nowhere: begin anew the next time
+        except BaseException:  # begin anew the next time
             self._back(0)
             self._read.truncate(0)
             raise
 
     @abstractmethod
     def _back(self, length: int) -> None:
-        """Know the first `length` tokens only."""
+        """Forget all but the first `length` tokens."""
 
     @abstractmethod
     def _on(self, token_ids: TokenIds) -> None:
-        """Know these too."""
+        """Take in these tokens."""
 
 
 class Along(Follower, Generic[S]):
@@ -73,7 +71,7 @@ class Along(Follower, Generic[S]):
 
 
 class Tally(Follower):
-    """Which tokens a prefix holds, and how often. A row costs what is different in it, and its distinct tokens."""
+    """The tokens of a prefix and their counts. A call costs the tokens that differ, and the distinct ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +79,7 @@ class Tally(Follower):
         self._ids = TokenBuffer()  # the keys of it, as an array
 
     def distinct(self, prefix: TokenIds) -> TokenIds:
-        """The tokens of `prefix`, each once; valid until the next question."""
+        """The tokens of `prefix`, each once; valid until the next call."""
         self.follow(prefix)
         return self._ids.view
 
@@ -109,7 +107,7 @@ class Tally(Follower):
 
 
 class Repeats(Follower):
-    """What followed each run of `size` - 1 tokens of a prefix. A row costs its new tokens and the length of a run."""
+    """The tokens after each run of `size` - 1 tokens of a prefix. A call costs the new tokens and a run."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -119,8 +117,8 @@ class Repeats(Follower):
     def after(self, prefix: TokenIds) -> TokenIds:
         """Tokens that came before after the run that ends `prefix`, each once; none for a shorter prefix."""
         self.follow(prefix)
-        found = self._followers.get(self._key(prefix, len(prefix)), {}) if len(prefix) >= self._run_len else {}
-        return np.fromiter(found, np.int32, len(found))
+        after = self._followers.get(self._key(prefix, len(prefix)), {}) if len(prefix) >= self._run_len else {}
+        return np.fromiter(after, np.int32, len(after))
 
     def _key(self, token_ids: TokenIds, end: int) -> bytes:
         run = token_ids[end - self._run_len : end].tobytes()
@@ -132,16 +130,16 @@ class Repeats(Follower):
             self._followers.clear()
         for end in range(len(known) - 1, max(length, self._run_len) - 1, -1):
             key, token_id = self._key(known, end), int(known[end])
-            found = self._followers[key]
-            found[token_id] -= 1
-            if not found[token_id]:
-                del found[token_id]
-            if not found:
+            counts = self._followers[key]
+            counts[token_id] -= 1
+            if not counts[token_id]:
+                del counts[token_id]
+            if not counts:
                 del self._followers[key]
 
     def _on(self, token_ids: TokenIds) -> None:
         run_len, before = self._run_len, self._read.view
         tokens = np.concatenate((before[max(len(before) - run_len, 0) :], token_ids))
         for end in range(max(len(tokens) - len(token_ids), run_len), len(tokens)):
-            found = self._followers.setdefault(self._key(tokens, end), {})
-            found[int(tokens[end])] = found.get(int(tokens[end]), 0) + 1
+            counts = self._followers.setdefault(self._key(tokens, end), {})
+            counts[int(tokens[end])] = counts.get(int(tokens[end]), 0) + 1

@@ -1,30 +1,139 @@
-"""When a generation ends: a pure question about its tokens, asked after each one (F13)."""
+"""When a generation ends: a pure question about its tokens, asked after each one (F13); and where sentences end."""
 
 from __future__ import annotations
 
+import codecs
+import re
+from dataclasses import dataclass, replace
+
 import numpy as np
 
-from skydraft.characters import CLOSING
-from skydraft.choosing.sentences import said_along
+from skydraft.characters import CLOSING, FULL_STOP_LIKE
+from skydraft.choosing.incremental import Along
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.types import FinishReason
+
+_WIDE_STOPS = FULL_STOP_LIKE - {".", "．"}
+_ABBREVIATIONS = frozenset((
+    "e.g", "i.e", "etc", "vs", "cf", "al", "mr", "mrs", "ms", "dr", "prof", "st", "fig", "eq", "vol", "p", "pp",
+    "approx", "dept", "inc", "ltd", "jr", "sr", "u.s", "u.k", "a.m", "p.m", "www",
+))  # fmt: skip
+_MAX_WORD = 64  # characters looked at before a dot; longer words are no abbreviations
+_STOPS = re.compile(f"[{re.escape(''.join(sorted(FULL_STOP_LIKE)))}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How many sentences a text holds, and whether it ends one. Grows token by token.
+
+    The last character waits for the next one before it is counted: a dot may turn out to be inside a number.
+    """
+
+    _count: int = 0  # sentence ends before the last character, marks in a row once
+    _last_end: int = -2  # where the last of them is
+    _length: int = 0  # characters
+    _tail: str = ""  # the last of them
+    _has_words: bool = False  # before the tail
+    _pending: bytes = b""  # an unfinished character
+    _ends: bool = False  # the last character that is neither space nor closing ends a sentence
+    _after: int = 0  # what came after it: 1 spaces, 2 closing marks, 3 spaces again, 4 more
+
+    @property
+    def ends_sentence(self) -> bool:
+        """Whether the text, closing quotes and spaces apart, ends at a sentence end."""
+        return self._ends and self._after < 4
+
+    @property
+    def num_sentences(self) -> int:
+        """Sentence ends in the text; several marks in a row count once."""
+        last = self._length - 1
+        is_end = bool(self._tail) and _is_sentence_end(self._tail, len(self._tail) - 1, self._has_words)
+        return self._count + (is_end and last != self._last_end + 1)
+
+    def has(self, sentences: int) -> bool:
+        """Whether it ends a sentence, and holds at least so many."""
+        return self.ends_sentence and self.num_sentences >= sentences
+
+    def then(self, piece: bytes) -> Said:
+        """The same of the text with `piece` at its end. Costs its length, and a bounded look back for each dot."""
+        new, used = codecs.utf_8_decode(self._pending + piece, "replace", False)
+        pending = (self._pending + piece)[used:]
+        if not new:
+            return replace(self, _pending=pending)
+        text = self._tail + new
+        begin, count, last_end = self._length - len(self._tail), self._count, self._last_end
+        for mark in _STOPS.finditer(text, max(len(self._tail) - 1, 0), len(text) - 1):
+            if _is_sentence_end(text, mark.start(), self._has_words):
+                at = begin + mark.start()
+                count, last_end = count + (at != last_end + 1), at
+        ends, after = self._ending(text, len(self._tail))
+        length, cut = self._length + len(new), max(len(text) - _MAX_WORD - 1, 0)
+        has_words = self._has_words or bool(text[:cut].strip())
+        return Said(count, last_end, length, text[cut:], has_words, pending, ends, after)
+
+    def _ending(self, text: str, at: int) -> tuple[bool, int]:
+        """`_ends` and `_after` of a text whose characters from `at` on are new."""
+        bare = len(text)
+        while bare > at and (text[bare - 1].isspace() or text[bare - 1] in CLOSING):
+            bare -= 1
+        ends, after = self._ends, self._after
+        if bare > at:
+            ends, after = _is_sentence_end(text[:bare], bare - 1, self._has_words), 0
+        for char in text[bare:]:
+            after = (1, 1, 3, 3, 4)[after] if char.isspace() else (2, 2, 2, 4, 4)[after]
+        return ends, after
+
+
+def said_along(vocab: Vocab) -> Along[Said]:
+    """`Said` after each token of a text."""
+    return Along(Said(), lambda said, token_id: said.then(vocab.token_bytes(token_id)))
+
+
+def ends_sentence(text: str) -> bool:
+    """Whether a text, closing quotes and spaces apart, ends at a sentence end."""
+    return Said().then(text.encode()).ends_sentence
+
+
+def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
+    """Whether text[index] ends a sentence; `has_words_before` tells whether words came before `text`.
+
+    A wide stop always does; a dot neither inside a number, a word or an abbreviation, nor after a digit while nothing
+    follows it (the next token may be a decimal).
+    """
+    char = text[index]
+    if char in _WIDE_STOPS:
+        return True
+    if char not in ".．":
+        return False
+    before, after = text[max(index - _MAX_WORD, 0) : index], text[index + 1 : index + 2]
+    if after and after.isascii() and (after.isalnum() or after == "."):
+        return False
+    if before[-1:].isdigit():
+        return after.isspace() or bool(after and not after.isascii())
+    tail = len(before)
+    while tail and (before[tail - 1] == "." or (before[tail - 1].isascii() and before[tail - 1].isalpha())):
+        tail -= 1
+    word = before[tail:]
+    letters = word.lower().strip(".")
+    is_initial = len(letters) == 1 and before[-1:].isupper()
+    says_something = has_words_before or bool(text[:index].strip())
+    return says_something and letters not in _ABBREVIATIONS and not is_initial
 
 
 class Stopping:
     """The end conditions of one generation, in order: end token, stop string, sentences, length.
 
-    Costs of a row: a token's bytes and the longest stop string; a look back of 64 characters for each dot in it.
-    `max_new_tokens` is what the text may hold: what was asked for, or less where a context ends before.
+    `max_new_tokens` is what was asked for, or less where a context ends before. A row costs the bytes of its token and
+    of the longest stop string, and a look back of 64 characters for each dot in it.
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
         self._vocab = vocab
         self.max_new_tokens = max_new_tokens
         self._stop = tuple(text.encode() for text in params.stop)
-        self._sentences = params.sentences
+        self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
         self._said = said_along(vocab)
-        self._min_new_tokens = params.min_new_tokens
         self._may_end = vocab.classes.full_stop if params.sentences else np.zeros(0, bool)
 
     def finish(self, generated: TokenIds) -> FinishReason | None:
@@ -39,10 +148,9 @@ class Stopping:
 
     def _ends_with_stop_string(self, generated: TokenIds) -> bool:
         """Whether a stop string lies in the text so that the last token completed it."""
-        last = self._vocab.token_bytes(int(generated[-1]))
+        last = tail = self._vocab.token_bytes(int(generated[-1]))
         needed = len(last) + max(map(len, self._stop)) - 1
-        tail = b""
-        for token_id in generated[::-1]:
+        for token_id in generated[-2::-1]:
             if len(tail) >= needed:
                 break
             tail = self._vocab.token_bytes(int(token_id)) + tail

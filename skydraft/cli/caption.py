@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
-from skydraft.cli.caption_table import CaptionTable, TableChoice, table_section
-from skydraft.cli.cloud_options import CloudChoice, cloud_section
-from skydraft.cli.keep_options import KeepChoice, keep_section
-from skydraft.cli.model_options import ModelChoice, models_section
-from skydraft.cli.options import DecodingChoice, GateChoice, decoding_section, gate_section
-from skydraft.cli.progress import counted
+from skydraft import api
+from skydraft.characters import json_line, visible
+from skydraft.cli.options import DecodingChoice, GateChoice, KeepChoice, decoding_section, gate_section, keep_section
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
-from skydraft.cli.terminal import TERMINAL
+from skydraft.cli.terminal import TERMINAL, counted
 from skydraft.config import CAPTION_PROMPT
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
@@ -25,14 +32,158 @@ from skydraft.prompts.audio import load_library
 from skydraft.prompts.messages import Message, asked, spoken
 
 if TYPE_CHECKING:
-    from skydraft.edge.connection import Cloud
+    from skydraft.edge.cloud import Cloud
 
-_question_section = Section(
-    "messages",
-    "What to write",
-    asked,
-    [option("--prompt", "TEXT", "What is asked about each recording.", default=CAPTION_PROMPT)],
-)
+
+Format = Literal["jsonl", "csv"]
+Row = dict[str, Any]
+_COLUMNS = ("file", "text", "error", "duration_s", "finish_reason", "num_tokens", "num_escalated", "share",
+            "bytes_shared", "preprocess_ms", "tokens_per_s", "ttft_ms")  # fmt: skip
+_ENDINGS: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", "": "jsonl"}
+_BOM = "\ufeff"  # without it Excel takes UTF-8 for the system's old encoding
+_FIRST = '{"file":'  # the beginning of a row of JSON
+_FORMULA = tuple("=+-@\t\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TableChoice:
+    """File and format of the rows; by default stdout, and the format of the file's suffix. Raises OptionError."""
+
+    out: Path | None
+    format: Format | None
+
+    def __post_init__(self) -> None:
+        if self.format is None and self.out is not None and self.out.suffix.lower() not in _ENDINGS:
+            raise OptionError(
+                f"--out {self.out} ends in {self.out.suffix}, but captions are written as .csv or .jsonl.",
+                hint="Use one of these suffixes, or give --format.",
+            )
+
+    @property
+    def is_csv(self) -> bool:
+        """Whether rows are CSV instead of JSON lines."""
+        ending = self.out.suffix.lower() if self.out else ""
+        return (self.format or _ENDINGS[ending]) == "csv"
+
+    @contextmanager
+    def open(self) -> Iterator[CaptionTable]:
+        """Open the table; existing rows of the file stay. Raises OptionError for a file of another kind."""
+        try:
+            rows = _kept(self.out, self.is_csv) if self.out and self.out.is_file() else []
+            opened = self.out.open("a", encoding="utf-8", newline="") if self.out else nullcontext(sys.stdout)
+        except OSError as error:
+            hint = "Choose another file."
+            raise OptionError(f"{self.out} cannot be written: {error.strerror}.", hint=hint) from error
+        with opened as file:
+            if self.is_csv and not (self.out and self.out.is_file() and self.out.stat().st_size):
+                _write_head(file, is_file=self.out is not None)
+            yield CaptionTable(file, self.is_csv, rows)
+
+
+class CaptionTable:
+    """Writes each row at once, so that an interrupted run keeps its rows."""
+
+    def __init__(self, file: TextIO, is_csv: bool, rows: list[Row]) -> None:
+        self._file, self._is_csv = file, is_csv
+        self._names = {row["file"] for row in rows}
+
+    def holds(self, path: Path) -> bool:
+        """Whether an earlier run described this recording."""
+        return (_cell(str(path)) if self._is_csv else str(path)) in self._names
+
+    def write(self, row: Row) -> None:
+        """Append a row. In CSV, a cell that a spreadsheet would read as a formula gets an apostrophe before it."""
+        _write(self._file, row, self._is_csv)
+        self._file.flush()
+
+
+def _write_head(file: TextIO, *, is_file: bool) -> None:
+    file.write(_BOM if is_file else "")
+    csv.writer(file).writerow(_COLUMNS)
+    file.flush()
+
+
+def _write(file: TextIO, row: Row, is_csv: bool) -> None:
+    if is_csv:
+        cells = [_cell(row.get(name)) for name in _COLUMNS]
+        is_terminal = file.isatty()
+        csv.writer(file).writerow(visible(cell) if is_terminal and isinstance(cell, str) else cell for cell in cells)
+    else:
+        file.write(json_line(row) + "\n")
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _kept(path: Path, is_csv: bool) -> list[Row]:
+    """Remove an incomplete row and the rows of failures from a file; returns the remaining rows.
+
+    Raises OptionError, and changes nothing, if the file holds anything but captions of this format.
+    """
+    text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    rows = (_csv_rows if is_csv else _json_rows)(text)
+    if rows is None:
+        kind = "CSV" if is_csv else "JSON lines"
+        raise OptionError(
+            f"{path} holds something other than captions as {kind}; it was not changed.",
+            hint="Choose another --out, or remove the file.",
+        )
+    kept = [row for row in rows if not row.get("error")]
+    if text and (len(kept) < len(rows) or not text.endswith("\n")):
+        _rewrite(path, kept, is_csv)
+    return kept
+
+
+def _csv_rows(text: str) -> list[Row] | None:
+    """The complete rows, or None if the header differs."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows: list[Row] = []
+    try:
+        if text and tuple(reader.fieldnames or ()) != _COLUMNS:
+            return None
+        for row in reader:
+            rows.append(row)
+    except csv.Error:
+        return rows  # cut off within quotation marks
+    return rows if text.endswith("\n") else rows[:-1]
+
+
+def _json_rows(text: str) -> list[Row] | None:
+    """The complete rows, or None if a line is no row."""
+    *lines, _cut = text.split("\n")
+    try:
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except ValueError:
+        return None
+    is_ours = all(isinstance(row, dict) and "file" in row and ("text" in row or "error" in row) for row in rows)
+    begins_so = _FIRST.startswith(text[: len(_FIRST)])  # if no row is complete
+    return rows if is_ours and (rows or begins_so) else None
+
+
+def _rewrite(path: Path, rows: list[Row], is_csv: bool) -> None:
+    """Replace a file in one step, so that an interruption loses no row."""
+    target = path.resolve()
+    partial = target.with_name(f"{target.name}.partial")
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        if is_csv:
+            _write_head(file, is_file=True)
+        for row in rows:
+            _write(file, row, is_csv)
+    shutil.copymode(target, partial)
+    os.replace(partial, target)
+
+
+table_section = Section("table", "Output", TableChoice, [
+    option("--out", "FILE", "Write to FILE (default: stdout). Recordings that are already in FILE are left out; those "
+           "that failed are tried again.", type=Path),
+    option("--format", None, "Format of the output (default: csv if FILE ends in .csv, else jsonl).", type=Format),
+])  # fmt: skip
+
+
+_question_section = Section("messages", "What to write", asked, [
+    option("--prompt", "TEXT", "The question about each recording.", default=CAPTION_PROMPT),
+])  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -51,8 +202,8 @@ def caption(
 ) -> int:  # fmt: skip
     """Describe the speaker of each recording in FILES in one sentence.
 
-    A recording that cannot be used is named on stderr and in the output; the others are still described, and the exit
-    status is 1. Started again with the same --out, it goes on where it stopped.
+    An unusable recording is named on stderr and in the output; the others are still described, and the exit status is
+    1. The same command with the same --out continues where it stopped.
     """
     load_library()  # fail now, not after the models are loaded
     cloud.check(models, gate)
@@ -66,21 +217,16 @@ def caption(
         calibration=gate.calibration,
     )
     with table.open() as rows:
-        todo = _todo(files, rows, table)
+        todo = [path for path in files if not rows.holds(path)]
+        if num_done := len(files) - len(todo):
+            TERMINAL.say(f"leaving out {num_done} of {len(files)} recordings that are already in {table.out}.")
         if not todo:
             return 0
-        with cloud.sides(models, gate) as (edge, target):
-            _check_ears(edge or target)
+        with cloud.sides(models, gate.plan) as (edge, target):
+            if isinstance(side := edge or target, Engine) and not side.takes_audio:
+                hint = "Name a pair that does: --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud, for example."
+                raise OptionError(f"{side.name} takes no audio.", hint=hint)
             return _describe_all(todo, speech, request, (edge, target), rows, keep)
-
-
-def _todo(files: tuple[Path, ...], rows: CaptionTable, table: TableChoice) -> list[Path]:
-    """The recordings that the table does not have; says so where there are others."""
-    todo = [path for path in files if not rows.holds(path)]
-    if num_done := len(files) - len(todo):
-        left_out = f"{num_done} of {len(files)} recordings, which {table.out} has already"
-        TERMINAL.say(f"leaving out {left_out}.")
-    return todo
 
 
 def _describe_all(
@@ -94,7 +240,7 @@ def _describe_all(
             try:
                 rows.write(_describe(path, speech, request, *sides, keep))
             except (CloudError, OptionError):
-                raise  # the next recording would fare no better
+                raise  # the next recording would fail too
             except SkydraftError as error:
                 num_failed += 1
                 TERMINAL.say(error.line)
@@ -103,22 +249,13 @@ def _describe_all(
     return 1 if num_failed else 0
 
 
-def _check_ears(side: object) -> None:
-    """Raise OptionError where the model that is to hear recordings takes none."""
-    if isinstance(side, Engine) and not side.takes_audio:
-        raise OptionError(
-            f"{side.name} takes no audio.",
-            hint="Name a pair that does: --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud, for example.",
-        )
-
-
 def _describe(
     path: Path, speech: SpeechChoice, request: GenerateRequest, edge: Engine | None, target: Engine | Cloud | None,
     keep: KeepChoice,
 ) -> dict[str, Any]:  # fmt: skip
     recording = speech.read(path)
     request = dataclasses.replace(request, messages=spoken(request.messages, recording.audio))
-    with keep.start(request, edge=edge, cloud=target) as generation:
+    with api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation:
         generation.run()
     stats, said = generation.stats, dataclasses.asdict(recording.used(generation, request.share_audio))
     return {

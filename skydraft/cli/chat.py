@@ -13,23 +13,24 @@ from typing import Any
 
 import click
 
-from skydraft.cli.cloud_options import CloudChoice, cloud_section
+from skydraft import api
 from skydraft.cli.generate import caught_interrupt
-from skydraft.cli.keep_options import KeepChoice, keep_section
-from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.options import (
+    Color,
     DecodingChoice,
     GateChoice,
+    KeepChoice,
     OutputChoice,
     as_text,
     decoding_section,
     gate_section,
+    keep_section,
     open_for_writing,
     read_messages,
 )
-from skydraft.cli.render import console_for, harmless, is_colored, legend, show_tokens, summary_line
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command, Section, option
-from skydraft.cli.terminal import TERMINAL
+from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens
 from skydraft.config import MODES, DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
@@ -37,45 +38,31 @@ from skydraft.errors import ContextExceeded, OptionError, SkydraftError
 from skydraft.models import cache_dir
 from skydraft.prompts.messages import Message
 
-_MAX_NEW_TOKENS = 1024  # of an answer, where nothing else is said
+_MAX_NEW_TOKENS = 1024  # of an answer, by default
 _FENCE = '"""'
 _HELP = """\
 /mode M        another mode from now on: edge, cloud, lossless, fluency, quality, auto
 /system TEXT   another system prompt; without TEXT none
 /save FILE     write the conversation as JSON; generate --messages reads it too
-/load FILE     go on with one that was saved
+/load FILE     continue a saved conversation
 /retry         answer the last question again, with another seed
-/clear         begin anew
+/clear         start a new conversation
 /quit          leave; Ctrl-D does so too
 Several lines: begin and end with \"\"\". Ctrl-C ends an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatOutput:
-    """How answers are shown."""
-
-    system: str | None
-    output: OutputChoice
-
-
-_chat_section = Section(
-    "shown",
-    "Chat",
-    lambda system, color, quiet: ChatOutput(system, OutputChoice(False, None, color, quiet)),
-    [
-        option("-s --system", "TEXT", "System prompt.", callback=as_text),
-        option(
-            "--color", None, "Colour each token by where it came from.",
-            type=click.Choice(["auto", "always", "never"]), default="auto",
-        ),
-        option("-q --quiet", None, "Do not print the line of figures after each answer.", is_flag=True),
-    ],
-)  # fmt: skip
+_system_section = Section("system", "Chat", lambda system: system, [
+    option("-s --system", "TEXT", "System prompt.", callback=as_text),
+])  # fmt: skip
+_output_section = Section("output", "Chat", OutputChoice, [
+    option("--color", None, "Colour each token by its origin.", type=Color, default="auto"),
+    option("-q --quiet", None, "Do not print the line of figures after each answer.", is_flag=True),
+])  # fmt: skip
 
 
 @dataclass
 class Talk:
-    """A conversation: what was said, and how the next answer is written."""
+    """A conversation: its messages, and the settings of the next answer."""
 
     plan: Plan
     params: DecodingParams
@@ -85,61 +72,48 @@ class Talk:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All of it, the system prompt first."""
+        """All messages, the system prompt first."""
         return (*([Message("system", self.system)] if self.system else []), *self.turns)
-
-    def take(self, messages: tuple[Message, ...]) -> None:
-        """Go on with what was said elsewhere."""
-        is_system = bool(messages) and messages[0].role == "system"
-        self.system = messages[0].content if is_system else None
-        self.turns = list(messages[is_system:])
-
-    def question(self) -> bool:
-        """Drop the last answer, if there is one; whether a question is left to be answered."""
-        while self.turns and self.turns[-1].role != "user":
-            self.turns.pop()
-        return bool(self.turns)
 
 
 @click.command(cls=Command)
-@_chat_section
+@_system_section
+@_output_section
 @decoding_section
 @gate_section("quality")
 @cloud_section
 @models_section
 @keep_section
 def chat(
-    shown: ChatOutput, decoding: DecodingChoice, gate: GateChoice, cloud: CloudChoice, models: ModelChoice,
-    keep: KeepChoice,
+    system: str | None, output: OutputChoice, decoding: DecodingChoice, gate: GateChoice, cloud: CloudChoice,
+    models: ModelChoice, keep: KeepChoice,
 ) -> None:  # fmt: skip
-    """Talk to the pair. What both models have read stays in their caches, so that later answers begin sooner.
+    """Talk to the pair. The conversation stays in both models' caches, so that later answers begin sooner.
 
-    Type /help for what can be done meanwhile. Ctrl-C ends an answer, Ctrl-D the conversation.
+    Type /help for the commands. Ctrl-C ends an answer, Ctrl-D the conversation.
     """
     cloud.check(models)
-    talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), shown.system)
-    models = replace(models, is_quiet=shown.output.quiet)
+    talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), system)
+    models = replace(models, is_quiet=output.quiet)
     with ExitStack() as stack:
-        edge, target = stack.enter_context(cloud.whole_pair(models))
+        edge, target = stack.enter_context(cloud.sides(models, plan=None))
+        assert edge is not None
         names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} verifies"
-        click.echo(f"skydraft: {names}; mode {gate.plan.mode or 'of your gate'}. /help says what you can do.", err=True)
-
-        def answer() -> None:
-            _answer(talk, GateChoice(talk.plan, gate.execution, gate.calibration), (edge, target), shown.output, keep)
+        click.echo(f"skydraft: {names}; mode {gate.plan.mode or 'of your gate'}. /help lists the commands.", err=True)
 
         for line, is_fenced in stack.enter_context(_lines()):
             before = list(talk.turns)
             try:
                 if _do(line, talk, is_fenced=is_fenced):
-                    answer()
+                    _answer(talk, replace(gate, plan=talk.plan), (edge, target), output, keep)
             except _Quit:
                 return
             except KeyboardInterrupt:
                 talk.turns = before
                 click.echo("\nskydraft: not answered.", err=True)
             except SkydraftError as error:
-                talk.turns = before  # nothing that was said is lost, and the question can be asked again
-                hint = " Begin anew with /clear." if isinstance(error, ContextExceeded) else ""
+                talk.turns = before  # the conversation is as before, and the question can be asked again
+                hint = " Start a new conversation with /clear." if isinstance(error, ContextExceeded) else ""
                 TERMINAL.say(f"{error.message if hint else error.line}{hint}")
 
 
@@ -148,7 +122,7 @@ class _Quit(Exception):
 
 
 def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
-    """Take a line: a command, or something to say, as all between fences is. Returns whether an answer is due."""
+    """Run a command, or add a user message (always, if fenced). Returns whether an answer is due."""
     if is_fenced or not line.startswith("/"):
         talk.num_retries = 0
         talk.turns.append(Message("user", line))
@@ -180,7 +154,10 @@ def _save(talk: Talk, name: str) -> None:
 
 
 def _load(talk: Talk, name: str) -> None:
-    talk.take(read_messages(_named(name, "/load"), None, None))
+    messages = read_messages(_named(name, "/load"), None, None)
+    is_system = bool(messages) and messages[0].role == "system"
+    talk.system = messages[0].content if is_system else None
+    talk.turns = list(messages[is_system:])
     click.echo(f"skydraft: {len(talk.turns)} messages read.", err=True)
 
 
@@ -192,8 +169,10 @@ def _named(name: str, command: str) -> str:
 
 def _retry(talk: Talk, _: str) -> bool:
     talk.num_retries += 1
-    if not talk.question():
-        raise OptionError("There is no question to be answered again.", hint="Ask one first.")
+    while talk.turns and talk.turns[-1].role != "user":
+        talk.turns.pop()
+    if not talk.turns:
+        raise OptionError("There is no question to answer again.", hint="Ask one first.")
     if not talk.params.temperature:
         click.echo("skydraft: at temperature 0 the answer is the same; try --temperature 0.8.", err=True)
     return True
@@ -219,19 +198,22 @@ _COMMANDS: dict[str, Callable[[Talk, str], object]] = {
 
 
 def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: OutputChoice, keep: KeepChoice) -> None:
-    """Write the next answer. Ctrl-C ends it: after the round in hand, or while the prompt is being read."""
+    """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
     seed = (talk.params.seed + talk.num_retries) % 2**64
     request = GenerateRequest(
         talk.messages,
         plan=gate.plan,
-        params=DecodingParams(**{**_fields(talk.params), "seed": seed}),
+        params=replace(talk.params, seed=seed),
         execution=gate.execution,
         calibration=gate.calibration if gate.plan.gate.kind == "calibrated" else None,
         cache_scope="chat",
     )
-    console, figures = console_for(output.color), console_for(output.color, stderr=True)
+    console = console_for(output.color)
     edge, target = sides
-    with keep.start(request, edge=edge, cloud=target) as generation, caught_interrupt(generation.cancel) as interrupted:
+    with (
+        api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
+        caught_interrupt(generation.cancel) as interrupted,
+    ):
         try:
             for _, tokens in generation.rounds():
                 show_tokens(console, tokens)
@@ -243,27 +225,21 @@ def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: Output
     TERMINAL.end_line()
     talk.turns.append(Message("assistant", generation.text))
     if not output.quiet:
-        if is_colored(figures):
-            figures.print(legend(generation.origins))
-        figures.print(summary_line(generation), style="dim")
-
-
-def _fields(params: DecodingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in DecodingParams.__dataclass_fields__}
+        show_summary(generation, output.color, style="dim")
 
 
 @contextmanager
 def _lines() -> Iterator[Iterator[tuple[str, bool]]]:
-    """What is typed, or piped in, a line or a fenced text at a time, and whether it was fenced; on a terminal with a
-    history of its own."""
+    """Lines or fenced texts from stdin, each with whether it was fenced; a terminal gets line editing with a
+    history."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # a byte that is no text becomes a mark
+        sys.stdin.reconfigure(errors="replace")  # an invalid byte becomes a replacement character
     if not sys.stdin.isatty():
         yield _joined(line.rstrip("\n") for line in sys.stdin)
         return
     try:
         import readline
-    except ImportError:  # not everywhere
+    except ImportError:  # not on every system
         yield _joined(_typed())
         return
     history = cache_dir() / "chat_history"
@@ -284,14 +260,14 @@ def _typed() -> Iterator[str]:
         try:
             yield input("> ")
         except KeyboardInterrupt:
-            click.echo("\nskydraft: Ctrl-D or /quit leaves.", err=True)
+            click.echo("\nskydraft: leave with Ctrl-D or /quit.", err=True)
         except EOFError:
             click.echo(err=True)
             return
 
 
 def _joined(lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """Lines that say something; what stands between fences is one, and is marked."""
+    """Non-empty lines; the lines between fences are joined to one text, with a mark."""
     for line in lines:
         if not line.strip().startswith(_FENCE):
             if line.strip():

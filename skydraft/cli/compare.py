@@ -1,4 +1,4 @@
-"""`skydraft compare`: prompts by modes, measured side by side; `skydraft report`: the page again, from records."""
+"""`skydraft compare`, `report` and `calibrate`: measure modes on a file of prompts, and fit the calibrated gate."""
 
 from __future__ import annotations
 
@@ -6,50 +6,53 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import click
 
-from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.options import DecodingChoice, decoding_section
-from skydraft.cli.progress import counted
+from skydraft.cli.pair_options import ModelChoice, models_section
 from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.terminal import counted
 from skydraft.config import Execution
 from skydraft.errors import MissingDependency, OptionError
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
-from skydraft.evaluation.folder import alone_in
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
 from skydraft.evaluation.report.page import check_installed, write_report
+from skydraft.evaluation.runner import alone_in
 from skydraft.evaluation.workloads import Workload, read_prompts
-from skydraft.gating.calibration import read_calibration
+from skydraft.gating.calibration import MAX_BLOCK, Calibration, read_calibration
+from skydraft.models import cache_dir
+from skydraft.prompts.audio import load_audio
+from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import ShareAudio
 
 _MODES = "edge,cloud,lossless,lossless;k=5,fluency,quality"
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
+_SHOWN = (0.85, 0.9, 0.95, 0.98)
 
 
-def _workload(path: Path, limit: int | None, categories: str) -> Workload:
+def _workload(path: Path, limit: int | None, categories: str = "") -> Workload:
     return read_prompts(path, limit=limit, categories=tuple(filter(None, categories.split(","))))
 
 
 def prompts_section(*, categories: bool = False) -> Section[Workload]:
-    """Which prompts to use."""
+    """The section with the choice of prompts."""
     options = [
         option("--prompts path", "FILE", "Prompts: .jsonl, or one a line.", required=True, type=Path),
         option("--limit", "N", "Use the first N prompts only.", type=_NUMBER),
     ]
-    if not categories:
-        return Section("workload", "Prompts", lambda path, limit: _workload(path, limit, ""), options)
-    chosen = option("--categories", "A,B,…", "Use prompts of these categories only (default: all).", default="")
-    return Section("workload", "Prompts", _workload, [*options, chosen])
+    if categories:
+        help = "Use prompts of these categories only (default: all)."
+        options.append(option("--categories", "A,B,…", help, default=""))
+    return Section("workload", "Prompts", _workload, options)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """Emulated links. Raises OptionError for an option about links where there is none."""
+    """Emulated links. Raises OptionError for an option about links without a link."""
 
     emulate_rtt: tuple[float, ...]
     emulate_kbps: float | None
@@ -58,27 +61,20 @@ class LinkChoice:
     def __post_init__(self) -> None:
         given = {"--emulate-kbps": self.emulate_kbps, "--link-prompts": self.link_prompts}
         if not self.emulate_rtt and (useless := [name for name, value in given.items() if value is not None]):
-            raise OptionError(f"{useless[0]} is about an emulated link.", hint="Ask for one with --emulate-rtt MS.")
+            raise OptionError(f"{useless[0]} needs an emulated link.", hint="Add one with --emulate-rtt MS.")
 
 
-link_section = Section(
-    "links",
-    "Emulated links",
-    LinkChoice,
-    [
-        option(
-            "--emulate-rtt", "MS", "Run over an emulated link with this round trip, too; can be repeated.",
-            type=click.FloatRange(min=0), multiple=True,
-        ),
-        option("--emulate-kbps", "KBPS", "Its bandwidth (default: no limit).", type=click.FloatRange(min=0)),
-        option("--link-prompts", "N", f"Prompts over the link (default: {LINK_PROMPTS}).", type=_NUMBER),
-    ],
-)  # fmt: skip
+link_section = Section("links", "Emulated links", LinkChoice, [
+    option("--emulate-rtt", "MS", "Run over an emulated link with this round trip, too; can be repeated.",
+           type=click.FloatRange(min=0), multiple=True),
+    option("--emulate-kbps", "KBPS", "Its bandwidth (default: no limit).", type=click.FloatRange(min=0)),
+    option("--link-prompts", "N", f"Prompts over the link (default: {LINK_PROMPTS}).", type=_NUMBER),
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonChoice:
-    """What is run, how often, and where the results go."""
+    """Modes, repetitions and the folder for results."""
 
     modes: str
     repetitions: int
@@ -90,27 +86,16 @@ class ComparisonChoice:
     out: Path
 
 
-comparison_section = Section(
-    "chosen",
-    "What to compare",
-    ComparisonChoice,
-    [
-        option(
-            "--modes", "A,B,…", "Modes with commas between; also gate=G;k=N;eager;style=S, hf-target, hf-assisted.",
-            default=_MODES,
-        ),
-        option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
-        option("--execution", None, "As in generate.", type=click.Choice(get_args(Execution)), default="exact"),
-        option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
-        option(
-            "--share-audio", None, "What the target gets of recordings.",
-            type=click.Choice(get_args(ShareAudio)), default="features",
-        ),
-        option("--no-scores", None, "Do not have both models judge the texts (agreement, NLL).", is_flag=True),
-        option("--no-report", None, "Write records alone; skydraft report makes the page later.", is_flag=True),
-        option("--out", "DIR", "Folder for the results.", default="comparison", type=Path),
-    ],
-)  # fmt: skip
+comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
+    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;eager;style=S.", default=_MODES),
+    option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
+    option("--execution", None, "As in generate.", type=Execution, default="exact"),
+    option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
+    option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
+    option("--no-scores", None, "Do not score the texts with both models (agreement, NLL).", is_flag=True),
+    option("--no-report", None, "Write only records; skydraft report makes the page later.", is_flag=True),
+    option("--out", "DIR", "Folder for the results.", default="comparison", type=Path),
+])  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -149,7 +134,7 @@ def compare(
 
 
 def _check_report(workload: Workload) -> None:
-    """Raise MissingDependency now for what the report would lack after hours of work."""
+    """Raise MissingDependency now, not after hours of work, if the report needs a missing package."""
     try:
         check_installed(has_references=any(prompt.references for prompt in workload.prompts))
     except MissingDependency as error:
@@ -166,3 +151,47 @@ def report(folder: Path) -> None:
 
 def _write_report(out: Path, records: Path) -> None:
     click.echo(f"Report: {write_report(read_records(records), out)}", err=True)
+
+
+_fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (max_new_tokens, out), [
+    option("-n --max-new-tokens", "N", "Most tokens of a text.", type=click.IntRange(min=1), default=64),
+    option("--out", "FILE", "File for the calibration (default: in the cache, where it is looked up).", type=Path),
+])  # fmt: skip
+
+
+@click.command(cls=Command)
+@prompts_section()
+@_fitting_section
+@models_section
+def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: ModelChoice) -> None:
+    """Fit the gate calibrated:AGREEMENT, and with it mode auto, to a pair of models.
+
+    Both models answer the prompts alone, greedily, in this process. At each token the draft model's uncertainty is
+    compared with the target's choice. Use prompts like your later ones.
+    """
+    from skydraft.gating.fitting import agreement, fit, sklearn_linear
+    from skydraft.learning.calibrating import label_texts, side_of, write_calibration
+
+    max_new_tokens, out = fitting
+    sklearn_linear()  # fails now, not after minutes, if the package is missing
+    edge, cloud = models.load_pair()
+    questions = (asked(each.prompt, audio=load_audio(each.audio) if each.audio else None) for each in workload.prompts)
+    with counted(len(workload.prompts), "prompts") as done:
+        texts = label_texts(edge, cloud, questions, max_new_tokens, done)
+    result = fit(texts, side_of(edge), side_of(cloud), workload.name, max_new_tokens, sha256=workload.sha256)
+    out = write_calibration(result, cache_dir(), out)
+    share, num_tokens = agreement(text for text in texts if text.path == "draft")
+    click.echo(f"{edge.name} alone agrees with {cloud.name} on {share:.3f} of {num_tokens} tokens.")
+    click.echo(f"Its uncertainty predicts disagreement with an AUROC of {result.fitted.auroc:.3f} on these prompts.")
+    click.echo(f"Expected with blocks of up to {MAX_BLOCK} that end at the gate's limit (replayed on these prompts):")
+    show_limits(result)
+    click.echo(f"Written to {out}")
+
+
+def show_limits(calibration: Calibration) -> None:
+    """Print the calls per token of some agreements."""
+    curve = calibration.curve(MAX_BLOCK)
+    for wanted in _SHOWN:
+        points = [point for point in curve.points if point.agreement >= wanted]
+        if points and curve.points[-1].agreement < wanted:
+            click.echo(f"  calibrated:{wanted:<5} {points[-1].calls_per_token:.3f} calls a token (replayed)")

@@ -1,12 +1,12 @@
-"""`make demo`: one Chinese prompt in every mode on the real pair, then a table of what each cost."""
+"""`make demo`: one Chinese prompt in every mode on the real pair, then a table of their costs."""
 
 from __future__ import annotations
 
 import sys
 
 from skydraft import api
-from skydraft.cli.model_options import load_engine
-from skydraft.cli.render import console_for, is_colored, legend, show_tokens, stats_table
+from skydraft.cli.pair_options import load_engine
+from skydraft.cli.terminal import console_for, is_colored, legend, show_tokens, stats_table
 from skydraft.config import decoding_params
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.stats import Stats
@@ -14,7 +14,7 @@ from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
 from skydraft.models import default_pair
 
-# Both models share a processor here, where lossless by itself would let the target go alone, which is faster.
+# Both models share a processor here: lossless with its own block length would use the target alone, which is faster.
 PLANS = {
     "edge": make_plan("edge"), "cloud": make_plan("cloud"), "lossless": make_plan("lossless", k=5),
     "fluency": make_plan("fluency"), "quality": make_plan("quality"),

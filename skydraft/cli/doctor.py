@@ -1,35 +1,152 @@
-"""`skydraft doctor`: what is installed, what models are here, how fast they are, and what to do about the rest."""
+"""`skydraft doctor`: installed packages, models here and their speed, and the steps to repair the rest.
+
+With --cloud: whether this machine can use the server, and whether drafting pays over the link.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import click
 from rich.console import Console
 
 from skydraft.characters import one_line
-from skydraft.cli.cloud_options import CloudChoice, server_section
-from skydraft.cli.doctor_cloud import examine
-from skydraft.cli.doctor_packages import examine_packages
-from skydraft.cli.model_options import ModelChoice, load_engine, models_section
-from skydraft.cli.render import console_for
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, load_engine, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
-from skydraft.cli.terminal import TERMINAL
+from skydraft.cli.terminal import TERMINAL, console_for
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import check_same
-from skydraft.errors import OptionError, SkydraftError
-from skydraft.evaluation.diagnosis import signals_ms, suggested_k
+from skydraft.errors import CloudError, OptionError, SkydraftError
+from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, examine_link, ping_times, signals_ms, suggested_k
 from skydraft.models import cache_dir, installed, verify
+from skydraft.protocol.values import ServerInfo
+
+# The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
+PURPOSES = {
+    "llamacpp": "GGUF models", "transformers": "hub checkpoints",
+    "grammar": "text that follows a grammar", "learn": "learning from corrections", "omni": "models that take speech",
+    "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
+    "otel": "OpenTelemetry traces", "report": "reports of compare, and calibrate",
+    "conformance": "tests with other people's clients", "dev": "working on skydraft",
+}  # fmt: skip
+_EXTRA = re.compile(r"([\w.-]+).*; extra == \W(\w+)\W")
+
+
+def _packages(console: Console) -> Iterator[str]:
+    """Print the installed packages of each extra; yields steps for the user."""
+    console.print("\nextras")
+    needed = [match.groups() for each in importlib.metadata.requires("skydraft") or () if (match := _EXTRA.match(each))]
+    for extra, purpose in PURPOSES.items():
+        packages = {package: _version(package) for package, name in needed if name == extra}
+        missing = [package for package, version in packages.items() if version is None]
+        if not missing:
+            versions = ", ".join(f"{package} {version}" for package, version in packages.items())
+            state = versions if len(packages) < 6 else f"all {len(packages)} packages"
+            console.print(f"  {extra:<12} installed: {state}")
+            continue
+        lacks = ", ".join(missing) if len(missing) < 6 else f"{len(missing)} packages"
+        command = f"pip install 'skydraft[{extra}]'"
+        if extra == "llamacpp":  # pip compiles it, and the default pair needs it
+            command = f"install a C++ compiler, then: {command}"
+            yield f"{', '.join(missing)} is missing, which runs {purpose}: {command}"
+        console.print(f"  {extra:<12} missing {lacks}; for {purpose}: {command}")
+    console.print()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool) -> Iterator[str]:
+    """Print findings about each server; yields steps for the user. Without `measures`, no model is loaded."""
+    edge = None
+    met: dict[str, ServerInfo] = {}
+    for one in choice.each():
+        with closing(one.connect()) as cloud:
+            try:
+                info, rtt_ms = _ask(console, cloud)
+            except CloudError as error:
+                yield f"{cloud.name} cannot be used: {error.line}"
+                continue
+            met[cloud.name] = info
+            if measures:
+                edge = edge or models.load_edge()
+                yield from _measure_link(console, cloud, edge, info, rtt_ms)
+    for name, info in met.items():
+        first = next(iter(met))
+        mine, theirs = _described(info), _described(met[first])
+        for what in mine:
+            if mine[what] != theirs[what]:
+                yield f"The servers {name} and {first} differ in their {what}: {mine[what]} and {theirs[what]}."
+
+
+def _described(info: ServerInfo) -> dict[str, str]:
+    """The properties that servers must share, so that a text can continue at another server."""
+    return {
+        "vocabulary": f"{info.model} ({info.fingerprint[:8]})", "model": f"{info.model} ({info.weights[:8]})",
+        "execution": info.execution, "context": str(info.context_len),
+    }  # fmt: skip
+
+
+def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
+    """Print and return a server's description and its round trip in milliseconds. Raises CloudError."""
+    address = cloud.name
+    with TERMINAL.state(f"Asking {address}…"):
+        info = cloud.info()
+        rtt_ms, late_ms = ping_times(cloud)
+    encryption = "TLS" if cloud.uses_tls else "plaintext"
+    console.print(f"cloud        {address}, skydraft {info.version}, {encryption}, token accepted or not needed")
+    engine = f" on {info.engine} ({info.dtype})" if info.engine else ""
+    console.print(
+        f"             {info.model}{engine}, context {info.context_len}, {info.execution}, "
+        f"{info.max_rows} rows a forward, {info.num_sessions} of {info.max_sessions} sessions in use"
+    )
+    console.print(f"round trip   p50 {rtt_ms:.2f} ms, p95 {late_ms:.2f} ms ({NUM_PINGS} health checks)")
+    rows = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(info.forward_ms, 1))
+    console.print(f"t_v(n), ms   {rows}   (as the server measured when it first loaded the model)")
+    return info, rtt_ms
+
+
+def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float) -> Iterator[str]:
+    try:
+        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):
+            report = examine_link(edge, cloud, info, rtt_ms)
+    except SkydraftError as error:
+        yield f"{edge.name} cannot draft for {info.model}: {error.line}"
+        return
+    costs, alpha, k, even_ms = report.costs, report.alpha, report.best_k, report.break_even_ms
+    console.print(
+        f"acceptance   {alpha:.2f} per judged draft, {report.tokens_per_round:.2f} tokens a round at k={report.k}, "
+        f"{report.bytes_per_token:.1f} bytes a token ({len(PROMPTS)} prompts, {report.num_tokens} tokens)"
+    )
+    console.print(f"on the link  {report.wire_ms:.2f} ms a round beside the two models' forwards")
+    console.print(f"t_d          {costs.draft_ms:.1f} ms a drafted token on this machine")
+    console.print(f"\nstreaming    {costs.tokens_per_s(alpha, 0):.1f} tokens/s (mode cloud)")
+    console.print(f"speculation  {costs.tokens_per_s(alpha, k):.1f} tokens/s at best, with k = {k}")
+    if report.gain > 1:
+        pays = f"it pays up to a round trip of {even_ms:.0f} ms"
+        console.print(f"verdict      speculation is {report.gain:.2f} times as fast here; {pays}")
+    else:
+        why = "a faster link would not help: drafting and checking cost more than they save."
+        why = f"speculation would pay below a round trip of {even_ms:.1f} ms." if even_ms > 0 else why
+        console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
+        console.print("             A gated mode still saves calls.")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckChoice:
-    """What is measured. Raises OptionError for both at once."""
+    """The extent of measurements. Raises OptionError for both flags together."""
 
     no_measure: bool
     probe_again: bool
@@ -39,20 +156,11 @@ class CheckChoice:
             raise OptionError("--probe-again measures, and --no-measure does not: choose one.")
 
 
-_check_section = Section(
-    "checks",
-    "What to check",
-    CheckChoice,
-    [
-        option(
-            "--no-measure",
-            None,
-            "Do not load and time models; with --cloud, only ask whether it answers.",
-            is_flag=True,
-        ),
-        option("--probe-again", None, "Measure forwards anew, instead of using what is remembered.", is_flag=True),
-    ],
-)
+_check_section = Section("checks", "What to check", CheckChoice, [
+    option("--no-measure", None, "Do not load and time models; with --cloud, only ask whether it answers.",
+           is_flag=True),
+    option("--probe-again", None, "Measure forwards again instead of using stored times.", is_flag=True),
+])  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -60,18 +168,18 @@ _check_section = Section(
 @server_section
 @models_section
 def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
-    """Check what is installed, measure both models, and say what to do about what is missing.
+    """Check the installation, measure both models, and list the steps to repair it.
 
-    With --cloud: check that the server can be used from here, and measure what the link to it is worth. The exit
-    status is 1 when there is something to do.
+    With --cloud: check the access to the server, and measure whether drafting pays over the link. The exit status is 1
+    if there is something to repair.
     """
     console = console_for("auto")
     cloud.check(models)
     models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
     if cloud.address is not None:
-        problems = list(examine(console, cloud, models, measures=not checks.no_measure))
+        problems = list(_examine_cloud(console, cloud, models, measures=not checks.no_measure))
     else:
-        problems = [*_system(console), *examine_packages(console), *_models(console)]
+        problems = [*_system(console), *_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models)
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
@@ -106,17 +214,16 @@ def _models(console: Console) -> Iterator[str]:
 
 
 def _measure(console: Console, models: ModelChoice) -> list[str]:
-    """Load both models, show their row costs and what block length these suggest; returns what went wrong."""
-    engines: dict[str, Engine] = {}
-    for side, name in {"draft": models.edge_model, "target": models.target_name}.items():
+    """Load both models, show their row costs and the block length that these suggest; returns steps for the user."""
+    engines: list[Engine] = []
+    for side, name in (("draft", models.edge_model), ("target", models.target_name)):
         try:
-            engines[side] = load_engine(name, models.options, offline=True)
+            engines.append(load_engine(name, models.options, offline=True))
         except SkydraftError as error:
             return [f"the {side} model does not load: {error.line}"]
-    draft, target = engines["draft"], engines["target"]
-    for side, engine in engines.items():
-        console.print(f"\n{side}: {engine.name}, context {engine.context_len}")
-        _show_profile(console, engine.profile)
+    draft, target = engines
+    _show_profile(console, "draft", draft)
+    _show_profile(console, "target", target)
     try:
         check_same(draft.vocab, target.vocab)
         console.print("\nvocabulary   the same on both sides")
@@ -132,8 +239,9 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
     return []
 
 
-def _show_profile(console: Console, profile: RowProfile) -> None:
-    single = profile.forward_ms[0]
+def _show_profile(console: Console, side: str, engine: Engine) -> None:
+    profile, single = engine.profile, engine.profile.forward_ms[0]
+    console.print(f"\n{side}: {engine.name}, context {engine.context_len}")
     console.print(
         f"  one row {single:.1f} ms ({1e3 / single:.0f} tokens/s alone), invariant_rows {profile.invariant_rows}"
     )

@@ -5,24 +5,23 @@ from __future__ import annotations
 import dataclasses
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from skydraft.cli.cloud_options import CloudChoice, server_section
-from skydraft.cli.configured import configured
-from skydraft.cli.keep_options import KeepChoice, keep_section
-from skydraft.cli.model_options import ModelChoice, load_engine, models_section
-from skydraft.cli.options import DecodingChoice, as_text, decoding_section
-from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.sections import Command, Section, configured, option
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.logs import log_to_stderr
+from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import MissingDependency, OptionError
 from skydraft.prompts.pair import ShareAudio
 
 if TYPE_CHECKING:
-    from skydraft.gateway.app import GatewayOptions
+    from skydraft.edge.cloud import Cloud
+    from skydraft.gateway.app import Gateway, GatewayOptions
     from skydraft.gateway.pair import Pair
     from skydraft.gateway.server import ListenOptions
 
@@ -31,48 +30,37 @@ PORT = 8137
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Door:
-    """Where the gateway listens, and to whom."""
+    """The address, certificate and keys of the gateway."""
 
     listen: ListenOptions
     keys: Keyring | None
 
 
 def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> Door:
-    _check_installed()
-    from skydraft.gateway.server import ListenOptions
-
-    # The options first: a wrong host is the first thing to say.
-    options = ListenOptions(has_keys=api_key_file is not None, insecure=insecure_host, **listen)
-    return Door(options, Keyring(api_key_file) if api_key_file else None)
-
-
-def _check_installed() -> None:
     try:
-        import skydraft.gateway.server  # noqa: F401
+        from skydraft.gateway.server import ListenOptions
     except ImportError as error:
         raise MissingDependency(
             f"The gateway needs {error.name}, which is not installed.", hint="Run: pip install 'skydraft[gateway]'."
         ) from error
+    # Check the options first, so that a wrong host is reported first.
+    options = ListenOptions(has_keys=api_key_file is not None, insecure=insecure_host, **listen)
+    return Door(options, Keyring(api_key_file) if api_key_file else None)
 
 
-_door_section = Section(
-    "door",
-    "Gateway",
-    _door,
-    [
-        option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
-        option("--port", "PORT", "Port to listen on; 0 is any free one.", default=PORT),
-        option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).", type=Path),
-        option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
-        option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
-        option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
-    ],
-)
+_door_section = Section("door", "Gateway", _door, [
+    option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
+    option("--port", "PORT", "Port to listen on; 0 is any free one.", default=PORT),
+    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).", type=Path),
+    option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
+    option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
+    option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
+])  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """How much is done at a time, and what is logged."""
+    """The load that the gateway accepts, and its log."""
 
     parallel: int
     keep: int
@@ -89,37 +77,27 @@ class Work:
                 raise OptionError(f"--{name.replace('_', '-')} must be {least} or more.")
 
     def options(self, timeout_s: float | None) -> GatewayOptions:
-        """As the gateway takes it, where a cloud is waited for so long."""
+        """The gateway's own options; `timeout_s` is the time to wait for a cloud, if any."""
         from skydraft.gateway.app import GatewayOptions
 
-        hold_s = max(45.0, 15 + (timeout_s or 0))  # so that a cloud that is gone is an error of HTTP
+        hold_s = max(45.0, 15 + (timeout_s or 0))  # so that a lost cloud gives an HTTP error
         return GatewayOptions(
             max_running=self.parallel, max_waiting=self.max_queue, origins=self.allow_origins,
             logs_prompts=self.log_prompts, hold_s=hold_s,
         )  # fmt: skip
 
 
-_work_section = Section(
-    "work",
-    "Gateway",
-    Work,
-    [
-        option("-s --system", "TEXT", "System prompt where a client sends none.", callback=as_text),
-        option("--parallel", "N", "Answers written at a time.", default=4),
-        option("--keep", "N", "Conversations remembered beside those, for a quick next turn.", default=2),
-        option("--max-queue", "N", "Requests that may wait; more get status 503.", default=64),
-        option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True),
-        option(
-            "--share-audio",
-            None,
-            "What a target on a server gets of speech: its features, or the words alone "
-            "(default: none; in this process: features).",
-            type=click.Choice(get_args(ShareAudio)),
-        ),
-        option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
-        option("--log-prompts", None, "Write prompts into the log.", is_flag=True),
-    ],
-)
+_work_section = Section("work", "Gateway", Work, [
+    option("-s --system", "TEXT", "System prompt for clients that send none.", callback=as_text),
+    option("--parallel", "N", "Answers written at a time.", default=4),
+    option("--keep", "N", "Further conversations kept in memory for a quick next turn.", default=2),
+    option("--max-queue", "N", "Requests that may wait; more get status 503.", default=64),
+    option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True),
+    option("--share-audio", None, "Part of speech that a target on a server gets; none means only the words "
+           "(default: none; in this process: features).", type=ShareAudio),
+    option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
+    option("--log-prompts", None, "Write prompts into the log.", is_flag=True),
+])  # fmt: skip
 
 
 @configured("SKYDRAFT_GATEWAY")
@@ -136,8 +114,8 @@ def gateway(
     """Serve OpenAI's interface and a chat page, for any app on this machine.
 
     Point an app at http://localhost:8137/v1. Models are called skydraft and skydraft-MODE. Decoding options given here
-    hold where a client sends none; without -n a chat may fill the context, without --seed seeds are random. Ctrl-C
-    stops.
+    are defaults for clients; without -n a chat may fill the context, without --seed seeds are random. Ctrl-C stops the
+    gateway.
     """
     from skydraft.gateway.app import Gateway
     from skydraft.gateway.requests import Defaults
@@ -145,18 +123,18 @@ def gateway(
 
     cloud.check(models)
     if work.edge_only and (cloud.address or models.cloud_model):
-        raise OptionError("--edge-only uses no target, and one was named.", hint="Remove one of them.")
-    if work.edge_only and keep.collector:
+        raise OptionError("--edge-only uses no target, but one was given.", hint="Remove one of them.")
+    if work.edge_only and keep.learns:
         raise OptionError("--learn does not apply to --edge-only: nothing is checked, so nothing is learned.")
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
         pair = _open(work, cloud, models, keep, stack)
-        # Nothing of a voice leaves this machine unless that was said.
+        # No part of a recording leaves this machine without --share-audio.
         share = work.share_audio or ("none" if cloud.address else "features")
         defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
         made = Gateway(pair, defaults, work.options(cloud.timeout_s), door.keys.label if door.keys else None)
-        pair.look()
-        serve(made, door.listen, lambda port: click.echo(_announcement(pair, door, cloud, port), err=True))
+        made.names.look()
+        serve(made, door.listen, lambda port: click.echo(_announcement(made, door, cloud, port), err=True))
     click.echo("skydraft: stopped.", err=True)
 
 
@@ -166,25 +144,23 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
     options = dataclasses.replace(models.options, max_sequences=work.parallel + work.keep)
     models = dataclasses.replace(models, options=options)
     edge = stack.enter_context(models.load_edge())
-    if work.edge_only:
-        return Pair(edge, start=keep.start)
+    target: Engine | Cloud | None = None
     if cloud.address is not None:
-        remote = stack.enter_context(closing(cloud.connected()))  # which knows of its servers for all answers
-        return Pair(edge, connect=remote.beside, start=keep.start)
-    target = stack.enter_context(load_engine(models.target_name, options, offline=models.offline, source=models.source))
-    check_same(edge.vocab, target.vocab)
-    return Pair(edge, target, start=keep.start)
+        target = stack.enter_context(closing(cloud.connect()))
+    elif not work.edge_only:
+        target = stack.enter_context(models.load(models.target_name))
+        check_same(edge.vocab, target.vocab)
+    return Pair(edge, target, keep.observers)
 
 
-def _announcement(pair: Pair, door: Door, cloud: CloudChoice, port: int) -> str:
-    url = f"{door.listen.url}:{port}"
-    models = f"{pair.edge.name} drafts, {cloud.address or pair.cloud_name} verifies" if pair.cloud_name else (
-        f"{pair.edge.name} alone"
-    )  # fmt: skip
+def _announcement(gateway: Gateway, door: Door, cloud: CloudChoice, port: int) -> str:
+    url, pair = f"{door.listen.url}:{port}", gateway.pair
+    verifies = cloud.address or pair.cloud_name
+    models = f"{pair.edge.name} drafts, {verifies} verifies" if verifies else f"{pair.edge.name} alone"
     lock = "a key is required" if door.keys else "no key is required"
     return (
         f"skydraft: {models} ({lock}).\n"
         f"  chat page        {url}/\n"
-        f"  OpenAI's clients {url}/v1   models: {', '.join(pair.names)}\n"
+        f"  OpenAI's clients {url}/v1   models: {', '.join(gateway.names.all)}\n"
         "Ctrl-C stops."
     )

@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import select
 import signal
+import stat
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
 import click
 
+from skydraft import api
 from skydraft.characters import json_line
-from skydraft.cli.cloud_options import CloudChoice, cloud_section
-from skydraft.cli.keep_options import KeepChoice, keep_section
-from skydraft.cli.model_options import ModelChoice, models_section
 from skydraft.cli.options import (
     DecodingChoice,
     GateChoice,
+    KeepChoice,
     OutputChoice,
     PromptChoice,
     as_text,
     decoding_section,
     gate_section,
+    keep_section,
+    open_for_writing,
     output_section,
     prompt_section,
 )
-from skydraft.cli.render import (
-    as_json,
-    console_for,
-    harmless,
-    is_colored,
-    legend,
-    show_tokens,
-    summary_line,
-    trace_line,
-)
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command
 from skydraft.cli.speech_options import STYLE, Speech, SpeechChoice, audio_section
-from skydraft.cli.stdin import with_piped
-from skydraft.cli.terminal import TERMINAL
+from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens, trace_line
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
+from skydraft.errors import PromptError
 from skydraft.prompts.messages import spoken
 
 _INTERRUPTED = 130
+_SILENT_S = 2.0  # how long to wait for the first byte of a pipe
 
 
 @click.command(cls=Command)
@@ -61,10 +58,10 @@ def generate(
     prompt: str | None, writing: PromptChoice, speech: SpeechChoice, decoding: DecodingChoice, gate: GateChoice,
     cloud: CloudChoice, models: ModelChoice, output: OutputChoice, keep: KeepChoice,
 ) -> int:  # fmt: skip
-    """Answer PROMPT; if it is -, it is read from stdin. What is piped in beside another PROMPT is put before it.
+    """Answer PROMPT; - reads it from stdin. Piped text goes before any other PROMPT.
 
-    The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the speaker is
-    described. Ctrl-C ends the answer after the current round.
+    The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the answer
+    describes the speaker. Ctrl-C ends the answer after the current round.
     """
     cloud.check(models, gate)
     keep.check(gate)
@@ -85,25 +82,26 @@ def generate(
         calibration=gate.calibration,
         with_signals=output.trace is not None,
     )
-    with output.open_trace() as trace, cloud.sides(models, gate) as (edge, target):
+    tracing = open_for_writing(output.trace) if output.trace else nullcontext()
+    with tracing as trace, cloud.sides(models, gate.plan) as (edge, target):
         if not has_audio:
-            _note_unused_ears(edge, target)
-        with keep.start(request, edge=edge, cloud=target) as generation:
+            _note_unused_audio(edge, target)
+        with api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation:
             _show(generation, output, trace)
             _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
-def _note_unused_ears(*sides: object) -> None:
-    """Say so where a model that takes speech gets none."""
+def _note_unused_audio(*sides: object) -> None:
+    """Print a notice if a model takes speech and gets none."""
     for side in sides:
         if isinstance(side, Engine) and side.takes_audio:
-            TERMINAL.say(f"{side.name} takes speech; without --audio it answers the text alone.")
+            TERMINAL.say(f"{side.name} takes speech; without --audio it answers only the text.")
             return
 
 
 def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) -> None:
-    """Run the generation to its end, or to Ctrl-C, and print it as it comes."""
+    """Run the generation to its end, or to Ctrl-C, and print its text as it comes."""
     console = None if output.json else console_for(output.color)
     with caught_interrupt() as interrupted:
         for done, tokens in generation.rounds():
@@ -117,7 +115,7 @@ def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) ->
 
 @contextmanager
 def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
-    """The first Ctrl-C is noted, and `then` is called; a second one is a KeyboardInterrupt."""
+    """Record the first Ctrl-C and call `then`; a second one raises KeyboardInterrupt."""
     seen: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -134,14 +132,59 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
 
 def _finish(generation: Generation, speech: Speech | None, output: OutputChoice) -> None:
     if output.json:
-        print(json_line(as_json(generation, speech)))
+        names = ("text", "token_ids", "origins", "finish_reason")
+        answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
+        answer["stats"] = dataclasses.asdict(generation.stats)
+        print(json_line(answer | ({"audio": dataclasses.asdict(speech)} if speech else {})))
         return
     TERMINAL.end_line()
     if output.quiet:
         return
     if speech:
         click.echo(speech, err=True)
-    errors = console_for(output.color, stderr=True)
-    if is_colored(errors):
-        errors.print(legend(generation.origins))
-    errors.print(summary_line(generation))
+    show_summary(generation, output.color)
+
+
+def with_piped(prompt: str | None, *, quiet: bool = False) -> str | None:
+    """The piped text, and `prompt` on the line after it, as `llm` does. Nothing is read from a terminal.
+
+    A silent pipe may stay silent for ever. So this waits two seconds for its first byte; then it ignores the pipe, with
+    a notice unless `quiet`. After the first byte the pipe is read to its end. Raises PromptError for bytes that are not
+    UTF-8.
+    """
+    text = _read(quiet)
+    if not text.strip():
+        return prompt
+    return text if prompt is None else text.removesuffix("\n") + "\n" + prompt
+
+
+def _read(quiet: bool) -> str:
+    try:
+        number = sys.stdin.fileno()
+        kind = os.fstat(number).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or no stdin at all
+        return ""
+    if not stat.S_ISREG(kind) and not _is_talking(number, kind, quiet):
+        return ""
+    try:
+        text = sys.stdin.read()
+        text.encode()  # in some locales, bytes that are not UTF-8 arrive as lone surrogates
+        return text
+    except UnicodeError as error:
+        raise PromptError("The piped text is not valid UTF-8.", hint="Convert it first, with iconv.") from error
+    except OSError:  # open only for writing
+        return ""
+
+
+def _is_talking(number: int, kind: int, quiet: bool) -> bool:
+    """Whether a pipe has something to read, or its end."""
+    if not stat.S_ISFIFO(kind) and not stat.S_ISSOCK(kind):
+        return False  # a terminal, or a device such as /dev/null
+    try:
+        if select.select([number], [], [], _SILENT_S)[0]:
+            return True
+    except OSError:  # Windows can select only sockets
+        return False
+    if not quiet:
+        TERMINAL.say(f"nothing came from stdin for {_SILENT_S:g} s, so it is left out.")
+    return False

@@ -1,79 +1,79 @@
-"""`skydraft learn`: what was collected to learn from, and what is made of it."""
+"""`skydraft learn`: the collected answers, the training of an adapter on them, and its use with the draft model."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skydraft.characters import json_line
-from skydraft.cli.model_options import ModelChoice, models_section
+from skydraft.cli.compare import show_limits
+from skydraft.cli.options import open_for_writing
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
-from skydraft.errors import OptionError
+from skydraft.cli.terminal import TERMINAL, bar, counted
+from skydraft.errors import OptionError, SkydraftError
+from skydraft.models import cache_dir
 
 if TYPE_CHECKING:
+    from skydraft.edge.cloud import Cloud
+    from skydraft.engines.base import Engine
     from skydraft.engines.vocab import Vocab
-    from skydraft.learning.lesson import Lesson
-    from skydraft.learning.summary import Taught
+    from skydraft.learning.dataset import OnProgress, TrainingTask
+    from skydraft.learning.lessons import Lesson, Taught
+
 
 folder_argument = click.argument("folder", metavar="DIR", type=Path)
 
 
 @click.group()
 def learn() -> None:
-    """Let the draft model learn from what the target corrects.
+    """Let the draft model learn from the target's corrections.
 
-    Nothing is kept unless a command is given --learn DIR. Then prompts, answers and corrections lie in DIR, on this
-    machine alone, until you forget them.
+    Nothing is kept unless you give a command --learn DIR. Then prompts, answers and corrections are kept in DIR, only
+    on this machine, until you forget them.
     """
 
 
 @learn.command(cls=Command)
 @folder_argument
 def status(folder: Path) -> None:
-    """Say what was collected in DIR, and what of it can be used."""
+    """Show the answers collected in DIR, and how many can be used."""
     from skydraft.learning.dataset import MIN_GENERATIONS
-    from skydraft.learning.store import Store
-    from skydraft.learning.summary import summaries
+    from skydraft.learning.lessons import Store, summaries
 
     store, skipped = Store(folder), Counter[str]()
-    size, found = store.size(), summaries(store, skipped)
+    size, taught_by_pair = store.size(), summaries(store, skipped)
     click.echo(f"{folder}: {size.num_bytes / 1e6:.1f} MB in {size.num_files} files.")
-    for (target, draft, _), taught in sorted(found.items(), key=lambda item: -item[1].num_lessons):
+    for (target, draft, _), taught in sorted(taught_by_pair.items(), key=lambda item: -item[1].num_lessons):
         click.echo(_line(target, draft, taught))
         if (missing := MIN_GENERATIONS - taught.num_lessons) > 0:
             click.echo(f"  {missing} more answers are needed to train with them.")
-    if not found:
+    if not taught_by_pair:
         click.echo(f"No answers yet. Collect with: skydraft generate PROMPT --learn {folder}")
     for what, number in sorted(skipped.items()):
         click.echo(f"{number} lines are {what}, and are left out.")
 
 
 def _line(target: str, draft: str, taught: Taught) -> str:
-    drafted = f"drafted by {draft[:8]}" if draft else "that nobody drafted"
+    drafted = f"drafted by {draft[:8]}" if draft else "not drafted"
     alpha = "" if taught.alpha is None else f" The draft model agreed on {taught.alpha:.3f} of {taught.num_opinions}."
     return (
-        f"{taught.num_lessons} answers {drafted} and judged by {target[:8]}: {taught.num_tokens} tokens, "
+        f"{taught.num_lessons} answers {drafted} and judged by {target[:8]}: {taught.marks.total()} tokens, "
         f"{taught.num_known} of them the target's, {taught.num_wrong} audited to be wrong.{alpha}"
     )
 
 
-_export_section = Section(
-    "export",
-    "Export",
-    lambda out, text: (out, text),
-    [
-        option("--out", "FILE", "Where to write it (default: stdout).", type=Path),
-        option(
-            "--text", None, "Add prompts and answers as text; loads the draft model for its tokenizer.", is_flag=True
-        ),
-    ],
-)
+_export_section = Section("export", "Export", lambda out, text: (out, text), [
+    option("--out", "FILE", "File to write (default: stdout).", type=Path),
+    option("--text", None, "Add prompts and answers as text; loads the draft model for its tokenizer.", is_flag=True),
+])  # fmt: skip
 
 
 @learn.command(cls=Command)
@@ -81,13 +81,13 @@ _export_section = Section(
 @_export_section
 @models_section
 def export(folder: Path, export: tuple[Path | None, bool], models: ModelChoice) -> None:
-    """Write all that was collected in DIR as lines of JSON."""
-    from skydraft.learning.store import Store
+    """Write everything collected in DIR as lines of JSON."""
+    from skydraft.learning.lessons import Store
 
     out, with_text = export
     skipped = Counter[str]()
     vocab = models.load_edge().vocab if with_text else None
-    with _opened(out) as file:
+    with open_for_writing(out, mode=0o600) if out else nullcontext(sys.stdout) as file:
         for lesson in Store(folder).lessons(skipped):
             print(_exported(lesson, vocab), file=file)
     if skipped:
@@ -95,27 +95,179 @@ def export(folder: Path, export: tuple[Path | None, bool], models: ModelChoice) 
 
 
 def _exported(lesson: Lesson, vocab: Vocab | None) -> str:
-    found = lesson.model_dump(by_alias=True, mode="json", exclude_defaults=True)
+    entry = lesson.model_dump(by_alias=True, mode="json", exclude_defaults=True)
     if vocab is not None and vocab.fingerprint == lesson.vocab:
-        found |= {"prompt": vocab.written(lesson.prompt_ids), "text": vocab.decode(lesson.token_ids)}
-    return json_line(found)
-
-
-def _opened(out: Path | None) -> AbstractContextManager[TextIO]:
-    """The file, which nobody else can read, or stdout."""
-    if out is None:
-        return nullcontext(sys.stdout)
-    try:
-        return os.fdopen(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"{out} cannot be written: {error.strerror}.", hint="Choose another file.") from error
+        entry |= {"prompt": vocab.written(lesson.prompt_ids), "text": vocab.decode(lesson.token_ids)}
+    return json_line(entry)
 
 
 @learn.command(cls=Command)
 @folder_argument
 def forget(folder: Path) -> None:
-    """Delete all that was collected in DIR. What was trained with it is a file of its own and stays."""
-    from skydraft.learning.store import Store
+    """Delete everything collected in DIR. Adapters trained on it are separate files and stay."""
+    from skydraft.learning.lessons import Store
 
     size = Store(folder).forget()
     click.echo(f"{size.num_bytes / 1e6:.1f} MB in {size.num_files} files deleted.")
+
+
+_train_section = Section("train", "Training", lambda out, **settings: (out, settings), [
+    option("--out", "FILE", "File for the adapter.", type=Path, required=True),
+    option("--minutes", "N", "Stop after N minutes; the same command continues (default: 0, no limit).", default=0.0),
+    option("--layers num_layers", "N", "Upper layers that learn (default: 4; with 150 answers 12, which is slower).",
+           type=int),
+    option("--epochs", "N", "Most passes over the answers.", default=4),
+    option("--rank", "N", "Rank of the changes.", default=16),
+    option("--rate", "X", "Learning rate at the beginning.", default=1.5e-4),
+    option("--seed", "N", "Seed of the order and of the first changes.", default=0),
+])  # fmt: skip
+
+
+@learn.command(cls=Command)
+@folder_argument
+@_train_section
+@server_section
+@models_section
+def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, models: ModelChoice) -> int:
+    """Train the draft model on the answers collected in DIR, and write an adapter.
+
+    Some answers are held out, and the target answers included general prompts once, to check the model's earlier
+    abilities. The adapter is kept only if the draft model agrees with the target on significantly more held-out tokens
+    and on no fewer general ones; else the exit status is 1. Ctrl-C stops; the same command continues.
+    """
+    from skydraft.learning import training
+    from skydraft.learning.adapter import write_adapter
+
+    out, given = train
+    if not out.parent.is_dir():
+        raise OptionError(f"There is no folder {out.parent}.", hint="Make it, or choose another --out.")
+    cloud.check(models)
+    settings = training.TrainSettings(**given)
+    task = _prepared(folder, cloud, models)
+    run_on = (models.options.device, models.options.num_threads)
+    state = out.with_name(f"{out.name}.state")  # a stopped training continues from here
+    with _shown("loading") as progress:
+        result = training.train(task, settings, run_on, state, progress)
+    click.echo(f"α on held-out answers: {result.held_out}")
+    if result.guard:
+        click.echo(f"α on general prompts:  {result.guard}")
+    if not result.is_whole:
+        click.echo(f"The {settings.minutes:g} minutes are over; the same command continues from here.")
+    if result.objection:
+        click.echo(f"Not kept: {result.objection}. Collect more answers, or try other --layers and --rate.")
+        return 1
+    write_adapter(out, result.adapter)
+    if result.is_whole:
+        state.unlink(missing_ok=True)
+    click.echo(f"Written to {out}. Use it with: skydraft learn apply {out}")
+    return 0
+
+
+def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice) -> TrainingTask:
+    """Load both models, compute the training data with them, and close them."""
+    from skydraft.learning.dataset import Usable, choose, prepare, trainable_file
+    from skydraft.learning.lessons import Store
+
+    store = Store(folder)
+    choose(store, Usable())  # fails on too few answers before a model is loaded
+    with contextlib.ExitStack() as stack:
+        edge = stack.enter_context(models.load(models.edge_model))
+        trainable_file(edge)  # fails on a missing file before the target is loaded
+        target: Engine | Cloud
+        if cloud.address:
+            target = stack.enter_context(contextlib.closing(cloud.connect()))
+        else:
+            target = stack.enter_context(models.load(models.target_name))
+        if edge.takes_audio:
+            TERMINAL.say(f"{edge.name} takes speech, but the general prompts have none: speech is not checked.")
+        with _shown("preparing") as progress:
+            task = prepare(store, edge, target, cache_dir() / "guard", progress)
+    if task.left_out:
+        TERMINAL.say(f"left out: {task.left_out}.")
+    numbers = len(task.data.trained), len(task.data.held_out), len(task.data.guard)
+    click.echo("{} answers to learn from, {} held out, {} general ones.".format(*numbers), err=True)
+    return task
+
+
+@contextlib.contextmanager
+def _shown(what: str) -> Iterator[OnProgress]:
+    with bar(what) as update:
+
+        def progress(what: str, done: int, total: int, note: str) -> None:
+            update(description=f"{what} {note}".strip(), completed=done, total=total or None)
+
+        yield progress
+
+
+_apply_section = Section("folder", "Calibration", lambda learn: learn, [
+    option("--learn", "DIR", "Fit the calibrated gate again, to the answers collected in DIR.", type=Path),
+])  # fmt: skip
+
+
+@learn.command(cls=Command)
+@click.argument("adapter", type=Path)
+@_apply_section
+@models_section
+def apply(adapter: Path, folder: Path | None, models: ModelChoice) -> None:
+    """Use the draft model with ADAPTER from now on. The merged model is kept beside the others.
+
+    A calibration of the old model does not fit the new one; --learn DIR makes a new one at once.
+    """
+    from skydraft.learning.adapter import apply as apply_adapter
+
+    merged = apply_adapter(adapter, models.edge_model, models.load(models.edge_model), cache_dir())
+    click.echo(f"{models.edge_model} is used with {adapter} from now on: {merged}")
+    click.echo(f"Undo it with: skydraft learn revert --edge-model {models.edge_model}")
+    if folder is None:
+        click.echo("Mode auto needs a calibration again: skydraft learn calibrate DIR, or skydraft calibrate.")
+        return
+    try:
+        _calibrate(folder, models)
+    except SkydraftError as error:
+        click.echo(f"The gate is not calibrated: {error.line}")
+
+
+@learn.command(cls=Command)
+@models_section
+def revert(models: ModelChoice) -> None:
+    """Use the draft model as it was before `learn apply`. The adapter's file stays."""
+    from skydraft.learning.adapter import revert as revert_adapter
+
+    entry = revert_adapter(models.edge_model, cache_dir())
+    click.echo(f"{models.edge_model} is used as it was. The adapter is still there: {entry.adapter}")
+
+
+@learn.command(cls=Command)
+@folder_argument
+@models_section
+def calibrate(folder: Path, models: ModelChoice) -> None:
+    """Fit the gate calibrated:AGREEMENT, and with it mode auto, to the answers collected in DIR.
+
+    The draft model, with its applied adapter, reads the answers again; the target is not needed. The limits come only
+    from answers that the adapter was not trained on, since it agrees too well on the others.
+    """
+    _calibrate(folder, models)
+
+
+def _calibrate(folder: Path, models: ModelChoice) -> None:
+    from skydraft.gating.fitting import agreement
+    from skydraft.learning.adapter import trained_on
+    from skydraft.learning.calibrating import calibrate_lessons, write_calibration
+    from skydraft.learning.dataset import Usable, choose
+    from skydraft.learning.lessons import Store
+
+    learned_from = trained_on(models.learned)
+    with models.load_edge() as edge:
+        chosen = choose(Store(folder), Usable(edge.vocab.fingerprint, edge.vocab.size))
+        if chosen.skipped:
+            click.echo(f"Left out: {chosen.left_out}.", err=True)
+        with counted(len(chosen.lessons), "answers") as done:
+            calibration, unseen = calibrate_lessons(chosen, edge, learned_from, folder, done)
+    if learned_from:
+        total = len(chosen.lessons)
+        click.echo(f"The limits come from {len(unseen)} of {total} answers: the adapter was trained on the others.")
+    share, num_tokens = agreement(unseen)
+    click.echo(f"There {calibration.draft.name} agrees with the target on {share:.3f} of {num_tokens} tokens.")
+    out = write_calibration(calibration, cache_dir())
+    show_limits(calibration)
+    click.echo(f"Written to {out}")

@@ -11,12 +11,11 @@ from collections.abc import Sequence as Seq
 import click
 
 from skydraft import __version__
-from skydraft.cli import learn_apply as _learn_apply  # noqa: F401  adds its commands
-from skydraft.cli import learn_train as _learn_train  # noqa: F401  adds its command
-from skydraft.cli.calibrate import calibrate
+from skydraft.cli import learn as _learn_apply  # noqa: F401  adds its commands
+from skydraft.cli import learn as _learn_train  # noqa: F401  adds its command
 from skydraft.cli.caption import caption
 from skydraft.cli.chat import chat
-from skydraft.cli.compare import compare, report
+from skydraft.cli.compare import calibrate, compare, report
 from skydraft.cli.doctor import doctor
 from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
@@ -26,7 +25,7 @@ from skydraft.cli.serve import serve
 from skydraft.cli.terminal import TERMINAL
 from skydraft.errors import SkydraftError
 
-INTERRUPTED = 130  # what shells use for a process ended by Ctrl-C
+INTERRUPTED = 130  # the shells' status of a process ended by Ctrl-C
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -56,7 +55,7 @@ def main(args: Seq[str] | None = None) -> None:
 def run(args: Seq[str] | None = None) -> int:
     """Run a command; returns its exit status. A failure is one line on stderr, never a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a mark for it
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
     try:
         status = cli.main(args, prog_name="skydraft", standalone_mode=False)
         sys.stdout.flush()
@@ -72,7 +71,7 @@ def run(args: Seq[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("Interrupted.", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not complain about it once more at exit.
+        # The reader of our output is gone; the interpreter must not report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

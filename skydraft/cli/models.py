@@ -1,4 +1,4 @@
-"""`skydraft models`: which models are known and on this machine; get them, remove them."""
+"""`skydraft models`: list, download and remove models."""
 
 from __future__ import annotations
 
@@ -8,44 +8,41 @@ from typing import Any
 import click
 from rich.table import Table
 
-from skydraft.cli.model_options import SOURCE_OPTION
-from skydraft.cli.render import console_for
+from skydraft.cli.pair_options import SOURCE_OPTION
 from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.terminal import console_for
 from skydraft.errors import UnknownModel
 from skydraft.models import (
     EMBEDDED,
     cache_dir,
     embedded_path,
-    fetch,
+    fetch_model,
     installed,
-    known_models,
     present_path,
     progress_on,
     remove,
     verify,
 )
+from skydraft.models.adapted import merged_models
 from skydraft.models.manifest import known_model
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, checked before anything is done for the first of them."""
+    """The names, all checked before the first is used."""
+    merged = {each.path.name for each in merged_models(cache_dir())}
     for name in names:
         if name in EMBEDDED:
             raise UnknownModel(f"{name} comes with skydraft: it is always here and cannot be removed.")
-        known_model(name, known_models())
+        if name not in merged:
+            known_model(name)
     return names
 
 
 _names = click.argument("names", nargs=-1, required=True, metavar="NAME...", callback=_known)
-_fetch_section = Section(
-    "where",
-    "Models",
-    lambda **where: where,
-    [
-        option("--offline", None, "Look only on this machine, also in the Hugging Face cache.", is_flag=True),
-        SOURCE_OPTION,
-    ],
-)
+_fetch_section = Section("where", "Models", lambda **where: where, [
+    option("--offline", None, "Look only on this machine, also in the Hugging Face cache.", is_flag=True),
+    SOURCE_OPTION,
+])  # fmt: skip
 
 
 @click.group(invoke_without_command=True)
@@ -65,21 +62,21 @@ def list_models() -> None:
     for row in installed(cache_dir()):
         state = str(row.path) if row.present else f"not here; get it with: skydraft models fetch {row.name}"
         table.add_row(row.name, f"{row.bytes / 1e6:.0f} MB", row.license, state)
+    for merged in merged_models(cache_dir()):
+        used = f"applied to {', '.join(merged.applied_to)}" if merged.applied_to else "not applied"
+        state = f"merged with {merged.adapter or 'an adapter'}; {used}"
+        table.add_row(merged.path.name, f"{_bytes_in(merged.path) / 1e6:.0f} MB", "as its base", state)
     for name in EMBEDDED:
-        size = _bytes_in(embedded_path(name)) / 1e6
-        table.add_row(
-            name, f"{size:.1f} MB", "Apache-2.0", "always here: a toy for speech, trained on synthetic voices"
-        )
-    console = console_for("auto")
+        state = "always here: a toy for speech, trained on synthetic voices"
+        table.add_row(name, f"{_bytes_in(embedded_path(name)) / 1e6:.1f} MB", "Apache-2.0", state)
+    console, folder = console_for("auto"), cache_dir()
     console.print(table)
-    folder = cache_dir()
-    console.print(
-        f"\nAll of it lies in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder."
-    )
+    size = f"{_bytes_in(folder) / 1e6:.0f} MB"
+    console.print(f"\nAll files are in {folder}, {size}; SKYDRAFT_HOME names another folder.")
 
 
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _bytes_in(place: Path) -> int:
+    return sum(path.stat().st_size for path in (place, *place.rglob("*")) if path.is_file())
 
 
 @models.command("fetch", cls=Command)
@@ -87,8 +84,9 @@ def _bytes_in(folder: Path) -> int:
 @_fetch_section
 def fetch_models(names: tuple[str, ...], where: dict[str, Any]) -> None:
     """Download known models and check them against their published hashes. A model that is here is only checked."""
+    wanted = [known_model(name) for name in names]
     with progress_on() as progress:
-        paths = [fetch(name, cache_dir(), progress=progress, **where) for name in names]
+        paths = [fetch_model(model, cache_dir(), progress=progress, **where) for model in wanted]
     for path in paths:
         verify(path)
         click.echo(path)
@@ -107,7 +105,7 @@ def show_path(names: tuple[str, ...]) -> None:
 @models.command("remove", cls=Command)
 @_names
 def remove_models(names: tuple[str, ...]) -> None:
-    """Delete known models from this machine, with what unfinished downloads of them left."""
+    """Delete models from this machine: known ones, and merged ones that are not applied."""
     for name in names:
         for path in remove(name, cache_dir()):
             click.echo(f"Removed {path}")

@@ -1,36 +1,44 @@
-"""The sections that several commands share: what to write, decoding, gate and output.
+"""The sections that several commands share: prompt, decoding, gate, output, and observers.
 
-A section becomes one frozen value, which the command is called with. What is out of range is refused when it is built.
+A section becomes one frozen value, which is passed to the command. Its construction refuses values out of range.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TextIO, get_args
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
 from skydraft import grammars
 from skydraft.cli.sections import Section, option, with_default
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT, STYLES, DecodingParams, Execution, decoding_params
+from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.traced import TraceObserver
 from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
+from skydraft.tracing import Tracing
+
+if TYPE_CHECKING:
+    from skydraft.learning.collect import Collector
+
 
 Color = Literal["auto", "always", "never"]
 
 
 def as_text(context: click.Context, param: click.Parameter, value: Any) -> Any:
-    """The text, or texts, that were given, checked to be UTF-8; for an argument, - stands for all of stdin."""
+    """The given text or texts, checked to be UTF-8; as an argument, - means all of stdin."""
     try:
         text = sys.stdin.read() if isinstance(param, click.Argument) and value == "-" else value
         "".join(text or "").encode()  # bytes that are not UTF-8 arrive as lone surrogates
@@ -40,7 +48,7 @@ def as_text(context: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def _as_biases(context: click.Context, param: click.Parameter, value: Any) -> tuple[tuple[int, float], ...]:
-    """The pairs in texts such as 42:-1.5."""
+    """The (token id, bias) pairs of texts such as 42:-1.5."""
     try:
         return tuple((int(token_id), float(bias)) for token_id, _, bias in (text.partition(":") for text in value))
     except ValueError as error:
@@ -49,18 +57,18 @@ def _as_biases(context: click.Context, param: click.Parameter, value: Any) -> tu
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """How the prompt reaches the model: after a system prompt or earlier messages, or `raw`, without the template."""
+    """The surroundings of the prompt: a system prompt or earlier messages, or none and no template with `raw`."""
 
     system: str | None
     raw: bool
     earlier: str | None
 
     def may_be_piped(self, prompt: str | None, *, has_audio: bool) -> bool:
-        """Whether stdin is free, and something to be asked is wanted from it."""
+        """Whether stdin is unused, and may hold a prompt."""
         return self.earlier != "-" and (prompt is not None or (self.earlier is None and not has_audio))
 
     def messages(self, prompt: str | None, *, has_audio: bool = False) -> tuple[Message, ...]:
-        """The conversation that is answered. A recording without a prompt gets the question about its speaker."""
+        """The conversation to answer. A recording without a prompt gets a question about its speaker."""
         if self.earlier is not None:
             return read_messages(self.earlier, self.system, prompt)
         question = CAPTION_PROMPT if prompt is None and has_audio else prompt
@@ -71,45 +79,37 @@ def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Me
     """The conversation in a file, with a system prompt before and a question after it. Raises PromptError."""
     folder = Path() if name == "-" else Path(name).parent
     try:
-        found = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8"))
+        content = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise PromptError(f"{name} cannot be read: {error.strerror}.", hint="Check its name.") from error
     except ValueError as error:
         hint = 'Write [{"role": "user", "content": "..."}].'
         raise PromptError(f"{name} is not a JSON list of messages: {error}.", hint=hint) from error
     begin = (Message("system", system),) if system is not None else ()
-    if isinstance(found, list):
-        found = [_with_audio(each, folder) for each in found]
-    return (*begin, *conversation(found), *(asked(prompt) if prompt is not None else ()))
+    if isinstance(content, list):
+        content = [_with_audio(each, folder) for each in content]
+    return (*begin, *conversation(content), *(asked(prompt) if prompt is not None else ()))
 
 
 def _with_audio(message: Any, folder: Path) -> Any:
-    """A message whose recording is read where it names a file."""
+    """A message in which the name of a recording is replaced by the recording."""
     if isinstance(message, dict) and isinstance(file := message.get("audio"), str):
         return message | {"audio": load_audio(folder / file)}
     return message
 
 
-prompt_section = Section(
-    "writing",
-    "What to write",
-    PromptChoice,
-    [
-        option("-s --system", "TEXT", "System prompt.", callback=as_text),
-        option(
-            "--messages earlier",
-            "FILE",
-            "Answer a conversation: a JSON list of messages with role and content, those of a user also with audio, "
-            "the name of a recording; - is stdin. PROMPT, if given, is asked after them.",
-        ),
-        option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True),
-    ],
-)
+prompt_section = Section("writing", "What to write", PromptChoice, [
+    option("-s --system", "TEXT", "System prompt.", callback=as_text),
+    option("--messages earlier", "FILE",
+           "Answer a conversation: a JSON list of messages with role and content, those of a user also with audio, "
+           "the name of a recording; - is stdin. PROMPT, if given, is asked after them."),
+    option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True),
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingChoice:
-    """A style, or "none", and the fields of DecodingParams that were given. Raises OptionError for what is wrong."""
+    """A style, or "none", and the given fields of DecodingParams. Raises OptionError for invalid ones."""
 
     style: str | None
     values: Mapping[str, Any]
@@ -118,7 +118,7 @@ class DecodingChoice:
         self.params()
 
     def params(self, *, style: str | None = None, default_style: str | None = None, **defaults: Any) -> DecodingParams:
-        """All parameters. `style` goes before the style that was given, `default_style` and `defaults` come after."""
+        """All parameters. `style` overrides the given style, which overrides `default_style` and `defaults`."""
         chosen = style or self.style or default_style
         return decoding_params(None if chosen == "none" else chosen, **{**defaults, **self.values})
 
@@ -139,7 +139,7 @@ def _add_grammar(given: dict[str, Any], flag: str, grammar: str) -> None:
 
 
 def _read_schema(name: str) -> str:
-    """A JSON schema, or what the file of that name holds."""
+    """A JSON schema as given, or the content of the file of that name."""
     if name.lstrip().startswith("{"):
         return name
     try:
@@ -150,7 +150,7 @@ def _read_schema(name: str) -> str:
 
 
 def _decoding_option(known: Field[Any]) -> click.Option:
-    """The option of a field of DecodingParams. What is not given is None, so that a style shows through."""
+    """The option of a field of DecodingParams. Its default is None, so that a style can set the field."""
     about, flag = known.metadata["option"], f"--{known.name.replace('_', '-')}"
     if known.name == "stop":
         return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
@@ -165,22 +165,17 @@ def _decoding_option(known: Field[Any]) -> click.Option:
     return option(f"{short} {flag}", about.metavar, with_default(about.help, known.default), type=type(known.default))
 
 
-decoding_section = Section(
-    "decoding",
-    "Decoding",
-    _decoding,
-    [
-        option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
-        *map(_decoding_option, fields(DecodingParams)),
-        option("--json-schema", "FILE", "Write JSON that fits a schema: a file, or the JSON itself.", callback=as_text),
-        option("--regex", "R", "Write text that the pattern R matches from end to end.", callback=as_text),
-    ],
-)
+decoding_section = Section("decoding", "Decoding", _decoding, [
+    option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
+    *map(_decoding_option, fields(DecodingParams)),
+    option("--json-schema", "FILE", "Write JSON that fits a schema: a file, or the JSON itself.", callback=as_text),
+    option("--regex", "R", "Write text that the pattern R matches from end to end.", callback=as_text),
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class GateChoice:
-    """Which blocks the target checks, and how."""
+    """The blocks that the target checks, and the rules of checking."""
 
     plan: Plan
     execution: Execution | None
@@ -192,73 +187,95 @@ def _gate(execution: Execution | None, calibration: Path | None, **plan: Any) ->
 
 
 def gate_section(mode: str | None = None) -> Section[GateChoice]:
-    """The section for a command whose default mode is `mode`; None is lossless, or just the gate if one is given."""
-    return Section(
-        "gate",
-        "Gate",
-        _gate,
-        [
-            option(
-                "-m --mode", "M",
-                "edge, cloud: one model alone. lossless: the target's text, drafted where that is faster. fluency, "
-                f"quality, auto: fewer calls to the target (default: {mode or 'lossless'}).",
-                default=mode,
-            ),
-            option(
-                "--gate", "G",
-                "Which blocks the target checks: always, never, or by a threshold, for example "
-                f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +digits or +dates "
-                "to check numbers or dates, too.",
-            ),
-            option("--k", "N", "Draft N tokens at a time; auto follows measured times, so gated texts may vary."),
-            option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),
-            option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
-            option(
-                "--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
-                type=click.Choice(get_args(Execution)),
-            ),
-            option("--calibration", "FILE", "Calibration of a calibrated gate (default: the pair's own).", type=Path),
-        ],
-    )  # fmt: skip
+    """The section of a command with the default mode `mode`; None is lossless, or just the gate if one is given."""
+    return Section("gate", "Gate", _gate, [
+        option("-m --mode", "M",
+               "edge, cloud: one model alone. lossless: the target's text, drafted where that is faster. fluency, "
+               f"quality, auto: fewer calls to the target (default: {mode or 'lossless'}).", default=mode),
+        option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
+               f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +digits or +dates "
+               "to check numbers or dates, too."),
+        option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
+               "runs."),
+        option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),
+        option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
+        option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
+               type=Execution),
+        option("--calibration", "FILE", "Calibration of a calibrated gate (default: the pair's own).", type=Path),
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class OutputChoice:
-    """What is printed besides the text, and how."""
+    """The output besides the text, and its format."""
 
-    json: bool
-    trace: Path | None
     color: Color
     quiet: bool
+    json: bool = False
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         if self.json and self.color == "always":
             raise OptionError("--color always does not apply to --json, which is never coloured.", hint="Remove one.")
 
-    def open_trace(self) -> AbstractContextManager[TextIO | None]:
-        """The trace file, if one was asked for. Raises OptionError where it cannot be written."""
-        return open_for_writing(self.trace) if self.trace else nullcontext()
+
+output_section = Section("output", "Output", OutputChoice, [
+    option("--json", None, "Print one JSON object at the end instead of text.", is_flag=True),
+    option("--trace", "FILE", "Write one line of JSON to FILE for each round.", type=Path),
+    option("--color", None, "Colour each token by its origin.", type=Color, default="auto"),
+    option("-q --quiet", None, "Do not print the line of figures on stderr.", is_flag=True),
+])  # fmt: skip
 
 
-output_section = Section(
-    "output",
-    "Output",
-    OutputChoice,
-    [
-        option("--json", None, "Print one JSON object at the end instead of text.", is_flag=True),
-        option("--trace", "FILE", "Write one line of JSON to FILE for each round.", type=Path),
-        option(
-            "--color", None, "Colour each token by where it came from.",
-            type=click.Choice(get_args(Color)), default="auto",
-        ),
-        option("-q --quiet", None, "Do not print the line of figures on stderr.", is_flag=True),
-    ],
-)  # fmt: skip
-
-
-def open_for_writing(path: Path) -> TextIO:
-    """Open a text file that is written anew. Raises OptionError where that is not possible."""
+def open_for_writing(path: Path, mode: int = 0o666) -> TextIO:
+    """Open a text file to overwrite it; a new file gets the permissions `mode`. Raises OptionError."""
     try:
-        return path.open("w", encoding="utf-8", newline="")
+        return open(path, "w", encoding="utf-8", newline="", opener=lambda name, flags: os.open(name, flags, mode))
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class KeepChoice:
+    """The optional observers of each generation: one sends traces, one keeps corrections."""
+
+    observers: tuple[Observer, ...] = ()
+    learns: bool = False
+
+    def check(self, gate: GateChoice) -> None:
+        """Raise OptionError for --learn if nothing can be learned."""
+        if self.learns and not gate.plan.verifies:
+            raise OptionError("--learn does not apply here: the draft model works alone, and nothing is checked.")
+
+
+def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:
+    observers: list[Observer] = []
+    if otlp:
+        context = click.get_current_context()
+        tracing = Tracing(f"skydraft-{context.info_name}", otlp, TERMINAL.say)
+        context.call_on_close(tracing.close)
+        # The answers of a gateway belong to its clients' traces, not to the shell's trace.
+        parent = "" if context.info_name == "gateway" else os.environ.get("TRACEPARENT", "")
+        observers.append(TraceObserver(tracing, parent))
+    if learn:
+        observers.append(_collector(learn))
+    return KeepChoice(tuple(observers), learns=learn is not None)
+
+
+def _collector(learn: Path) -> Collector:
+    from skydraft.learning.collect import Collector
+
+    collector = Collector(learn, notify=TERMINAL.say)
+    click.get_current_context().call_on_close(collector.close)
+    TERMINAL.say(
+        f"learning: prompts, answers and their corrections are kept in {learn}, only on this machine. "
+        f"To delete them: skydraft learn forget {learn}"
+    )
+    return collector
+
+
+keep_section = Section("keep", "Learning and traces", _keep, [
+    option("--learn", "DIR", "Keep prompts, answers and the target's corrections in DIR, to train the draft model "
+           "(see: skydraft learn).", type=Path),
+    option("--otlp", "URL", "Send OpenTelemetry traces, which hold no text, to the collector at URL (OTLP over HTTP)."),
+])  # fmt: skip

@@ -8,7 +8,7 @@ import click
 
 from skydraft.cli.main import cli
 
-_WIDTH = 110  # of lines, whatever the terminal has
+_WIDTH = 110  # of lines, on every terminal
 _INTRODUCTION = """\
 # Command line
 
@@ -25,7 +25,7 @@ def reference() -> str:
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
-    """(path, help) of a command and of those below it."""
+    """(path, help) of a command and of its subcommands."""
     settings = {**command.context_settings, "terminal_width": _WIDTH}
     context = click.Context(command, parent, name, **settings)
     yield context.command_path, command.get_help(context)

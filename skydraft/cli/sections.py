@@ -1,10 +1,16 @@
-"""Options in sections: each section of a command's help becomes one frozen value that the command is called with."""
+"""Options in sections: each section of a command's help becomes one frozen value, which is passed to the command.
+
+Servers are started by scripts, so they read their options from a TOML file and from the environment, too.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
+import tomllib
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import click
 
@@ -14,20 +20,25 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def option(names: str, metavar: str | None, help: str, **attributes: Any) -> click.Option:
-    """An option of a section; `names` are separated by spaces, as in "-q --quiet". Its help names its default."""
+    """An option of a section; `names` are separated by spaces, as in "-q --quiet". Its help names its default.
+
+    `type` is a type for click, or a Literal with the choices.
+    """
+    if get_origin(attributes.get("type")) is Literal:
+        attributes["type"] = click.Choice(get_args(attributes["type"]))
     help = with_default(help, attributes.get("default"))
     return click.Option(names.split(), metavar=metavar, help=help, **attributes)
 
 
 def with_default(help: str, default: object) -> str:
-    """`help` with the default, unless that is in it, or nothing."""
+    """`help` with the default, unless `help` names it or there is none."""
     if default is None or isinstance(default, bool) or "(default" in help:
         return help
     return f"{help.removesuffix('.')} (default: {f'{default:g}' if isinstance(default, float) else default})."
 
 
 class Section(Generic[T]):
-    """Options under one title. As a decorator it adds them to a command, which gets what `build` makes of them.
+    """Options under one title. As a decorator it adds them to a command, which gets the value that `build` makes.
 
     `build` takes the options by their names and returns the value of the argument `name`; it may raise UsageError.
     """
@@ -54,7 +65,7 @@ class Command(click.Command):
     """A command whose help shows options by section, in the order in which they were added."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
-        return ["-h", "--help"]  # also where the context is not that of our group
+        return ["-h", "--help"]  # also in a context of another group
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {}
@@ -64,3 +75,60 @@ class Command(click.Command):
         for title in sorted(rows, key=_REST.__eq__):
             with formatter.section(title):
                 formatter.write_dl(rows[title])
+
+
+def configured(prefix: str) -> Callable[[click.Command], click.Command]:
+    """Let each option of a command also come from a variable (PREFIX_MAX_QUEUE for --max-queue), or from --config.
+
+    The command line overrides variables, and those override the file.
+    """
+
+    def decorate(command: click.Command) -> click.Command:
+        # Copies, since sections share their options with other commands.
+        command.params = [copy.copy(param) for param in command.params]
+        for param in command.params:
+            if isinstance(param, click.Option):
+                param.envvar = f"{prefix}_{_long_name(param).replace('-', '_').upper()}"
+        file = option(
+            "--config", "FILE", "Read options from a TOML file, by their long names: max-queue = 64. The command line "
+            f"and variables such as {prefix}_PORT override it.",
+            type=Path, is_eager=True, expose_value=False, callback=_read_into, envvar=f"{prefix}_CONFIG",
+        )  # fmt: skip
+        file.section = getattr(command.params[0], "section", "")  # type: ignore[attr-defined]  # as those of a Section
+        command.params.append(file)
+        return command
+
+    return decorate
+
+
+def _long_name(param: click.Parameter) -> str:
+    return max(param.opts, key=len).removeprefix("--")
+
+
+def _read_into(context: click.Context, param: click.Parameter, file: Path | None) -> None:
+    """Use the file's values as defaults of the command."""
+    if file is None:
+        return
+    try:
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.BadParameter(f"{file} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{file} is not TOML: {error}.") from error
+    options = {_long_name(each): each for each in context.command.params if isinstance(each, click.Option)}
+    known = {name: each for name, each in options.items() if each is not param}
+    defaults: dict[str, Any] = {}
+    for key, value in given.items():
+        if (name := key.replace("_", "-")) not in known:
+            raise click.BadParameter(f"{file} has an unknown option: {key}.")
+        defaults[known[name].name or ""] = _checked(known[name], f"{key} in {file}", value)
+    context.default_map = defaults
+
+
+def _checked(option: click.Option, where: str, value: Any) -> Any:
+    """The value, if it has the right kind for the option."""
+    if option.is_flag != isinstance(value, bool):
+        raise click.BadParameter(f"{where} must be {'true or false' if option.is_flag else 'a value, not a bool'}.")
+    if isinstance(value, list) != option.multiple or isinstance(value, dict):
+        raise click.BadParameter(f"{where} must be {'a list' if option.multiple else 'one value'}.")
+    return value

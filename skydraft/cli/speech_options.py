@@ -1,16 +1,13 @@
-"""The sections about speech, and what is said of a recording: how long it was, what left the device."""
+"""The sections about speech, and the figures of a recording: its length, and the bytes that left the device."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
-import click
-
-from skydraft.cli.cloud_options import CloudChoice
 from skydraft.cli.options import GateChoice
+from skydraft.cli.pair_options import CloudChoice
 from skydraft.cli.sections import Section, option
 from skydraft.decoding.generation import Generation
 from skydraft.errors import OptionError
@@ -23,7 +20,7 @@ STYLE = "zh-short"
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """One recording and what was done with it. `bytes_shared` left this device; `preprocess_ms` is reading,
+    """The figures of one recording. `bytes_shared` left this device; `preprocess_ms` is the time of reading,
     resampling and features."""
 
     path: str
@@ -42,52 +39,46 @@ class Speech:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A file that was read, and how long that took."""
+    """The content of a file, and the time of reading it."""
 
     path: Path
     audio: Audio
     load_ms: float
 
     def used(self, generation: Generation, share: ShareAudio) -> Speech:
-        """What became of it in a generation."""
+        """The figures of the recording in a generation."""
         prompts = generation.prompts
-        heard = prompts.edge.media or prompts.target.media
-        return Speech(
-            str(self.path),
-            round(self.audio.duration_s, 3),
-            sum(media.num_tokens for media in heard),
-            share,
-            generation.stats.shared_bytes,
-            round(self.load_ms + prompts.features_ms, 3),
-        )
+        num_tokens = sum(media.num_tokens for media in prompts.edge.media or prompts.target.media)
+        duration_s, read_ms = round(self.audio.duration_s, 3), round(self.load_ms + prompts.features_ms, 3)
+        return Speech(str(self.path), duration_s, num_tokens, share, generation.stats.shared_bytes, read_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechChoice:
-    """How recordings are treated: what the target gets of them, how long they may be; `audio` is one to be heard."""
+    """Settings for recordings: the part that the target gets, and their maximal length; `audio` is one recording."""
 
     share_audio: ShareAudio | None
     max_audio_s: float | None
     audio: Path | None = None
 
     def share(self, gate: GateChoice, cloud: CloudChoice) -> ShareAudio:
-        """What the target gets of a recording. Raises OptionError where the user has to decide and did not."""
+        """The part of a recording that the target gets. Raises OptionError if the user must choose and did not."""
         if self.share_audio and not gate.plan.verifies:
-            raise OptionError("--share-audio says what the target gets; here the draft model works alone.")
+            raise OptionError("--share-audio does not apply here: the draft model works alone.")
         if self.share_audio is None and cloud.address and gate.plan.verifies:
             raise OptionError(
-                "With --cloud, say what may leave this device of a recording.",
+                "With --cloud, choose which part of a recording may leave this device.",
                 hint="Give --share-audio features, or --share-audio none.",
             )
         return self.share_audio or "features"
 
     def is_heard(self, messages: tuple[Message, ...]) -> bool:
-        """Whether somebody speaks in a conversation. Raises OptionError for options about speech where nobody does."""
+        """Whether a conversation has a recording. Raises OptionError for options about speech without one."""
         has_audio = any(message.audio for message in messages)
         given = {"--share-audio": self.share_audio, "--max-audio-s": self.max_audio_s}
         if not has_audio and (useless := [option for option, value in given.items() if value is not None]):
             raise OptionError(
-                f"{useless[0]} is about a recording, and none was named.", hint="Name one with --audio FILE."
+                f"{useless[0]} needs a recording, but none was given.", hint="Give one with --audio FILE."
             )
         return has_audio
 
@@ -99,19 +90,15 @@ class SpeechChoice:
 
 
 _SPEECH = [
-    option(
-        "--share-audio", None, "What the target gets of the recording: its features, or none, so that it judges from "
-        "the words alone (default: features; with --cloud you have to choose, because they leave this device).",
-        type=click.Choice(get_args(ShareAudio)),
-    ),
-    option(
-        "--max-audio-s", "S", f"Refuse recordings of more than S seconds (default: {MAX_DURATION_S:g}).", type=float
-    ),
+    option("--share-audio", None, "Part of the recording that the target gets: features, or none, so that it judges "
+           "from the words alone (default: features; with --cloud you must choose, because features leave this "
+           "device).", type=ShareAudio),
+    option("--max-audio-s", "S", f"Refuse recordings of more than S seconds (default: {MAX_DURATION_S:g}).",
+           type=float),
 ]  # fmt: skip
-_AUDIO = option(
-    "--audio", "FILE", f"Recording (wav, flac, mp3, ogg) that PROMPT is about; the default style is {STYLE} then.",
-    type=Path,
-)  # fmt: skip
-
-audio_section = Section("speech", "Speech", SpeechChoice, [_AUDIO, *_SPEECH])
+audio_section = Section("speech", "Speech", SpeechChoice, [
+    option("--audio", "FILE", "Recording (wav, flac, mp3, ogg) that PROMPT is about; the default style is "
+           f"{STYLE} then.", type=Path),
+    *_SPEECH,
+])  # fmt: skip
 speech_section = Section("speech", "Speech", SpeechChoice, _SPEECH)

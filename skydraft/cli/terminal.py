@@ -1,24 +1,43 @@
-"""What stands on the terminal's last line, so that a notice never begins in the middle of an answer."""
+"""The terminal: notices and answers on one screen, tokens coloured by origin, figures, bars and tables."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
 
 import click
 from rich.cells import set_cell_size
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
-from skydraft.characters import one_line
+from skydraft.characters import json_line, one_line, visible
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.stats import CachedTokens, Stats
+from skydraft.types import Origin, Round, Token
 
 
 class Terminal:
     """Text on stdout, notices and states on stderr: on a terminal both are the same screen."""
 
     def __init__(self) -> None:
-        self._is_open = False  # whether the last line has text and no end
-        self._clear: Callable[[], None] = _nothing  # takes away the state that is shown, if any is
+        self._is_open = False  # the last line has text and no line break yet
+        self._clear: Callable[[], None] = _nothing  # removes the shown state, if any
 
     def write(self, text: str) -> None:
         """Write a part of an answer to stdout, as it is."""
@@ -31,7 +50,7 @@ class Terminal:
         self.write("\n")
 
     def say(self, message: str) -> None:
-        """Write a notice to stderr, as one line of its own; a state that is shown gives way to it."""
+        """Write a notice to stderr on a line of its own; it replaces a shown state."""
         self._clear()
         is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
         begin = "\n" if self._is_open and is_one_screen else ""
@@ -41,7 +60,7 @@ class Terminal:
 
     @contextmanager
     def state(self, what: str, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-        """Show what takes long, for as long as it does, if stderr is a terminal; yields what takes it away sooner."""
+        """Show a state within the block, if stderr is a terminal; yields a function that removes it sooner."""
         console = Console(stderr=True)
         if quiet or not sys.stderr.isatty():
             yield _nothing
@@ -50,10 +69,11 @@ class Terminal:
         def clear() -> None:
             if self._clear is clear:
                 self._clear = _nothing
-                _show("" if console.is_dumb_terminal else "\r\x1b[K")
+                click.echo("" if console.is_dumb_terminal else "\r\x1b[K", err=True, nl=False)
 
         self._clear = clear
-        _show(f"{what}\n" if console.is_dumb_terminal else _fitted(what, console.width))
+        fitted = set_cell_size(one_line(what), console.width - 1).rstrip()  # one line, which can be removed again
+        click.echo(f"{what}\n" if console.is_dumb_terminal else fitted, err=True, nl=False)
         try:
             yield clear
         finally:
@@ -64,14 +84,130 @@ def _nothing() -> None:
     return None
 
 
-def _show(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
-
-
-def _fitted(text: str, width: int) -> str:
-    """`text` cut to one line of a terminal, so that it can be taken away again."""
-    return set_cell_size(one_line(text), width - 1).rstrip()
-
-
 TERMINAL = Terminal()
+
+
+@contextmanager
+def bar(what: str, total: int | None = None, *more: ProgressColumn) -> Iterator[Callable[..., None]]:
+    """Show a bar with `more` columns on stderr. Yields `rich.progress.Progress.update`, but for the task."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more)
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield partial(progress.update, progress.add_task(what, total=total))
+
+
+@contextmanager
+def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
+    """Show a bar. Yields a function to call after each of `total` units; `done` units were done before."""
+    with bar(what, total, TextColumn("left"), TimeRemainingColumn()) as update:
+        update(completed=done)
+        yield lambda: update(advance=1)
+
+
+# Origins differ by brightness and underline as well as by hue, for colour-blind readers and simple terminals.
+ORIGIN_STYLES: dict[Origin, str] = {
+    "accepted": "green",
+    "recovered": "bold underline yellow",
+    "bonus": "bold cyan",
+    "skipped": "default",
+    "edge": "default",
+    "cloud": "bold blue",
+    "edge-fallback": "reverse",
+}
+
+
+def console_for(color: str, *, stderr: bool = False) -> Console:
+    """A console for stdout or stderr; `color` is auto, always or never. NO_COLOR and TERM=dumb affect only auto."""
+    systems: dict[str, Literal["auto", "standard"] | None] = {"always": "standard", "never": None, "auto": "auto"}
+    return Console(
+        stderr=stderr,
+        force_terminal=True if color == "always" else None,
+        no_color=False if color == "always" else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+        color_system=systems[color],
+    )
+
+
+def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
+    """Write the text of tokens at once, with unchanged tabs; coloured on a terminal."""
+    for token in tokens:
+        style, text = Style.parse(ORIGIN_STYLES[token.origin]), harmless(token.text, console)
+        TERMINAL.write(style.render(text, color_system=ColorSystem.STANDARD) if is_colored(console) else text)
+
+
+def is_colored(console: Console) -> bool:
+    """Whether the console shows colours."""
+    return console.color_system is not None and not console.no_color
+
+
+def harmless(text: str, console: Console) -> str:
+    """A text that is safe on a terminal: a model's text must not move the cursor. Elsewhere it is unchanged."""
+    return visible(text) if console.is_terminal else text
+
+
+def legend(origins: Sequence[Origin]) -> Text:
+    """The used colours, by name."""
+    names = [origin for origin in ORIGIN_STYLES if origin in origins]
+    return Text("  ").join(Text(name, style=ORIGIN_STYLES[name]) for name in names)
+
+
+def show_summary(generation: Generation, color: str, *, style: str | None = None) -> None:
+    """Print the legend of colours, if colours are shown, and one line of figures to stderr."""
+    console = console_for(color, stderr=True)
+    if is_colored(console):
+        console.print(legend(generation.origins))
+    console.print(_summary(generation), style=style)
+
+
+def _summary(generation: Generation) -> str:
+    stats = generation.stats
+    parts = [f"{stats.num_tokens} tokens", f"{_number(stats.tokens_per_s)} tokens/s"]
+    parts += [f"{stats.num_rounds} rounds", f"{stats.num_escalated} escalated"]
+    if stats.acceptance_rate is not None:
+        parts.append(f"{stats.acceptance_rate:.0%} of drafts accepted")
+    if stats.num_fallback_tokens:
+        parts.append(f"{stats.num_fallback_tokens} tokens without the cloud")
+    if cached := max(stats.cached_tokens.edge, stats.cached_tokens.cloud):
+        parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
+    parts += [f"{_number(stats.cloud_calls_per_token)} calls/token", f"ended by {generation.finish_reason}"]
+    return " · ".join(parts)
+
+
+def trace_line(done: Round, tokens: Sequence[Token]) -> str:
+    """One round as a line of JSON: its record, the draft with its signals, and the committed tokens."""
+    line = dataclasses.asdict(done.record)
+    line |= {"overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by}
+    line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
+    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit, "audit_ranks": done.audit_ranks}
+    line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
+    return json_line(_rounded(line))
+
+
+def stats_table(runs: Mapping[str, Stats]) -> Table:
+    """The figures of several runs: a column for each run, a row for each figure that is not 0 in all of them."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in runs:
+        table.add_column(name, justify="right")
+    for field in dataclasses.fields(Stats):
+        values = [getattr(stats, field.name) for stats in runs.values()]
+        if isinstance(values[0], CachedTokens) or not any(values):  # a single question has no cached tokens
+            continue
+        table.add_row(field.name, *map(_number, values))
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value

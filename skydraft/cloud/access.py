@@ -1,4 +1,4 @@
-"""Who may ask: bearer tokens from a file, each known in logs by its label, and what each may use up."""
+"""Access: bearer tokens from a file. Logs name each token by its label; each token has a budget of rows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MIN_BURST_ROWS = 64.0  # but always a whole block
 class Keyring:
     """The tokens of a file with lines `LABEL TOKEN`; `#` begins a comment. Changes are seen within a second.
 
-    Without a file everybody is let in as "anonymous". Raises OptionError for a file that is unreadable, wrong or empty.
-    One that becomes unreadable or wrong later changes nothing and is logged; one that becomes empty lets nobody in.
+    Without a file every client is "anonymous". Raises OptionError for a file that is unreadable, wrong or empty.
+    If the file becomes unreadable or wrong later, an error is logged and the old tokens stay. An empty one refuses all.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class Keyring:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether callers can be told apart."""
+        """Whether tokens distinguish the callers."""
         return self._path is not None
 
     def label(self, authorization: str | None) -> str:
@@ -52,11 +52,11 @@ class Keyring:
         if scheme.lower() != "bearer" or not token:
             raise NotAuthorized("This server requires a token.", hint="Give one with --cloud-token-file.")
         given = token.strip().encode()
-        # All of them are compared, each in constant time, so that the time taken tells nothing.
-        found = [label for known, label in self._labels.items() if hmac.compare_digest(known.encode(), given)]
-        if not found:
-            raise NotAuthorized("This server does not know this token.", hint="Ask whoever runs the server.")
-        return found[0]
+        # Every token is compared, each in constant time, so the duration reveals nothing.
+        labels = [label for known, label in self._labels.items() if hmac.compare_digest(known.encode(), given)]
+        if not labels:
+            raise NotAuthorized("This server does not know this token.", hint="Ask the operator of the server.")
+        return labels[0]
 
     def _reload(self, path: Path) -> None:
         now = self._clock()
@@ -74,7 +74,7 @@ class Keyring:
 
 
 def _stamp(path: Path) -> bytes | None:
-    """What is in it. Times and sizes may be those of another file: whoever replaces a token means it."""
+    """The content of the file: a replaced token need not change the file's time or size."""
     try:
         return hashlib.sha256(path.read_bytes()).digest()
     except OSError:
@@ -115,16 +115,16 @@ class RowBudget:
         self._lock = threading.Lock()  # requests are charged where they arrive, streams where they are computed
 
     def spend(self, label: str, num_rows: int) -> None:
-        """Take rows out of the bucket, which may go below zero once. Raises RateLimited while it is empty."""
+        """Take rows from the bucket; it may go below zero once. Raises RateLimited while it is empty."""
         if wait_s := self._take(label, num_rows, refuse=True):
             raise RateLimited(f"The token {label} has used up its {self._rate:g} rows a second.", retry_after_s=wait_s)
 
     def charge(self, label: str, num_rows: int) -> float:
-        """Take rows out of the bucket whatever is in it; returns after how many seconds more may be taken."""
+        """Take rows even from an empty bucket; returns the seconds until it holds a row again."""
         return self._take(label, num_rows, refuse=False)
 
     def _take(self, label: str, num_rows: int, *, refuse: bool) -> float:
-        """Seconds until the bucket holds a row again, 0 where it does. With `refuse` an empty one gives nothing."""
+        """Seconds until the bucket holds a row again, or 0. With `refuse` nothing is taken from an empty bucket."""
         if not self._rate:
             return 0.0
         with self._lock:

@@ -1,4 +1,4 @@
-"""A certificate and its key, tried before anybody connects: what no client would take is refused at the start."""
+"""A check of the certificate and its key: the server refuses at its start a pair that every client would refuse."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from skydraft.errors import OptionError
 
 
 def check_certificate(cert: Path, key: Path) -> None:
-    """Greet ourselves, in memory. Raises OptionError for files that are unreadable or no pair, or expired."""
+    """Do a TLS handshake in memory. Raises OptionError if a file is unreadable or expired, or they are no pair."""
     try:
         greeted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         greeted.load_cert_chain(cert, key)
         greeting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         greeting.check_hostname = False
-        greeting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever signed it, its dates are looked at
+        greeting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # any signer will do; the dates are checked
         greeting.load_verify_locations(cert)
         _shake_hands(greeted, greeting)
     except ssl.SSLCertVerificationError as error:
@@ -35,7 +35,7 @@ def check_certificate(cert: Path, key: Path) -> None:
 def _shake_hands(greeted: ssl.SSLContext, greeting: ssl.SSLContext) -> None:
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [greeting.wrap_bio(back, there, server_side=False), greeted.wrap_bio(there, back, server_side=True)]
-    for _ in range(4):  # each waits for the other a few times
+    for _ in range(4):  # each side waits for the other a few times
         for side in sides:
             try:
                 side.do_handshake()

@@ -1,18 +1,21 @@
-"""The docket: jobs from their arrival to their last answer, and the sessions that they are about.
+"""The docket: all jobs from arrival to last answer, the order of their turns, and their sessions.
 
-It belongs to one thread, that of its judge, which calls `expire`, `admit` and `commit` around its own work.
+Only the judge's thread uses it: the judge calls `expire`, `admit` and `commit` around its own work.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
-from skydraft.cloud.jobs import Answer, Job
-from skydraft.cloud.judge import Observer, Seats
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.scheduler import Scheduler
-from skydraft.cloud.sessions import Sessions
+from skydraft.cloud.seats import Seats
+from skydraft.cloud.sessions import CloudSession, Sessions
+from skydraft.cloud.shares import WorkShares
+from skydraft.decoding.verification import Judged, SequenceVerification
+from skydraft.engines.vocab import TokenIds
 from skydraft.errors import (
     CloudDraining,
     CloudFailure,
@@ -22,106 +25,334 @@ from skydraft.errors import (
     SessionNotFound,
     SkydraftError,
 )
+from skydraft.protocol.values import OpenCall, Opened, VerifyCall, Written
+from skydraft.types import Cost, DraftBlock, FinishReason, Verdict
+
+if TYPE_CHECKING:
+    from skydraft.cloud.metrics import Metrics
 
 log = logging.getLogger("skydraft.cloud")
-TICK_S = 0.5  # how often idle sessions are looked at
+TICK_S = 0.5  # how often idle sessions are checked
+_LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while the other jobs are rate-limited
+_TURN_ROWS = 16  # a job queues again after this many rows, so a long catch-up does not delay other jobs
+Answer: TypeAlias = Opened | Verdict | Written | SkydraftError
+Deliver: TypeAlias = Callable[[Answer, bool], None]  # an answer, and whether it is the last one
+
+
+class Job:
+    """A call, its owner and, from `begin` on, its session. No other job uses the session until the last answer.
+
+    `deliver` gets each answer. `turn` is the time in seconds since which the job waits. A job that writes queues again
+    for each token. `charge` takes the rows of a token and returns the seconds until the next token: a text beyond its
+    owner's rate is slowed, not ended, since opening it again would cost more.
+    """
+
+    def __init__(
+        self, call: OpenCall | VerifyCall, owner: str, deliver: Deliver, arrived: float,
+        charge: Callable[[int], float] = lambda num_rows: 0.0,
+    ) -> None:  # fmt: skip
+        self.call = call
+        self.owner = owner
+        self.turn = arrived
+        self.num_to_write = call.write if isinstance(call, VerifyCall) else 0
+        self.is_answered = False
+        self.has_session = False
+        self.has_verdict = False  # the verdict was sent; the target writes now
+        self.verdict: Verdict | None = None  # computed for this job, not remembered from an earlier one
+        self.num_written = 0  # tokens after the verdict
+        self.work: Judged | None = None  # the block under judgement, once the prompt is in the cache
+        self._arrived = arrived
+        self._charge = charge
+        self._session: CloudSession | None = None
+        self._delivers = [deliver]
+        self.cost = Cost()  # so far, of the answer under way
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Number and owner of the job's session."""
+        return self.call.session, self.owner
+
+    @property
+    def session(self) -> CloudSession:
+        """The job's session. Raises CloudFailure before `begin`."""
+        if self._session is None:
+            raise CloudFailure("This request has no session yet.")
+        return self._session
+
+    def asks_the_same(self, other: Job) -> bool:
+        """Whether one answer serves both jobs; a text that the target writes has one reader."""
+        return not (self.num_to_write or other.num_to_write) and (self.owner, self.call) == (other.owner, other.call)
+
+    def is_superseded_by(self, job: Job) -> bool:
+        """Whether a later call of the same session shows that the client no longer waits for this answer."""
+        return self.key == job.key and (job.call.epoch > self.call.epoch or self.num_to_write > 0)
+
+    def join(self, other: Job) -> None:
+        """Send this answer also to the caller of `other`, which asks the same."""
+        self._delivers += other._delivers
+
+    def answer(self, answer: Answer) -> None:
+        """Deliver the last answer. Raises CloudFailure, and delivers nothing, if the job was answered before."""
+        if self.is_answered:
+            raise CloudFailure("This request was answered before.")
+        self.is_answered = True
+        for deliver in self._delivers:
+            deliver(answer, True)
+
+    def begin(self, session: CloudSession) -> Answer | None:
+        """Attach the session. Returns the last answer if it is already known."""
+        self._session, self.has_session = session, True
+        if isinstance(self.call, VerifyCall):
+            if (known := session.recall(self.call)) is not None:
+                return self._repeat(known, self.call)
+            session.check(self.call)
+        self.cost += session.target.take_prefill_cost()  # mostly of tokens that were in the cache
+        return None
+
+    def _repeat(self, known: Verdict, call: VerifyCall) -> Answer | None:
+        """Send a remembered verdict and the tokens written after it; then continue writing."""
+        if known.finish or not self.num_to_write:
+            return known
+        self._say(known)
+        base = call.base + known.num_tokens
+        return self._say_written(base, self.session.written_after(base), self.session.target.finish, Cost())
+
+    def _say_written(
+        self, base: int, token_ids: tuple[int, ...], finish: FinishReason | None, cost: Cost
+    ) -> Written | None:
+        """Deliver tokens that the target wrote; the final tokens are returned, as the last answer."""
+        self.num_to_write = max(self.num_to_write - len(token_ids), 0)
+        written = Written(base, token_ids, finish, finish is not None or not self.num_to_write, cost)
+        if written.is_last:
+            return written
+        if token_ids:
+            self._say(written)
+        return None
+
+    def _say(self, answer: Answer) -> None:
+        self.has_verdict = True
+        for deliver in self._delivers:
+            deliver(answer, False)
+
+    def ready(self) -> Answer | None:
+        """Begin to judge, as the prompt is in the cache; a call without a block gets its answer here."""
+        target = self.session.target
+        if isinstance(self.call, OpenCall):
+            return Opened(target.base, self.cost)
+        if self.has_verdict:
+            self.work = target.begin(DraftBlock(target.base, target.guess[: self.num_to_write - 1]), ())
+        else:
+            self.work = target.begin(self.call.block, self.call.catch_up_ids)
+        return None
+
+    def account(self, num_rows: int, seconds: float, now: float) -> None:
+        """Note the cost of rows that were part of a forward of `seconds`."""
+        num_before = self.cost.num_rows
+        self.cost += Cost(1, num_rows, forward_ms=seconds * 1e3)
+        if num_before // _TURN_ROWS < self.cost.num_rows // _TURN_ROWS:
+            self.turn = now
+
+    def commit(self, now: float) -> Answer | None:
+        """Commit the judged block. Returns the last answer, or None if the target continues to write."""
+        if self.work is None or not isinstance(self.call, VerifyCall):
+            raise CloudFailure("This request has judged nothing.")
+        done, self.work = self.work, None
+        queue_ms = max((now - self._arrived) * 1e3 - self.cost.forward_ms, 0.0)
+        verdict = self.session.target.commit(done, replace(self.cost, queue_ms=queue_ms))
+        if verdict.finish:
+            self.session.target.close()  # a finished text gives its seat back
+        if self.has_verdict:
+            token_ids = verdict.commits(done.block)
+            self.num_written += len(token_ids)
+            pause_s = self._charge(len(done.block.token_ids) + 1)
+            last = self._say_written(verdict.base, token_ids, verdict.finish, verdict.cost)
+            return last or self._go_on(now + pause_s)
+        self.verdict = verdict
+        self.session.remember(self.call, verdict)
+        if verdict.finish or not self.num_to_write:
+            return verdict
+        self._say(verdict)
+        return self._go_on(now)  # the rows of the verdict were charged with the request
+
+    def _go_on(self, turn: float) -> Answer | None:
+        """Wait for a turn to write the next token."""
+        self._arrived = self.turn = turn
+        self.cost = Cost()
+        return self.ready()
+
+
+Batch: TypeAlias = list[tuple[Job, SequenceVerification, TokenIds]]
 
 
 class Docket:
-    """Each job is answered once, whatever happens to it. `clock` is in seconds."""
+    """The open jobs of a judge. Each job gets exactly one last answer; a session serves one job at a time.
+
+    Owners get equal shares: jobs of the owner with the fewest rows go first, and of one owner's jobs the oldest.
+    The service limits how many jobs may wait. `clock` is in seconds.
+    """
 
     def __init__(self, seats: Seats, limits: Limits, clock: Callable[[], float]) -> None:
-        self.scheduler = Scheduler(limits.max_queue)
         self.sessions = Sessions(seats, limits, clock)
-        self.observer: Observer | None = None
+        self.metrics: Metrics | None = None
         self.is_stopping = False
+        self.num_sessions = 0  # with KV memory, as of the last `admit`; other threads may read it
         self._clock = clock
+        self._waiting: list[Job] = []
+        self._active: list[Job] = []
+        self._served = WorkShares()  # rows
         self._close_later: set[tuple[int, str]] = set()
         self._next_tick = 0.0
 
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """All unanswered jobs."""
+        return (*self._active, *self._waiting)
+
+    @property
+    def active(self) -> tuple[Job, ...]:
+        """Jobs with a session, in the order of admission."""
+        return tuple(self._active)
+
+    @property
+    def busy(self) -> frozenset[int]:
+        """Numbers of the sessions that serve a job now."""
+        return frozenset(job.call.session for job in self._active)
+
     def take(self, job: Job) -> None:
-        """Queue a job, or answer at once that this cannot be."""
+        """Queue a job. A repeated job shares the answer of the first; a superseding job ends the older one."""
         if self.is_stopping:
             job.answer(CloudDraining("The server is shutting down."))
             return
         try:
-            self.sessions.check_ids(*_ids(job))  # once: it may wait for long
+            if job.call.opening:
+                self.sessions.check_vocabulary(job.call.opening)  # before ids: another vocabulary changes their meaning
+            self.sessions.check_ids(*_ids(job))  # here, as `admit` may try a job many times
         except SkydraftError as error:
             self.end(job, error)
             return
-        self.scheduler.add(job)
-        if job.is_answered and self.observer:
-            self.observer.refused(job)
+        for other in self.jobs:
+            if other.asks_the_same(job):
+                other.join(job)
+                return
+            if other.is_superseded_by(job):
+                self.end(other, SessionNotFound(f"Session {job.call.session} was asked for something else."))
+        self._served.enter(job.owner, (other.owner for other in self.jobs))
+        self._waiting.append(job)
+
+    def stop_writing(self, job: Job) -> None:
+        """End the writing of a job at the client's request; its session and the written tokens stay."""
+        job.num_to_write = 0
+        if job.has_verdict and not job.is_answered:
+            self.end(job, Written(job.session.target.base, (), None, is_last=True))
+
+    def leave(self, job: Job) -> None:
+        """Note that the client disconnected: writing ends, but a verdict is computed, as it may be asked for again."""
+        job.num_to_write = 0
+        if job.has_verdict and not job.is_answered:
+            self.end(job, CloudLost("The client disconnected."))
 
     def close(self, number: int, owner: str) -> None:
-        """End a session: at once, or when what was asked of it is answered."""
-        if any(job.key == (number, owner) for job in self.scheduler.jobs):
+        """End a session: at once, or after the answer to its open job."""
+        if any(job.key == (number, owner) for job in self.jobs):
             self._close_later.add((number, owner))
         else:
             self.sessions.close(number, owner)
 
     def expire(self) -> None:
-        """Close sessions that were idle for too long, now and then."""
-        now = self._clock()
-        if now >= self._next_tick:
-            self._next_tick = now + TICK_S
-            if num_expired := self.sessions.expire(self.scheduler.busy):
-                log.info("expired", extra={"sessions": num_expired})
-            if self.observer:
-                self.observer.queued(len(self.scheduler), len(self.sessions))
-                self.observer.closed(self.sessions.num_evicted, self.sessions.num_expired)
+        """Close sessions that were idle for too long; checks once per `TICK_S`."""
+        if (now := self._clock()) < self._next_tick:
+            return
+        self._next_tick = now + TICK_S
+        if num_expired := self.sessions.expire(self.busy):
+            log.info("expired", extra={"sessions": num_expired})
+        if self.metrics:
+            self.metrics.queued(len(self.jobs), len(self.sessions))
+            self.metrics.closed(self.sessions.num_evicted, self.sessions.num_expired)
 
     def admit(self) -> None:
-        """Give waiting jobs their sessions, where nobody is using them and there is room."""
-        seatless: set[str] = set()  # owners for whom there is no seat now: what more they want waits unasked
-        # Who has a session goes first: it must not be evicted for somebody else while its call is waiting.
-        for job in sorted(self.scheduler.waiting, key=lambda job: job.call.opening is not None):
+        """Attach sessions to waiting jobs, as far as the sessions are idle and seats are free."""
+        seatless: set[str] = set()  # owners without a free seat now: their further openings wait
+        # A call without an opening goes first: its session must not be evicted for another while it waits.
+        for job in sorted(self._waiting, key=lambda job: (job.call.opening is not None, *self._order(job))):
             is_theirs = self.sessions.is_theirs(job.call.session, job.owner)
-            if is_theirs is not False and job.call.session in self.scheduler.busy:
-                continue
-            if is_theirs is None and job.owner in seatless:
-                continue
-            try:
-                session = self.sessions.admit(job.call, job.owner, self.scheduler.busy)
-                answer = job.begin(session) if session else None
-            except EngineError as error:
-                self.fail([job], error)
-                continue
-            except SkydraftError as error:
-                self.end(job, error)
-                continue
-            except Exception as error:
-                self.fail([job], error)
-                continue
-            if answer is not None:
-                self.end(job, answer)
-            elif session is not None:
-                self.scheduler.activate(job)
-                self.make_ready(job)
-            else:
+            is_blocked = job.owner in seatless if is_theirs is None else is_theirs and job.call.session in self.busy
+            if not is_blocked and not self._try_to_seat(job):
                 seatless.add(job.owner)
                 self._make_way(job)
+        self.num_sessions = len(self.sessions)
+
+    def _try_to_seat(self, job: Job) -> bool:
+        """Begin a job with its session, or end it; False if no seat is free for it now."""
+        try:
+            session = self.sessions.admit(job.call, job.owner, self.busy)
+            if session is None:
+                return False
+            answer = job.begin(session)
+        except Exception as error:
+            if isinstance(error, EngineError) or not isinstance(error, SkydraftError):
+                self.fail([job], error)
+                return True
+            answer = error
+        if answer is not None:
+            self.end(job, answer)
+            return True
+        self._waiting.remove(job)
+        self._active.append(job)
+        self.make_ready(job)
+        return True
 
     def _make_way(self, job: Job) -> None:
-        """End a stream of an owner with more seats than that of `job` would have, so that it has one the next time.
+        """End a written text of an owner with more seats than the owner of `job` would have, so that a seat gets free.
 
-        Streams go on for long, and others wait for their seats. Opened again, they lose nothing.
+        A written text holds its seat for long while other owners wait. The client opens it again without losing tokens.
         """
-        for stream in self.scheduler.streams:
-            if self.sessions.has_more_seats(stream.owner, job.owner):
-                self.end(stream, SessionNotFound("The session made way for somebody who had none."))
+        shares = self.sessions.shares
+        for other in sorted(self._active, key=self._order, reverse=True):
+            if other.num_to_write and other.owner != job.owner and shares.gives_way(other.owner, job.owner, 2):
+                self.end(other, SessionNotFound("The session made way for a client that had none."))
+                self.sessions.close(*other.key)
                 return
 
     def make_ready(self, job: Job) -> None:
-        """Begin the work of a job whose prompt is in the cache."""
+        """Begin to judge a job whose prompt is in the cache."""
         try:
             if not job.session.target.needs_prefill and (answer := job.ready()) is not None:
                 self.end(job, answer)
         except Exception as error:
             self.fail([job], error)
 
+    def _order(self, job: Job) -> tuple[float, float]:
+        return self._served.of(job.owner), job.turn
+
+    def serve(self, job: Job, num_rows: int) -> None:
+        """Note that rows were computed for a job."""
+        self._served.serve(job.owner, num_rows)
+
+    def next_prefill(self) -> Job | None:
+        """The next job whose prompt is not in the KV cache yet."""
+        return min((job for job in self._active if job.work is None), key=self._order, default=None)
+
+    def idle_s(self) -> float:
+        """Seconds for which no job needs work; infinite without jobs."""
+        if not self._active:
+            return 0.0 if self._waiting else float("inf")
+        idle_s = max(min(job.turn for job in self._active) - self._clock(), 0.0)
+        return min(idle_s, _LOOK_AGAIN_S) if self._waiting else idle_s
+
+    def batch(self, max_rows: int) -> Batch:
+        """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns."""
+        feeds: Batch = []
+        now = self._clock()
+        for job in sorted((job for job in self._active if job.turn <= now), key=self._order):
+            if max_rows <= 0 or not isinstance(work := job.work, SequenceVerification):
+                continue
+            if (feed := work.next_feed(max_rows)) is not None:
+                feeds.append((job, work, feed))
+                max_rows -= len(feed)
+        return feeds
+
     def commit(self, done: Iterable[Job]) -> None:
-        """Make the work of jobs final, and answer those that do not go on."""
+        """Commit the judged blocks of jobs, and answer the jobs that are done."""
         for job in done:
             try:
                 answer = job.commit(self._clock())
@@ -132,23 +363,23 @@ class Docket:
                 self.end(job, answer)
 
     def end(self, job: Job, answer: Answer) -> None:
-        """Answer a job for the last time."""
-        self.scheduler.drop(job)
-        if job.streams and job.has_session:
-            self.sessions.close(*job.key)
-        if job.key in self._close_later and not any(other.key == job.key for other in self.scheduler.jobs):
+        """Remove a job and deliver its last answer."""
+        for jobs in (self._waiting, self._active):
+            if job in jobs:
+                jobs.remove(job)
+        if job.key in self._close_later and not any(other.key == job.key for other in self.jobs):
             self._close_later.discard(job.key)
             self.sessions.close(*job.key)
         if job.has_session:
             job.session.touch(self._clock())
         job.answer(answer)
-        if self.observer:
-            self.observer.answered(job, answer)
+        if self.metrics and isinstance(job.call, VerifyCall):
+            self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written)
 
     def fail(self, jobs: Iterable[Job], error: Exception) -> None:
-        """Jobs that cannot go on lose their sessions too: what these hold may be half done.
+        """End jobs with an error, and close their sessions, whose state may be inconsistent.
 
-        A grammar that takes too much on the way is its author's, who is told so.
+        A grammar that needs too much is the client's fault: its error goes to the client.
         """
         refused = error if isinstance(error, GrammarRefused) else None
         if not refused:
@@ -157,18 +388,12 @@ class Docket:
             self.sessions.close(*job.key, failed=True)
             self.end(job, refused or CloudFailure("The server failed; its log says why."))
 
-    def cancel(self, job: Job) -> None:
-        """End a stream that nobody reads any more."""
-        if job.streams and not job.is_answered:
-            self.end(job, CloudLost("The stream was cancelled."))
-
     def stop(self) -> None:
-        """Answer everything that is not answered, and whatever comes from now on."""
+        """Answer all open jobs, and refuse later ones."""
         self.is_stopping = True
-        for job in self.scheduler.jobs:
+        for job in self.jobs:
             self.end(job, CloudDraining("The server is shutting down."))
 
 
 def _ids(job: Job) -> list[tuple[int, ...]]:
-    call = job.call
-    return [getattr(call, name) for name in ("catch_up_ids", "draft_ids") if hasattr(call, name)]
+    return [] if isinstance(job.call, OpenCall) else [job.call.catch_up_ids, job.call.draft_ids]

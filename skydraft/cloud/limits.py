@@ -1,4 +1,4 @@
-"""What one server grants: to everyone, to one session, to one token."""
+"""Limits of one server: in total, for each session and for each token."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from skydraft.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in tokens, rows and bytes, times in seconds; 0 is no limit where that is said.
+    """Limits in tokens, rows, bytes and seconds.
 
-    `max_sessions` is how many may hold KV memory, `max_queue` how many requests may wait, `session_ttl_s` how long a
-    session may be idle. `sessions_per_token` (0: no limit) and `rows_per_s` (target rows, 0: no limit) are for each
-    bearer token alone.
+    `max_sessions` limits the sessions with KV memory, `max_queue` the waiting requests, and `session_ttl_s` the time
+    that a session may be idle. `sessions_per_token` (0: no limit) and `rows_per_s` (target rows, 0: no limit) apply to
+    each bearer token.
     """
 
     max_sessions: int = 8

@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line, with session and round; no prompt and no text unless asked for."""
+"""Logs: one JSON object a line, with session and round; prompts and texts only on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """time, level, event, and whatever was given as `extra`; an exception as one string."""
+    """Formats time, level, event and the fields of `extra`; an exception is one string."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -27,7 +27,7 @@ class JsonLines(logging.Formatter):
 
 
 class _Stderr(logging.Handler):
-    """Writes to what stderr is at the moment, which others may have replaced since."""
+    """Writes to the current `sys.stderr`, which may be replaced at any time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -37,7 +37,7 @@ class _Stderr(logging.Handler):
 
 
 def log_to_stderr(level: str) -> None:
-    """Send this package's logs, and what gRPC's Python side complains about, to stderr as JSON lines."""
+    """Send the logs of this package and of gRPC's Python code to stderr, as JSON lines."""
     handler = _Stderr()
     handler.setFormatter(JsonLines())
     for name in ("skydraft", "grpc"):

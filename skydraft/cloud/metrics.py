@@ -1,4 +1,4 @@
-"""Prometheus metrics; the counters of speculation have vLLM's names behind our prefix."""
+"""Prometheus metrics; the speculation counters have vLLM's names with our prefix."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from skydraft.cloud.jobs import Answer, Job, VerifyJob
 from skydraft.config import MAX_K
-from skydraft.errors import CloudBusy
-from skydraft.protocol.values import Emission
 from skydraft.types import Verdict
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -20,7 +17,7 @@ _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 
 
 class Metrics:
-    """What a judge tells, as metrics of one registry. One server, one registry: nothing is global."""
+    """The metrics of one server, in a registry of their own: nothing is global."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -50,42 +47,40 @@ class Metrics:
         )
 
     def queued(self, num_jobs: int, num_sessions: int) -> None:
+        """Set the number of jobs and of seated sessions."""
         self._queue.set(num_jobs)
         self._sessions.set(num_sessions)
 
     def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
+        """Count a forward."""
         self._batch_jobs.observe(num_jobs)
         self._batch_rows.observe(num_rows)
         self._forward_s.observe(seconds)
 
-    def answered(self, job: Job, answer: Answer) -> None:
-        kind = job.kind
-        self._requests.labels(kind, type(answer).__name__ if isinstance(answer, Exception) else "ok").inc()
-        if isinstance(job, VerifyJob) and isinstance(answer, Verdict) and job.has_session:
-            self._judged(len(job.call.draft_ids), answer)
-        if isinstance(answer, Emission):
-            before = len(job.call.opening.committed_ids) if job.call.opening else 0
-            self._emitted.inc(answer.base + len(answer.token_ids) - before)
+    def asked(self, kind: str, error: Exception | None) -> None:
+        """Count an answered or refused request of this kind."""
+        self._requests.labels(kind, type(error).__name__ if error else "ok").inc()
 
-    def refused(self, job: Job) -> None:
-        self.answered(job, CloudBusy("full"))
-
-    def _judged(self, num_draft: int, verdict: Verdict) -> None:
-        self._drafts.inc()
-        self._draft_tokens.inc(num_draft)
-        self._accepted.inc(verdict.num_accepted)
-        for position in range(min(verdict.num_accepted, MAX_K)):
-            self._per_position[position].inc()
-        self._emitted.inc(verdict.num_tokens)
-        self._queue_s.observe(verdict.cost.queue_ms / 1e3)
-        self._verify_s.observe((verdict.cost.queue_ms + verdict.cost.forward_ms) / 1e3)
+    def judged(self, verdict: Verdict | None, num_draft: int, num_written: int) -> None:
+        """Count a job that got its last answer. `verdict` is None if none was computed for it."""
+        if verdict is not None:
+            self._drafts.inc()
+            self._draft_tokens.inc(num_draft)
+            self._accepted.inc(verdict.num_accepted)
+            for position in range(min(verdict.num_accepted, MAX_K)):
+                self._per_position[position].inc()
+            self._emitted.inc(verdict.num_tokens)
+            self._queue_s.observe(verdict.cost.queue_ms / 1e3)
+            self._verify_s.observe((verdict.cost.queue_ms + verdict.cost.forward_ms) / 1e3)
+        self._emitted.inc(num_written)
 
     def closed(self, num_evicted: int, num_expired: int) -> None:
+        """Set the numbers of evicted and expired sessions."""
         self._evicted.set(num_evicted)
         self._expired.set(num_expired)
 
     def serve(self, port: int, host: str) -> None:
-        """Answer scrapes of /metrics from a thread of its own, until `close`. Raises OSError."""
+        """Serve /metrics from a new thread until `close`. Raises OSError."""
         self._server = make_server(host, port, self._respond, ThreadingWSGIServer, handler_class=_Silent)
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
@@ -105,4 +100,4 @@ class Metrics:
 
 class _Silent(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Log no scrapes."""

@@ -35,10 +35,10 @@ _BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where and how to serve. `port` 0 takes a free one, `metrics_port` 0 serves no metrics.
+    """Options of a server. `port` 0 takes a free port; `metrics_port` 0 serves no metrics.
 
-    Plaintext beyond this machine has to be asked for by `insecure`. `grace_s` is how long requests under way have at
-    the end. `otlp` is the URL of an OpenTelemetry collector that gets traces.
+    Plaintext beyond this machine needs `insecure`. At the end, open requests have `grace_s` seconds to finish.
+    `otlp` is the URL of an OpenTelemetry collector that gets traces.
     """
 
     host: str = "127.0.0.1"
@@ -74,14 +74,14 @@ class ServeOptions:
 
 
 class CloudServer:
-    """One judge behind one port. `start`, then `stop`; both belong to one event loop."""
+    """Serves one judge on one port. Call `start`, then `stop`, on one event loop."""
 
     def __init__(self, judge: Judge, options: ServeOptions) -> None:
         self._judge = judge
         self._options = options
         self._keyring = Keyring(options.token_file)
         self._metrics = _metrics(judge.served.name, options) if options.metrics_port else None
-        judge.observer = self._metrics
+        judge.docket.metrics = self._metrics
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
@@ -92,7 +92,7 @@ class CloudServer:
         )  # fmt: skip
 
     def info(self) -> ServerInfo:
-        """What GetInfo answers."""
+        """The answer to GetInfo."""
         served, limits = self._judge.served, self._options.limits
         return ServerInfo(
             version=__version__,
@@ -104,7 +104,7 @@ class CloudServer:
             max_rows=served.max_rows,
             max_block=limits.max_block,
             max_sessions=limits.max_sessions,
-            num_sessions=self._judge.num_sessions,
+            num_sessions=self._judge.docket.num_sessions,
             invariant_rows=served.invariant_rows,
             forward_ms=served.forward_ms,
             weights=served.weights,
@@ -115,14 +115,14 @@ class CloudServer:
     async def start(self) -> int:
         """Bind and begin to answer; returns the port."""
         health, reflection = _services()
-        self._judge.served.vocab.classes  # noqa: B018  computed now, not in the first session that wants them
+        self._judge.served.vocab.classes  # noqa: B018  computed now, not in the first session
         limits = self._options.limits
         speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._judge.served.takes_audio else 0
         limit = limits.max_message_bytes + speech_bytes
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),
-                ("grpc.so_reuseport", 0),  # two servers on one port would share its calls, and no session be found
+                ("grpc.so_reuseport", 0),  # two servers on one port would split the calls of a session
                 *FEW_FRAMES,
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -192,7 +192,7 @@ class CloudServer:
             self._stop_requested()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, or the worker has died; then finish what is under way."""
+        """Serve until `stop` is set or the worker dies; then finish the open requests."""
         loop = asyncio.get_running_loop()
 
         def request_stop() -> None:
@@ -205,15 +205,15 @@ class CloudServer:
             raise EngineError("The worker thread failed; the log says why.", hint="Start the server again.")
 
     async def stop(self, grace_s: float) -> None:
-        """NOT_SERVING, no new calls, `grace_s` for those under way, then the worker ends: after its forward, at most.
+        """Report NOT_SERVING, refuse new calls, wait `grace_s` for open ones, and end the worker after its forward.
 
-        Only then may the engine be closed.
+        The engine may be closed only after this.
         """
         self._is_stopping = True
         await self._set_health(serving=False)
         self._service.drain()
         await self._server.stop(grace_s)
-        self._judge.stop()
+        self._judge.post(self._judge.docket.stop)
         await asyncio.to_thread(self._thread.join)
         if self._metrics:
             await asyncio.to_thread(self._metrics.close)
@@ -257,7 +257,7 @@ def _missing() -> MissingDependency:
 
 
 def serve(judge: Judge, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
-    """Serve until SIGINT or SIGTERM; a second one does not wait. `on_ready` gets the port."""
+    """Serve until SIGINT or SIGTERM; a second signal ends the process at once. `on_ready` gets the port."""
     asyncio.run(_serve(judge, options, on_ready))
 
 

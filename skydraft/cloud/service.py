@@ -1,21 +1,23 @@
-"""The service: bytes to jobs, answers to bytes. It decides who may ask and how much; the judge does the rest."""
+"""The service: bytes to jobs, answers to bytes. It checks tokens and limits; the judge computes the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, closing, nullcontext, suppress
+from functools import partial
+from typing import Any
 
 import grpc
 
 from skydraft.choosing.grammar import compile_grammar
 from skydraft.cloud.access import Keyring, RowBudget
-from skydraft.cloud.jobs import Answer, GenerateJob, Job, OpenJob, VerifyJob
+from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.shares import Shares
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.traces import Note, belongs_to, request_span
 from skydraft.errors import (
@@ -28,21 +30,31 @@ from skydraft.errors import (
     SkydraftError,
 )
 from skydraft.protocol import codec
-from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.info import encode_info
 from skydraft.protocol.status import to_status
-from skydraft.protocol.values import SERVICE, Emission, Opened, Opening, ServerInfo, SessionCall, TargetId, VerifyCall
+from skydraft.protocol.values import (
+    SERVICE,
+    CloseCall,
+    OpenCall,
+    Opened,
+    Opening,
+    ServerInfo,
+    StopCall,
+    TargetId,
+    VerifyCall,
+    Written,
+)
 from skydraft.tracing import Tracing
 from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
 _MAX_SCOPE_CHARS, _MAX_NAME_CHARS, _MAX_STOPS, _MAX_STOP_CHARS, _MAX_BIASES = 64, 256, 64, 4096, 1024
 RpcContext = grpc.aio.ServicerContext[bytes, bytes]
-A = TypeVar("A", Opened, Verdict)
+Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
 
 class VerifierService:
-    """The methods of `skydraft.verifier.v1.Verifier`, over one judge. `clock` is the judge's."""
+    """The methods of `skydraft.verifier.v2.Verifier`, over one judge. `clock` is the judge's."""
 
     def __init__(
         self,
@@ -65,92 +77,190 @@ class VerifierService:
         self._clock = clock
         self._log_prompts = log_prompts
         self._tracing = tracing
-        self._pending: Counter[str] = Counter()  # places taken, by owner
+        self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What a gRPC server adds. Messages are parsed here, not by gRPC, so that a broken one gets a clean answer."""
-        unary = {"GetInfo": self._get_info, "Open": self._open, "Verify": self._verify, "Close": self._close}
+        """The handlers for a gRPC server. They parse messages themselves, so a broken message gets a clear error."""
         methods: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in unary.items()
+            "GetInfo": grpc.unary_unary_rpc_method_handler(self._get_info),
+            "Session": grpc.stream_stream_rpc_method_handler(self._session),
         }
-        methods["Generate"] = grpc.unary_stream_rpc_method_handler(self._generate)
-        methods["Session"] = grpc.stream_stream_rpc_method_handler(self._session)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def _guarded(self, method: Callable[[bytes, str], Awaitable[bytes]]) -> Any:
-        async def respond(data: bytes, context: RpcContext) -> bytes:
-            self._note_trace(context)
-            try:
-                return await method(data, self._label(context))
-            except Exception as error:
-                return await _abort(context, error)
-
-        return respond
-
-    def _note_trace(self, context: RpcContext) -> None:
-        if self._tracing:
-            belongs_to(context.invocation_metadata())
-
-    def _span(self, kind: str, call: SessionCall | VerifyCall, owner: str) -> AbstractContextManager[Note]:
-        return request_span(self._tracing, kind, call, owner) if self._tracing else nullcontext(_untold)
-
-    def _label(self, context: RpcContext) -> str:
-        return self._keyring.label(_authorization(context))
-
     def drain(self) -> None:
-        """The server is about to stop: end streams that ask for nothing, the others when they are answered."""
+        """Prepare to stop: end idle streams now, and the others after their answer."""
         self._streams.drain()
 
-    async def _session(self, requests: Any, context: RpcContext) -> None:
-        self._note_trace(context)
+    async def _get_info(self, data: bytes, context: RpcContext) -> bytes:
         try:
-            with self._streams.entered(_authorization(context), _current_task()) as stream:
-                await self._answer_all(stream, context)
-        except grpc.aio.InternalError:
-            return  # the client has left while it was being answered
+            self._keyring.label(_authorization(context))
         except Exception as error:
-            with suppress(grpc.aio.InternalError):  # the client has left meanwhile
+            self._count("info", error)
+            return await _abort(context, error)
+        self._count("info")
+        return encode_info(self._info())
+
+    async def _session(self, requests: Any, context: RpcContext) -> None:
+        if self._tracing:
+            belongs_to(context.invocation_metadata())
+        is_entered = False
+        try:
+            with (
+                self._streams.entered(_authorization(context), _current_task()) as stream,
+                closing(_Messages(context)) as messages,
+            ):
+                is_entered = True
+                await self._answer_all(stream, messages, context)
+        except grpc.aio.InternalError:
+            return  # the client disconnected during the answer
+        except Exception as error:
+            if not is_entered:
+                self._count("session", error)
+            with suppress(grpc.aio.InternalError):  # the client disconnected meanwhile
                 await _abort(context, error)
 
-    async def _answer_all(self, stream: Stream, context: RpcContext) -> None:
-        """One request of a session after the other, each answered before the next is read.
+    async def _answer_all(self, stream: Stream, messages: _Messages, context: RpcContext) -> None:
+        """Answer the requests of a session in order: each before the next is read.
 
-        Whoever breaks off may come back: only his last message ends the session.
+        A disconnected client may come back: only a close message ends the session.
         """
         session = 0
-        while isinstance(data := await context.read(), bytes):
-            owner = self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
-            call = codec.decode_streamed(data, session, self._context_len)
-            if call is None:
-                self._judge.close_session(session, owner)
-                return
-            session = call.session
-            stream.is_busy = True
-            reply = await (self._rule(call, owner) if isinstance(call, VerifyCall) else self._begin(call, owner))
+        while isinstance(data := await messages.next(), bytes):
+            kind = "session"
+            try:
+                self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
+                call = codec.decode_call(data, session, self._context_len)
+                if isinstance(call, CloseCall):
+                    self._judge.post(partial(self._judge.docket.close, call.session, stream.owner))
+                    return
+                if isinstance(call, StopCall):
+                    continue  # the stop crossed the last reply on the way
+                kind, session, stream.is_busy = call.kind, call.session, True
+                if isinstance(call, OpenCall):
+                    await context.write(await self._open(call, stream.owner))
+                else:
+                    async for reply in self._verify(call, stream, messages):
+                        await context.write(reply)
+            except Exception as error:
+                self._count(kind, error)
+                raise
+            self._count(kind)
             stream.is_busy, stream.used_at = False, self._clock()
-            await context.write(reply)
             if self._streams.is_draining:
                 raise CloudDraining("The server is shutting down.")
 
-    async def _get_info(self, data: bytes, owner: str) -> bytes:
-        return encode_info(self._info())
+    def _count(self, kind: str, error: Exception | None = None) -> None:
+        if (metrics := self._judge.docket.metrics) is not None:
+            metrics.asked(kind, error)
 
-    async def _open(self, data: bytes, owner: str) -> bytes:
-        return await self._begin(codec.decode_session_call(data, self._context_len), owner, pb.OpenReply)
-
-    async def _begin(self, call: SessionCall, owner: str, reply: codec.OpenedKind = pb.VerifyReply) -> bytes:
+    async def _open(self, call: OpenCall, owner: str) -> bytes:
         self._check_opening(call.opening)
-        self._budget.spend(owner, call.opening.num_ids)
-        self._log("open", call, owner)
+        self._budget.spend(owner, call.num_rows)
+        self._log("open", call, call.opening, owner)
         async with self._compiled(call.opening, owner):
-            opened = await self._ask(OpenJob, call, owner, Opened)
-        return codec.encode_opened(opened, self._asked_for(call.opening), reply)
+            with self._span(call, owner) as note:
+                _, answers = self._submit(call, owner)
+                opened, _ = await answers.get()
+                if not isinstance(opened, Opened):
+                    raise _as_error(opened)
+                note(opened)
+        return codec.encode_opened(opened, self._unnamed(call.opening))
 
-    async def _verify(self, data: bytes, owner: str) -> bytes:
-        return await self._rule(codec.decode_verify_call(data, self._context_len), owner)
+    async def _verify(self, call: VerifyCall, stream: Stream, messages: _Messages) -> AsyncIterator[bytes]:
+        """Yield the verdict and, if the call lets the target write, the written tokens."""
+        owner = stream.owner
+        self._check_verify(call)
+        self._budget.spend(owner, call.num_rows)
+        async with self._compiled(call.opening, owner):
+            with self._span(call, owner) as note:
+                job, answers = self._submit(call, owner)
+                try:
+                    verdict, is_last = await answers.get()
+                    if not isinstance(verdict, Verdict):
+                        raise _as_error(verdict)
+                    note(verdict)
+                    self._log_verdict(call, owner, verdict)
+                    yield codec.encode_verdict(verdict, self._unnamed(call.opening), is_last=is_last and call.write > 0)
+                    while not is_last:
+                        written, is_last = await self._written(job, call, answers, messages)
+                        self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
+                        note(written)
+                        yield codec.encode_written(written)
+                finally:
+                    if not job.is_answered:
+                        self._judge.post(partial(self._judge.docket.leave, job))
 
-    async def _rule(self, call: VerifyCall, owner: str) -> bytes:
+    async def _written(self, job: Job, call: VerifyCall, answers: Answers, messages: _Messages) -> tuple[Written, bool]:
+        """The next written tokens; tokens that came while the last message was sent are merged into one message.
+
+        The client may stop the writing meanwhile.
+        """
+        arrived = asyncio.ensure_future(answers.get())
+        try:
+            while not arrived.done():
+                stop = messages.peek()
+                await asyncio.wait((arrived, *((stop,) if stop else ())), return_when=asyncio.FIRST_COMPLETED)
+                if stop and stop.done() and messages.stops(call.base):
+                    self._judge.post(partial(self._judge.docket.stop_writing, job))
+        finally:
+            arrived.cancel()
+        ready = [arrived.result()]
+        while not answers.empty():
+            ready.append(answers.get_nowait())
+        if isinstance(error := ready[-1][0], SkydraftError):
+            raise error
+        return _merged([answer for answer, _ in ready if isinstance(answer, Written)]), ready[-1][1]
+
+    def _submit(self, call: OpenCall | VerifyCall, owner: str) -> tuple[Job, Answers]:
+        """Post a job to the judge; the job stays if the client disconnects. Raises CloudBusy."""
+        loop = asyncio.get_running_loop()
+        answers: Answers = asyncio.Queue()  # bounded by the length of a generation
+
+        def take(answer: Answer, is_last: bool) -> None:
+            if is_last:
+                self._places.give_back(owner)
+            answers.put_nowait((answer, is_last))
+
+        def deliver(answer: Answer, is_last: bool) -> None:
+            loop.call_soon_threadsafe(take, answer, is_last)
+
+        self._take_place(owner)
+        job = Job(call, owner, deliver, self._clock(), partial(self._budget.charge, owner))
+        self._judge.post(partial(self._judge.docket.take, job))
+        return job, answers
+
+    def _take_place(self, owner: str) -> None:
+        if not self._places.may_take(owner):
+            num_waiting = self._limits.max_queue - self._places.num_free
+            raise CloudBusy(f"{num_waiting} requests are waiting already.", hint="Try again later.")
+        self._places.take(owner)
+
+    @asynccontextmanager
+    async def _compiled(self, opening: Opening | None, owner: str) -> AsyncIterator[None]:
+        """Compile the grammar of an opening, if any, and keep it in memory, so that the judge need not compile it.
+
+        A slow grammar delays only other grammars of its owner. Raises GrammarRefused.
+        """
+        if opening is None or not opening.params.grammar:
+            yield
+            return
+        self._take_place(owner)
+        try:
+            async with self._compiling[owner]:
+                held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._judge.served.vocab)
+        except MissingDependency as error:
+            raise GrammarRefused("This server follows no grammars: it has no llguidance.") from error
+        finally:
+            self._places.give_back(owner)
+        yield
+        del held
+
+    def _unnamed(self, opening: Opening | None) -> TargetId | None:
+        """The target, if the opening names none."""
+        return self._judge.served.target_id if opening and opening.target is None else None
+
+    def _check_verify(self, call: VerifyCall) -> None:
         if len(call.draft_ids) > self._limits.max_block:
             raise LimitExceeded(
                 f"The block has {len(call.draft_ids)} tokens; this server accepts up to {self._limits.max_block}.",
@@ -158,20 +268,11 @@ class VerifierService:
             )
         if call.opening:
             self._check_opening(call.opening)
-        # What no session can hold is refused before anybody looks through its ids again.
+        # An opening too large for any session is refused before the scan of its ids.
         self._check_fits(call.base + (len(call.opening.prompt.token_ids) if call.opening else 0))
-        self._budget.spend(owner, call.num_rows)
-        async with self._compiled(call.opening, owner):
-            verdict = await self._ask(VerifyJob, call, owner, Verdict)
-        self._log_verdict(call, owner, verdict)
-        return codec.encode_verdict(verdict, self._asked_for(call.opening))
-
-    def _asked_for(self, opening: Opening | None) -> TargetId | None:
-        """Who answers, where an opening leaves it open."""
-        return self._judge.served.target_id if opening and opening.target is None else None
 
     def _check_opening(self, opening: Opening) -> None:
-        """Refuse what no session could hold before it waits for a seat."""
+        """Refuse an opening that exceeds a limit, before it waits for a seat. Raises LimitExceeded."""
         for what, size, most in (
             ("characters in a cache scope", len(opening.cache_scope), _MAX_SCOPE_CHARS),
             ("characters in the name of a model", len(opening.model), _MAX_NAME_CHARS),
@@ -192,141 +293,77 @@ class VerifierService:
         if num_ids >= self._context_len:
             raise LimitExceeded(f"{num_ids} tokens do not fit in the context of {self._context_len}.")
 
-    @asynccontextmanager
-    async def _compiled(self, opening: Opening | None, owner: str) -> AsyncIterator[None]:
-        """Have the grammar of an opening, if there is one, compiled and held, so that the judge finds it at once.
+    def _span(self, call: OpenCall | VerifyCall, owner: str) -> AbstractContextManager[Note]:
+        return request_span(self._tracing, call, owner) if self._tracing else nullcontext(_note_nothing)
 
-        Whoever sends what takes long takes a place and waits behind himself, and nobody else does. Raises
-        GrammarRefused.
-        """
-        if opening is None or not opening.params.grammar:
-            yield
+    def _log(self, event: str, call: OpenCall | VerifyCall, opening: Opening | None, owner: str, **more: Any) -> None:
+        is_opening = opening is not None
+        if not is_opening and not log.isEnabledFor(logging.DEBUG):
             return
-        self._take_place(owner)
-        try:
-            async with self._compiling[owner]:
-                held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._judge.served.vocab)
-        except MissingDependency as error:
-            raise GrammarRefused("This server follows no grammars: it has no llguidance.") from error
-        finally:
-            self._free_place(owner)
-        yield
-        del held
-
-    async def _close(self, data: bytes, owner: str) -> bytes:
-        self._judge.close_session(codec.decode_close(data), owner)
-        return b""
-
-    async def _ask(self, kind: Callable[..., Job], call: SessionCall | VerifyCall, owner: str, wanted: type[A]) -> A:
-        """The judge's answer, which is a `wanted`; an error is raised. A caller who leaves changes nothing:
-        it may ask again.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-
-        def settle(answer: Answer) -> None:
-            self._free_place(owner)
-            if not future.done():
-                future.set_result(answer)
-
-        job = kind(call, owner, lambda answer: loop.call_soon_threadsafe(settle, answer), self._clock())
-        with self._span(job.kind, call, owner) as note:
-            self._take_place(owner)
-            self._judge.submit(job)
-            answer = await future
-            if isinstance(answer, wanted):
-                note(answer)
-                return answer
-            raise answer if isinstance(answer, SkydraftError) else CloudFailure("The judge answered something else.")
-
-    def _take_place(self, owner: str) -> None:
-        """Take a place in the server, until the judge's last answer: it may be in a long forward and see its queue
-        late, and what a caller has left lies there all the same.
-
-        Where there are tokens, each leaves as many places free as it takes, so that there is one for everybody. Raises
-        CloudBusy.
-        """
-        own, num_pending = self._pending[owner], self._pending.total()
-        free = self._limits.max_queue - num_pending
-        if free <= 0 or (self._keyring.has_tokens and own >= free):
-            raise CloudBusy(
-                f"{own if free > 0 else num_pending} requests are waiting already.", hint="Try again later."
-            )
-        self._pending[owner] += 1
-
-    def _free_place(self, owner: str) -> None:
-        self._pending[owner] -= 1
-        if not self._pending[owner]:
-            del self._pending[owner]
-
-    async def _generate(self, data: bytes, context: RpcContext) -> AsyncIterator[bytes]:
-        self._note_trace(context)
-        try:
-            owner = self._label(context)
-            call = codec.decode_session_call(data, self._context_len)
-            self._check_opening(call.opening)
-            self._budget.spend(owner, call.opening.num_ids)
-            self._log("generate", call, owner)
-            target = self._asked_for(call.opening)
-            with self._span("generate", call, owner) as note:
-                async with self._compiled(call.opening, owner):
-                    async for emission in self._stream(call, owner):
-                        self._label(context)  # the token may have been revoked meanwhile
-                        note(emission)
-                        yield codec.encode_emission(emission, target)
-                        target = None
-        except Exception as error:
-            await _abort(context, error)
-
-    async def _stream(self, call: SessionCall, owner: str) -> AsyncIterator[Emission]:
-        """Tokens as they come; those that came while the last message was being sent go into one."""
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[Answer] = asyncio.Queue()  # bounded by the length of a generation
-
-        def deliver(answer: Answer) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, answer)
-            if not isinstance(answer, Emission) or answer.finish:
-                loop.call_soon_threadsafe(self._free_place, owner)
-
-        def charge(num_rows: int) -> float:
-            return self._budget.charge(owner, num_rows)
-
-        job = GenerateJob(call, owner, deliver, self._clock(), charge)
-        self._take_place(owner)
-        self._judge.submit(job)
-        try:
-            finish = None
-            while finish is None:
-                answers = [await arrived.get()]
-                while not arrived.empty():
-                    answers.append(arrived.get_nowait())
-                if emissions := [answer for answer in answers if isinstance(answer, Emission)]:
-                    yield (merged := _merge(emissions))
-                    finish = merged.finish
-                if isinstance(answers[-1], SkydraftError):
-                    raise answers[-1]
-        finally:
-            self._judge.cancel(job)
-
-    def _log(self, event: str, call: SessionCall, owner: str) -> None:
-        extra = {"session": call.session, "epoch": call.epoch, "base": len(call.opening.committed_ids), "token": owner}
-        if self._log_prompts:
-            extra["prompt_ids"] = call.opening.prompt.token_ids
-        log.info(event, extra=extra)
+        extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "token": owner} | more
+        if opening is not None:
+            extra["base"] = len(opening.committed_ids)
+            extra |= {"prompt_ids": opening.prompt.token_ids} if self._log_prompts else {}
+        log.log(logging.INFO if is_opening else logging.DEBUG, event, extra=extra)
 
     def _log_verdict(self, call: VerifyCall, owner: str, verdict: Verdict) -> None:
-        if not log.isEnabledFor(logging.DEBUG) and not call.opening:
-            return
-        extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "round": call.base, "token": owner}
-        extra |= {"drafted": len(call.draft_ids), "accepted": verdict.num_accepted, "finish": verdict.finish}
-        extra |= {"forward_ms": round(verdict.cost.forward_ms, 2), "queue_ms": round(verdict.cost.queue_ms, 2)}
-        if self._log_prompts and call.opening:
-            extra["prompt_ids"] = call.opening.prompt.token_ids
-        log.log(logging.INFO if call.opening else logging.DEBUG, "verify", extra=extra)
+        self._log(
+            "verify", call, call.opening, owner, round=call.base, drafted=len(call.draft_ids),
+            accepted=verdict.num_accepted, finish=verdict.finish, forward_ms=round(verdict.cost.forward_ms, 2),
+            queue_ms=round(verdict.cost.queue_ms, 2),
+        )  # fmt: skip
 
 
-def _untold(answer: object) -> None:
+class _Messages:
+    """The messages of a stream; the next message can be read ahead while the current one is answered."""
+
+    def __init__(self, context: RpcContext) -> None:
+        self._context = context
+        self._next: asyncio.Task[Any] | None = None
+        self._is_held = False  # the next message was read ahead
+
+    async def next(self) -> Any:
+        """The next message, or gRPC's EOF at the end."""
+        self._is_held = False
+        if self._next is None:
+            return await self._context.read()
+        task, self._next = self._next, None
+        return await task
+
+    def peek(self) -> asyncio.Task[Any] | None:
+        """A task that reads the next message; None if that message was read ahead already."""
+        if self._is_held:
+            return None
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._context.read())
+        return self._next
+
+    def stops(self, base: int) -> bool:
+        """Whether the message of `peek` ends the writing after the verify of `base`: its stop, or a new request.
+
+        A new request is kept for `next`. A stop of another verify came too late and is dropped.
+        """
+        assert self._next is not None
+        data = self._next.result()
+        if isinstance(data, bytes) and (stopped := codec.stopped_base(data)) is not None:
+            self._next = None
+            return stopped == base
+        self._is_held = True
+        return isinstance(data, bytes)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+
+def _note_nothing(answer: object) -> None:
     return None
+
+
+def _as_error(answer: Answer) -> SkydraftError:
+    return answer if isinstance(answer, SkydraftError) else CloudFailure("The judge answered something else.")
 
 
 def _authorization(context: RpcContext) -> str:
@@ -336,23 +373,20 @@ def _authorization(context: RpcContext) -> str:
 
 def _current_task() -> asyncio.Task[None]:
     task = asyncio.current_task()
-    assert task is not None  # of a coroutine that runs
+    assert task is not None  # a running coroutine has a task
     return task
 
 
-def _merge(emissions: list[Emission]) -> Emission:
-    if len(emissions) == 1:
-        return emissions[0]
-    return Emission(
-        emissions[0].base,
-        tuple(token_id for emission in emissions for token_id in emission.token_ids),
-        emissions[-1].finish,
-        sum((emission.cost for emission in emissions), Cost()),
-    )
+def _merged(parts: list[Written]) -> Written:
+    if len(parts) == 1:
+        return parts[0]
+    token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
+    cost = sum((part.cost for part in parts), Cost())
+    return Written(parts[0].base, token_ids, parts[-1].finish, parts[-1].is_last, cost)
 
 
 async def _abort(context: RpcContext, error: Exception) -> bytes:
-    """End the call with the status of an error; one that is not ours is logged and not explained."""
+    """End the call with the status of an error. An unexpected error is logged; the client gets no details."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, SkydraftError):

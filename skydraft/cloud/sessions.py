@@ -1,18 +1,18 @@
-"""Sessions: the target's side of each generation, who may use it, and who has to make room.
+"""Sessions: the target's side of each generation, their owners, and the order of eviction.
 
-An evicted or expired session costs its owner time, never tokens: it is opened again with all that is committed.
+An evicted or expired session costs its owner time, never tokens: the client opens it again with all committed tokens.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from skydraft.cloud.judge import Seats, SessionTarget
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.seats import Seats, SessionTarget
+from skydraft.cloud.shares import Shares
 from skydraft.errors import (
     Diverged,
     ProtocolError,
@@ -23,15 +23,15 @@ from skydraft.errors import (
     VocabularyMismatch,
 )
 from skydraft.protocol.codec import digest, short_fingerprint
-from skydraft.protocol.values import Opening, SessionCall, VerifyCall
+from skydraft.protocol.values import OpenCall, Opening, VerifyCall
 from skydraft.types import Reuse, Verdict
 
-_LEFT_S = 10.0  # seconds after which an idle session may have been left
-_FINISHED_KEPT = 4  # finished sessions kept per seat, for a verdict that has to be said again
+_LEFT_S = 10.0  # seconds after which an idle session counts as abandoned
+_FINISHED_KEPT = 4  # finished sessions kept per seat, as their last verdict may be asked for again
 
 
 class CloudSession:
-    """One generation on the server. It holds a seat, which is KV memory, from its opening to its end."""
+    """One generation on the server. It holds a seat (KV memory) from its opening to its end."""
 
     def __init__(self, number: int, owner: str, epoch: int, opening: Opening, target: SessionTarget) -> None:
         self.number = number
@@ -44,36 +44,39 @@ class CloudSession:
 
     @property
     def used_at(self) -> float:
-        """When it was last asked for anything, or answered."""
+        """Time of its last request or answer."""
         return self._used_at
 
     def touch(self, now: float) -> None:
-        """Note that it is in use."""
+        """Note that the session is in use."""
         self._used_at = now
 
     def recall(self, call: VerifyCall) -> Verdict | None:
-        """The verdict on this very block, if it was the last one judged."""
+        """The verdict on the call's block, if that was the last judged block."""
         if self._last is None:
             return None
         last, verdict = self._last
         same = (last.base, last.catch_up_ids, last.draft_ids, last.digest)
         return verdict if same == (call.base, call.catch_up_ids, call.draft_ids, call.digest) else None
 
+    def written_after(self, base: int) -> tuple[int, ...]:
+        """The tokens that the target has written after the first `base` generated tokens."""
+        token_ids = self.target.token_ids
+        return tuple(token_ids[len(token_ids) - self.target.base + base :].tolist())
+
     def remember(self, call: VerifyCall, verdict: Verdict) -> None:
-        """Keep a verdict in case its answer is lost. A finished generation gives its seat back."""
+        """Keep a verdict, as its answer may get lost on the way."""
         self._last = (call, verdict)
-        if verdict.finish:
-            self.target.close()
 
     def check(self, call: VerifyCall) -> None:
-        """Raise BaseMismatch, Diverged or LimitExceeded unless the block extends just what is committed here."""
+        """Raise BaseMismatch, Diverged or LimitExceeded unless the block extends exactly the committed tokens."""
         self.target.check(call.block, call.catch_up_ids)
         if digest(self.target.token_ids, np.array(call.catch_up_ids, np.int32)) != call.digest:
             raise Diverged(f"The two sides hold different prompts, or different tokens among the first {call.base}.")
 
 
 class Sessions:
-    """All sessions of a server, by number. The only place where they are opened, evicted and closed."""
+    """All sessions of a server, by number. Only this class opens, evicts and closes them."""
 
     def __init__(self, seats: Seats, limits: Limits, clock: Callable[[], float]) -> None:
         self._seats = seats
@@ -85,22 +88,22 @@ class Sessions:
         self.num_evicted = self.num_expired = 0
 
     def __len__(self) -> int:
-        """How many hold a seat."""
+        """Number of sessions with a seat."""
         return len(self._seated())
 
     def _seated(self) -> list[CloudSession]:
         return [session for session in self._table.values() if session.target.is_seated]
 
     def is_theirs(self, number: int, owner: str) -> bool | None:
-        """Whether the session of that number is this owner's; None where there is none."""
+        """Whether the session of that number belongs to this owner; None if it does not exist."""
         session = self._table.get(number)
         return None if session is None else session.owner == owner
 
-    def admit(self, call: SessionCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
-        """The session of a call, opened first where the call says so; None while no seat is free.
+    def admit(self, call: OpenCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
+        """The session of a call, which is opened first if the call has an opening; None while no seat is free.
 
-        `busy` are numbers of sessions that must not be evicted. Raises SessionNotFound, SessionTaken, and for an
-        opening that this server does not take UsageError.
+        Sessions with numbers in `busy` are not evicted. Raises SessionNotFound, SessionTaken, or UsageError for an
+        opening that this server does not accept.
         """
         session = self._table.get(call.session)
         opening = call.opening
@@ -119,7 +122,7 @@ class Sessions:
         return session
 
     def _open(
-        self, call: SessionCall | VerifyCall, opening: Opening, owner: str, busy: Collection[int]
+        self, call: OpenCall | VerifyCall, opening: Opening, owner: str, busy: Collection[int]
     ) -> CloudSession | None:
         before = self._table.get(call.session)
         takes_over = before is not None and before.target.is_seated
@@ -137,12 +140,7 @@ class Sessions:
         return session
 
     def _new_target(self, opening: Opening) -> SessionTarget:
-        if opening.fingerprint != self._fingerprint:
-            raise VocabularyMismatch(
-                f"The draft model's vocabulary ({opening.fingerprint[:8]}) is not the target's "
-                f"({self._fingerprint[:8]}): token ids would mean different things.",
-                hint="Choose a draft model of the target's family.",
-            )
+        self.check_vocabulary(opening)
         if opening.target and not self._served.target_id.will_do_for(opening.target):
             raise TargetChanged(
                 f"This server runs {self._served.name} now ({self._served.execution}, a context of "
@@ -154,52 +152,61 @@ class Sessions:
         self.check_ids(opening.prompt.token_ids, opening.committed_ids)
         return self._seats.target(opening)
 
+    def check_vocabulary(self, opening: Opening) -> None:
+        """Raise VocabularyMismatch if the client's vocabulary is not the target's."""
+        if opening.fingerprint != self._fingerprint:
+            raise VocabularyMismatch(
+                f"The draft model's vocabulary ({opening.fingerprint[:8]}) is not the target's "
+                f"({self._fingerprint[:8]}): token ids would mean different things.",
+                hint="Choose a draft model of the target's family.",
+            )
+
     def check_ids(self, *token_ids: Seq[int]) -> None:
-        """Raise ProtocolError for an id that is no token of the target."""
+        """Raise ProtocolError for an id outside the target's vocabulary."""
         highest = max((max(ids) for ids in token_ids if ids), default=0)
         if highest >= self._served.vocab.size:
             raise ProtocolError(f"The vocabulary of {self._served.vocab.size} tokens has no id {highest}.")
 
     def _can_seat(self, owner: str, busy: Collection[int]) -> bool:
-        """Whether there is KV memory for one more session of this owner, or somebody idle to take it from."""
+        """Whether one more session of this owner gets a seat: a free one, or that of an idle session."""
         return not self._rivals(owner) or bool(self._victims(owner, busy))
 
     def _seat(self, target: SessionTarget, opening: Opening, owner: str, busy: Collection[int]) -> None:
-        """Give it KV memory, taken from an idle session if need be."""
+        """Give `target` a seat; idle sessions are evicted if none is free."""
         if self._rivals(owner):
             self.close(self._victims(owner, busy)[0].number)
             self.num_evicted += 1
         self._seats.seat(target, opening, self._reuse(opening, owner))
 
     def _victims(self, owner: str, busy: Collection[int]) -> list[CloudSession]:
-        """Idle sessions that may go for one more of `owner`, who goes first in front.
+        """Idle sessions that may be evicted for a new session of `owner`, in the order of eviction.
 
-        Those that seem left, then those of whoever has the most seats, and of them the least recently used. Nobody
-        takes a seat from an owner with fewer of them.
+        Abandoned sessions go first, then those of the owner with the most seats, and of these the least recently
+        used. An owner with fewer seats than `owner` loses only abandoned sessions.
         """
-        seats = Counter(session.owner for session in self._seated()) + Counter([owner])
-        left = self._clock() - _LEFT_S
+        seats, left = self.shares, self._clock() - _LEFT_S
         idle = [session for session in self._rivals(owner) if session.number not in busy]
-        may_go = [session for session in idle if session.used_at < left or seats[session.owner] >= seats[owner]]
-        return sorted(may_go, key=lambda one: (one.used_at >= left, -seats[one.owner], one.used_at))
+        may_go = [one for one in idle if one.used_at < left or seats.gives_way(one.owner, owner)]
+        may_go.sort(key=lambda one: one.used_at)
+        return sorted(seats.largest_first(may_go, lambda one: one.owner), key=lambda one: one.used_at >= left)
 
     def _reuse(self, opening: Opening, owner: str) -> Reuse | None:
-        """Whose KV it may take up: that of the owner alone, so that nobody learns, by its time, of another's text."""
+        """The KV that an opening may reuse: only that of its owner, so that timing reveals no other owner's texts."""
         scope = f"{owner}\n{opening.cache_scope}"
         return Reuse(scope, self._served.execution == "exact") if opening.cache_scope else None
 
     def _rivals(self, owner: str) -> list[CloudSession]:
-        """Sessions one of which must go before `owner` gets a seat: its own at its own limit, all where all is full."""
+        """Sessions one of which must go first: the owner's at the owner's limit, all if no seat is free, else none."""
         seated = self._seated()
         own = [session for session in seated if session.owner == owner]
         if 0 < self._limits.sessions_per_token <= len(own):
             return own
         return seated if len(seated) >= self._limits.max_sessions else []
 
-    def has_more_seats(self, owner: str, other: str) -> bool:
-        """Whether `owner` would still have as many as `other` after giving one to it."""
-        seats = Counter(session.owner for session in self._seated())
-        return seats[owner] - 1 >= seats[other] + 1
+    @property
+    def shares(self) -> Shares:
+        """The number of seats of each owner."""
+        return Shares(self._limits.max_sessions, held=(session.owner for session in self._seated()))
 
     def _forget_finished(self) -> None:
         finished = [number for number, session in self._table.items() if not session.target.is_seated]
@@ -207,7 +214,7 @@ class Sessions:
             self.close(number)
 
     def expire(self, busy: Collection[int]) -> int:
-        """Close sessions idle for longer than their time to live; returns how many of them had not finished."""
+        """Close sessions idle for longer than their time to live; returns the number of unfinished ones."""
         latest = self._clock() - self._limits.session_ttl_s
         expired = [n for n, session in self._table.items() if session.used_at < latest and n not in busy]
         num_unfinished = sum(self._table[number].target.finish is None for number in expired)
@@ -218,9 +225,9 @@ class Sessions:
         return num_unfinished
 
     def close(self, number: int, owner: str | None = None, *, failed: bool = False) -> None:
-        """Forget a session, if it is there and `owner`, where given, is its owner.
+        """Close a session, if it exists and belongs to `owner` (None: any owner).
 
-        Nothing of one that `failed` is reused.
+        The KV of a `failed` session is not reused.
         """
         session = self._table.get(number)
         if session is not None and owner in (None, session.owner):
@@ -228,6 +235,6 @@ class Sessions:
             del self._table[number]
 
     def close_all(self) -> None:
-        """Forget all of them."""
+        """Close all sessions."""
         for number in list(self._table):
             self.close(number)

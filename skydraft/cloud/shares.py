@@ -1,6 +1,6 @@
-"""Fairness between owners, in one place: how many places each may hold, whose turn is next, and who gives way.
+"""Fairness between owners: the places that each may hold, the order of turns, and the order of giving way.
 
-An owner is whoever a token or key belongs to. Servers, gateways and their queues decide by these two classes alone.
+An owner is the client of a token or key. Servers, gateways and their queues all decide by these two classes.
 """
 
 from __future__ import annotations
@@ -13,72 +13,80 @@ T = TypeVar("T")
 
 
 class Shares:
-    """Who holds how many of `total` places.
+    """Counts how many of `total` places each owner holds.
 
-    Where owners are not `apart`, all callers are one owner, and a place is free or it is not.
+    If owners are not `apart`, all callers count as one owner and may take every place. Otherwise an owner with places
+    must leave `spare` places free, by default as many as it then holds. `held` lists the owner of each taken place.
     """
 
-    def __init__(self, total: int, *, apart: bool = True) -> None:
+    def __init__(self, total: int, *, apart: bool = True, spare: int | None = None, held: Iterable[str] = ()) -> None:
         self._total = total
         self._apart = apart
-        self._held: Counter[str] = Counter()
+        self._spare = spare
+        self._held = Counter(held)  # places, by owner
 
     def held(self, owner: str) -> int:
-        """How many places an owner holds."""
+        """Number of places of an owner."""
         return self._held[owner]
 
     @property
     def num_free(self) -> int:
-        """How many places nobody holds."""
+        """Number of free places."""
         return self._total - self._held.total()
 
     def may_take(self, owner: str, num: int = 1) -> bool:
         """Whether `num` more places are free for this owner.
 
-        An owner who holds none may take what is free. Any other leaves as many places free as it then holds, so that a
-        flood of one owner never keeps another out.
+        An owner without places may take any free place. Other owners must leave the spare places free, so that one
+        owner's flood of requests never locks out another owner.
         """
         if num > self.num_free or not self._apart or not self._held[owner]:
             return num <= self.num_free
-        return self._held[owner] + num <= self.num_free - num
+        spare = self._held[owner] + num if self._spare is None else self._spare
+        return num + spare <= self.num_free
+
+    def next_of(self, waiting: Iterable[T], owner_of: Callable[[T], str]) -> T | None:
+        """The next to serve: the first one of the owner with the fewest places; None if that owner may take none."""
+        first = min(waiting, key=lambda each: self._held[owner_of(each)], default=None)
+        return None if first is None or not self.may_take(owner_of(first)) else first
 
     def take(self, owner: str, num: int = 1) -> None:
-        """Note that an owner holds `num` more."""
+        """Count `num` more places for an owner."""
         self._held[owner] += num
 
     def give_back(self, owner: str, num: int = 1) -> None:
-        """Note that an owner holds `num` fewer."""
+        """Count `num` fewer places for an owner."""
         self._held[owner] -= num
         if self._held[owner] <= 0:
             del self._held[owner]
 
     def gives_way(self, owner: str, to: str, num_apart: int = 1) -> bool:
-        """Whether `owner` gives up a place for `to`: for itself always, for others while it holds `num_apart` more."""
+        """Whether `owner` gives up a place for `to`: always if both are the same, else if it has `num_apart` more."""
         return owner == to or self._held[owner] >= self._held[to] + num_apart
 
     def largest_first(self, holders: Iterable[T], owner_of: Callable[[T], str]) -> list[T]:
-        """`holders` in the order in which they give way: those of whoever holds the most first, else as they came."""
+        """`holders` in the order of giving way: first those of the owner with the most places, else in given order."""
         return sorted(holders, key=lambda holder: -self._held[owner_of(holder)])
 
 
-class Served:
-    """How much work was done for each owner; whoever had less goes first (start-time fair queueing)."""
+class WorkShares:
+    """Counts the work done for each owner; the owner with less work goes first (start-time fair queueing)."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
 
     def of(self, owner: str) -> float:
-        """The owner's place in the order: the lowest goes first."""
+        """The owner's key in the order: the lowest goes first."""
         return self._served.get(owner, 0.0)
 
     def serve(self, owner: str, work: float) -> None:
-        """Note that work was done for an owner."""
+        """Count work done for an owner."""
         self._served[owner] = self.of(owner) + work
 
     def enter(self, owner: str, present: Iterable[str]) -> None:
-        """Let an owner in beside those who are `present`.
+        """Add an owner beside those that are `present`.
 
-        One who was away begins where the least served of them is: what was not used is not saved up.
+        A returning owner starts level with the least served of them: unused shares are not saved up.
         """
         others = set(present)
         if owner in others:

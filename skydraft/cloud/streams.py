@@ -1,28 +1,27 @@
-"""The streams of sessions that are open: how many there may be, and which of them end before their clients end them.
+"""The open streams of sessions: their limit, and the rules by which the server ends one.
 
-A stream between two requests holds nothing that its client cannot have again by opening another one, so an idle one may
-end at any time: its session stays.
+The server may end an idle stream at any time: the session stays, and the client opens another stream for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.shares import Shares
 from skydraft.errors import CloudBusy, CloudDraining, CloudLost, NotAuthorized, SkydraftError
 
-_STREAMS_PER_PLACE = 4  # of the queue: whoever drafts has a stream and asks for nothing
-_SWEEP_S = 1.0  # how often idle streams are looked at, as the token file is
+_STREAMS_PER_PLACE = 4  # of the queue: a client that is drafting has a stream without a request
+_SWEEP_S = 1.0  # how often idle streams are checked; the token file is read as often
 
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """An open stream. Whoever answers its requests notes `is_busy` and, when one was answered, `used_at`."""
+    """An open stream. The service sets `is_busy` during each request, and `used_at` after its answer."""
 
     owner: str
     authorization: str
@@ -33,7 +32,7 @@ class Stream:
 
 
 class Streams:
-    """All open streams of a server; everything here happens on its event loop. `clock` is in seconds."""
+    """All open streams of a server; used only on the server's event loop. `clock` is in seconds."""
 
     def __init__(self, keyring: Keyring, limits: Limits, clock: Callable[[], float]) -> None:
         self._keyring = keyring
@@ -46,9 +45,9 @@ class Streams:
 
     @contextmanager
     def entered(self, authorization: str, task: asyncio.Task[None]) -> Iterator[Stream]:
-        """The stream that `task` serves, for as long as it does.
+        """Register the stream that `task` serves, for the duration of the block.
 
-        Raises NotAuthorized, CloudBusy, and within the block what ended the stream from outside.
+        Raises NotAuthorized, CloudBusy, and at the end of the block the error with which the server ended the stream.
         """
         owner = self._keyring.label(authorization)
         if self.is_draining:
@@ -62,26 +61,22 @@ class Streams:
             yield stream
         except asyncio.CancelledError:
             if stream.ended_by is None:
-                raise  # the client has left
+                raise  # the client disconnected
             task.uncancel()
             raise stream.ended_by from None
         finally:
             self._open.discard(stream)
 
     def _make_room(self, owner: str) -> None:
-        """End the idle stream that was used least recently, of whoever has the most and not fewer than `owner`."""
-        if len(self._open) < self._most:
+        """End the least recently used idle stream of the owner with the most, if that is more than `owner` has."""
+        shares = Shares(self._most, held=(stream.owner for stream in self._open))
+        if shares.num_free > 0:
             return
-        counts = Counter(stream.owner for stream in self._open)
-        idle = [
-            stream
-            for stream in self._open
-            if not stream.is_busy and (stream.owner == owner or counts[stream.owner] > counts[owner])
-        ]
+        idle = [each for each in self._open if not each.is_busy and shares.gives_way(each.owner, owner)]
         if not idle:
             raise CloudBusy(f"{len(self._open)} streams are open already.", hint="Try again later.")
-        last = min(idle, key=lambda stream: (-counts[stream.owner], stream.used_at))
-        self._end(last, CloudLost("The stream made way for another one."))
+        idle.sort(key=lambda each: each.used_at)
+        self._end(shares.largest_first(idle, lambda each: each.owner)[0], CloudLost("The stream made way for another."))
 
     def _end(self, stream: Stream, error: SkydraftError) -> None:
         stream.ended_by = error
@@ -92,7 +87,7 @@ class Streams:
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
-        """End idle streams whose token was revoked, or whose client has said nothing for as long as a session lives."""
+        """End idle streams whose token was revoked, or that were idle for as long as a session lives."""
         self._sweeper = None
         revoked = {each: error for each in {s.authorization for s in self._open} if (error := self._refusal(each))}
         latest = self._clock() - self._ttl_s
@@ -112,7 +107,7 @@ class Streams:
         return None
 
     def drain(self) -> None:
-        """End what is idle, and let nobody in any more. Who is answered now has to end his stream afterwards."""
+        """End all idle streams and refuse new ones. The service ends each busy stream after its answer."""
         self.is_draining = True
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -1,6 +1,6 @@
-"""The worker: the judge over an engine in this process, and the one thread that owns it. Jobs come through one queue.
+"""The worker: the judge over an engine in this process. One thread owns the engine; work comes through one queue.
 
-Read `Worker.step` first: it is the whole server, without the network.
+Read `Worker.step` first: it is the whole server without the network.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import queue
 import time
 from collections.abc import Callable
 
-from skydraft.cloud.docket import TICK_S, Docket
-from skydraft.cloud.jobs import Job
-from skydraft.cloud.judge import Observer, Served, SessionTarget
+from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.scheduler import Batch
+from skydraft.cloud.seats import Served, SessionTarget
 from skydraft.config import Execution
 from skydraft.decoding.verification import TargetSession, absorb_all
 from skydraft.engines.base import Engine, Rows
@@ -48,27 +46,27 @@ class EngineSeats:
         )
 
     def seat(self, target: SessionTarget, opening: Opening, reuse: Reuse | None) -> None:
-        """Give it a sequence of its own. Raises PromptError."""
+        """Give `target` a new sequence. Raises PromptError."""
         _own(target).adopt(self._engine.begin(opening.prompt.token_ids, opening.prompt.media, reuse))
 
     def hand_over(self, before: SessionTarget, target: SessionTarget) -> None:
-        """Give it the sequence of an earlier epoch: the prompt is the same, and the rest is compared."""
+        """Move the sequence of an earlier epoch to `target`: the prompt is the same, and the rest is compared."""
         _own(target).adopt(_own(before).release())
 
     def forget_kept(self, older_than_s: float) -> None:
-        """Release what was kept for reuse for so long."""
+        """Release sequences that were kept for reuse for longer than this."""
         self._engine.forget_kept(older_than_s)
 
 
 def _own(target: SessionTarget) -> TargetSession:
-    assert isinstance(target, TargetSession)  # no others are made here
+    assert isinstance(target, TargetSession)  # `target` above makes no other kind
     return target
 
 
 class Worker:
-    """Runs jobs on one engine. `submit`, `cancel`, `close_session` and `stop` may be called from any thread.
+    """Serves the jobs of a docket on one engine. Any thread may call `post`.
 
-    `max_rows` bounds a forward: `engine.invariant_rows` for exact execution, `engine.max_output_rows` for throughput.
+    A forward holds at most `engine.invariant_rows` rows for exact execution, `engine.max_output_rows` for throughput.
     """
 
     def __init__(
@@ -77,63 +75,37 @@ class Worker:
         limits: Limits,
         *,
         execution: Execution = "exact",
-        observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         seats = EngineSeats(engine, execution)
         self.served = seats.served
-        self.max_rows = seats.served.max_rows
-        self.on_health: Callable[[bool], None] = lambda is_well: None  # it is well for as long as it runs
+        self.docket = Docket(seats, limits, clock)
+        self.on_health: Callable[[bool], None] = lambda is_well: None  # never called: it can always judge
         self._engine = engine
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._docket = Docket(seats, limits, clock)
-        self._scheduler = self._docket.scheduler
-        self.observer = observer
-        self.num_sessions = 0  # holding KV memory, as of the last step; for other threads to read
 
-    @property
-    def observer(self) -> Observer | None:
-        """Who is told what happens."""
-        return self._docket.observer
-
-    @observer.setter
-    def observer(self, observer: Observer | None) -> None:
-        self._docket.observer = observer
-
-    def submit(self, job: Job) -> None:
-        """Take a job; it will be answered."""
-        self._inbox.put(lambda: self._docket.take(job))
-
-    def cancel(self, job: Job) -> None:
-        """Nobody reads the answers of a stream any more. Other jobs are finished, since they may be asked for again."""
-        self._inbox.put(lambda: self._docket.cancel(job))
-
-    def close_session(self, number: int, owner: str) -> None:
-        """End a session: at once, or when what was asked of it is answered."""
-        self._inbox.put(lambda: self._docket.close(number, owner))
-
-    def stop(self) -> None:
-        """Answer what is waiting or under way with CloudDraining, and let `run` return."""
-        self._inbox.put(self._docket.stop)
+    def post(self, work: Callable[[], None]) -> None:
+        """Run `work` before the next step."""
+        self._inbox.put(work)
 
     def run(self) -> None:
-        """Work until stopped. Whatever ends it, everybody who waits is answered."""
+        """Serve until stopped. Every waiting job is answered, even after a failure."""
         try:
-            while not self._docket.is_stopping:
-                self.receive(self._scheduler.idle_s(self._clock()))
+            while not self.docket.is_stopping:
+                self.receive(self.docket.idle_s())
                 self.step()
         finally:
-            self._docket.stop()
-            self.receive()  # what came in between is answered too
-            self._docket.sessions.close_all()
+            self.docket.stop()
+            self.receive()  # jobs that arrived meanwhile are answered too
+            self.docket.sessions.close_all()
 
     def close(self) -> None:
         """Close the engine."""
         self._engine.close()
 
     def receive(self, idle_s: float = 0.0) -> None:
-        """Take in what was submitted. If there is nothing, wait for it for `idle_s` seconds, but not for long."""
+        """Run the posted work. If there is none, wait for it for at most `idle_s` seconds."""
         try:
             if idle_s > 0:
                 self._inbox.get(timeout=min(idle_s, TICK_S))()
@@ -143,60 +115,59 @@ class Worker:
             return
 
     def step(self) -> None:
-        """One forward for whoever waits: admit → prefill → schedule → forward and verify → commit."""
-        self._docket.expire()
-        self._docket.admit()
+        """Run one forward for the waiting jobs: admit → prefill → schedule → forward and verify → commit."""
+        self.docket.expire()
+        self.docket.admit()
         self._prefill()
-        batch = self._scheduler.batch(self.max_rows, self._clock())
-        self._docket.commit(self._forward(batch))
-        self.num_sessions = len(self._docket.sessions)
+        self.docket.commit(self._forward(self.docket.batch(self.served.max_rows)))
 
     def _prefill(self) -> None:
-        """Feed one part of the next prompt that is not in the cache yet; others get their turn in between."""
-        job = self._scheduler.next_prefill()
+        """Feed one part of the next prompt that is not in the cache yet; other jobs get turns between the parts."""
+        job = self.docket.next_prefill()
         if job is None:
             return
         target = _own(job.session.target)
         before = target.num_in_cache
         try:
-            job.spend(target.prefill())
-            self._scheduler.serve(job, target.num_in_cache - before)
+            job.cost += target.prefill()
+            self.docket.serve(job, target.num_in_cache - before)
         except Exception as error:
-            self._docket.fail([job], error)
+            self.docket.fail([job], error)
             return
-        self._docket.make_ready(job)
+        self.docket.make_ready(job)
 
     def _forward(self, batch: Batch) -> list[Job]:
-        """Let each job judge its rows of one forward; returns those that are done.
+        """Judge the rows of all jobs in one forward; returns the jobs that are done.
 
-        A forward that fails says nothing about whose fault it is: then each feed is tried alone, and only who fails
-        alone has failed. A failed forward leaves every sequence as it was.
+        If the forward fails, each feed is tried alone, and only the jobs that fail alone are ended. A failed forward
+        leaves every sequence as it was.
         """
         if not batch:
             return []
         began = self._clock()
-        try:
-            rows = self._engine.extend_batch([(work.sequence, feed) for _, work, feed in batch])
-        except Exception as error:
-            if len(batch) == 1:
-                self._docket.fail([batch[0][0]], error)
-                return []
-            log.warning("a forward failed, and is tried one by one: %s", error)
-            return [done for each in batch for done in self._forward([each])]
-        seconds = self._clock() - began
-        if self.observer:
-            self.observer.forward(len(batch), sum(len(feed) for *_, feed in batch), seconds)
-        return self._verify(batch, rows, seconds)
+        with self._engine.floor:  # held until the rows are judged: another forward would overwrite them
+            try:
+                rows = self._engine.extend_batch([(work.sequence, feed) for _, work, feed in batch])
+            except Exception as error:
+                if len(batch) == 1:
+                    self.docket.fail([batch[0][0]], error)
+                    return []
+                log.warning("a forward failed, and is tried one by one: %s", error)
+                return [done for each in batch for done in self._forward([each])]
+            seconds = self._clock() - began
+            if metrics := self.docket.metrics:
+                metrics.forward(len(batch), sum(len(feed) for *_, feed in batch), seconds)
+            return self._verify(batch, rows, seconds)
 
     def _verify(self, batch: Batch, rows: list[Rows], seconds: float) -> list[Job]:
         for job, _, feed in batch:
-            self._scheduler.serve(job, len(feed))
+            self.docket.serve(job, len(feed))
             job.account(len(feed), seconds, self._clock())
         errors = absorb_all([(work, fed) for (_, work, _), fed in zip(batch, rows, strict=True)])
         done = []
         for (job, work, _), error in zip(batch, errors, strict=True):
             if error:
-                self._docket.fail([job], error)
+                self.docket.fail([job], error)
             elif work.next_feed(1) is None:
                 done.append(job)
         return done

@@ -1,9 +1,9 @@
-"""How long a block gets, where that is not fixed: until one more token is not worth its time.
+"""The length of a block, if it is not fixed: the block ends when one more token is not worth its time.
 
-A block of n drafts, all of which stand with the chance S = (1 - risk 1) ... (1 - risk n), gains S alpha + ... +
-S alpha^m tokens by m drafts more, at the price of their steps and of what judging their rows takes. That is worth it
-where the same time gives fewer tokens otherwise: at the tokens a millisecond of rounds so far, or of the target alone.
-Where the risk of all tokens is the same, this is the best fixed k.
+All n drafts of a block stand with the chance S = (1 - risk 1) ... (1 - risk n). Then m more drafts gain S alpha + ... +
+S alpha^m tokens, and cost their steps and the time of judging their rows. They are worth it if that time gives fewer
+tokens otherwise, by the tokens per millisecond of the rounds so far, or of the target alone. If all tokens have the
+same risk, this gives the best fixed k.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from dataclasses import replace
 from typing import Protocol
 
 from skydraft.decoding.cost_model import CostModel, expected_tokens
-from skydraft.gating.risk import Risk
+from skydraft.gating.calibration import Risk
 from skydraft.types import Round, Signals, StepRecord
 
 MAX_AUTO_K = 16
-PRIOR_ALPHA, _PRIOR_WEIGHT = 0.75, 8.0  # acceptance before anything was seen, in drafted tokens
+PRIOR_ALPHA, _PRIOR_WEIGHT = 0.75, 8.0  # assumed acceptance at first, and its weight in drafted tokens
 _MEMORY = 200.0  # judged tokens after which older ones fade
 _MIN_GAIN, _MIN_LEFT = 1.05, 0.97
-_SMOOTHING, _ROUND_SMOOTHING = 0.2, 0.05  # of times; of what rounds gave, where luck is large
-_LEAST_SLOWDOWN = 1e-3  # what the other side says of its times may be anything, nothing and less included
-_TRY_COST = 0.03  # share of the time of plain decoding that finding out whether drafting pays again may take
-_FIRST_TRY = 16  # tokens without a draft before that, at least
+_SMOOTHING, _ROUND_SMOOTHING = 0.2, 0.05  # of times; of the tokens of a round, which vary a lot
+_LEAST_SLOWDOWN = 1e-3  # a server may report any times, even 0 or negative ones
+_TRY_COST = 0.03  # share of the time of plain decoding that may be spent on trying drafts again
+_FIRST_TRY = 16  # tokens without a draft before such a try, at least
 
 
 class BlockLength(Protocol):
-    """Decides about the length of blocks and learns from finished rounds."""
+    """Decides the length of blocks and learns from finished rounds."""
 
     def longest(self) -> int:
-        """How many tokens the next block may have; 0 lets the target go alone for a round."""
+        """The most tokens of the next block; 0 lets the target write alone for a round."""
 
     def is_enough(self, signals: Seq[Signals]) -> bool:
-        """Whether a block of tokens with these signals is better sent than continued."""
+        """Whether to send a block with these signals rather than to continue it."""
 
     def observe(self, done: Round) -> None:
-        """Take in a finished round."""
+        """Learn from a finished round."""
 
 
 class AutoK:
-    """The length that promises the most tokens a second, by `costs` at first, then by what rounds really took.
+    """The length that promises the most tokens a second: by `costs` at first, then by the times of rounds.
 
-    Where `may_stream`, the target goes alone while that is faster; now and then a block is drafted all the same,
-    so that a link or a text that has changed is noticed, if it costs little: what was written without drafts has to be
-    read then, in `read_ms` a token, and the first time the prompt, in `prompt_ms`.
+    With `may_stream` the target writes alone while that is faster. Now and then a block is drafted all the same, if
+    that costs little, to notice a changed link or text. The draft model must first read the tokens that were written
+    without it, in `read_ms` each, and the first time the prompt, in `prompt_ms`.
     """
 
     def __init__(
@@ -59,52 +59,50 @@ class AutoK:
         self._num_judged = _PRIOR_WEIGHT
         self._num_accepted = alpha * _PRIOR_WEIGHT
         k = costs.best_k(alpha, 1, self._max_k)
-        # A round, moving averages; what was drafted while waiting took no time of its own.
-        self._drafts, self._tokens, self._num_used = float(k), expected_tokens(alpha, k), 0.0
+        self._drafts, self._tokens = float(k), expected_tokens(alpha, k)  # a round, moving averages
         self._is_drafting = False
         self._num_streamed = 0
-        self._lost_ms = 0.0  # by the last try, reading left out
+        self._lost_ms = 0.0  # lost by the last try, without reading
         self._read_ms = read_ms
         self._prompt_ms = prompt_ms
 
     @property
     def alpha(self) -> float:
-        """Acceptance per judged draft, the first guess included."""
+        """Acceptance per judged draft, weighted with the assumed one."""
         return self._num_accepted / self._num_judged
 
     @property
     def _drafted_speed(self) -> float:
-        """Tokens a millisecond of rounds as they are."""
+        """Tokens per millisecond of the recent rounds."""
         costs = self._costs
-        drafting_ms = max(self._drafts - self._num_used, 0.0) * costs.draft_ms
-        return self._tokens / (drafting_ms + costs.wire_ms + self._verify_ms(self._drafts))
+        return self._tokens / (self._drafts * costs.draft_ms + costs.wire_ms + self._verify_ms(self._drafts))
 
     @property
     def _plain_speed(self) -> float:
         return self._costs.tokens_per_s(self.alpha, 0) / 1e3
 
     def _verify_ms(self, num_drafts: float) -> float:
-        """Judging takes, between whole numbers of drafts too."""
+        """Time of judging a block; a fraction of a draft is interpolated."""
         below = math.floor(num_drafts)
         low, high = (self._costs.verify_ms(self.alpha, k) for k in (below, below + 1))
         return low + (num_drafts - below) * (high - low)
 
     def longest(self) -> int:
-        """The most that a block may have; 0 where the target is faster alone, except for a try now and then."""
-        # What rounds gave is known roughly: once they draft, they go on until drafting seems slower.
+        """The most tokens of the next block; 0 if the target is faster alone, except for a try now and then."""
+        # The averages are rough, so rounds that draft continue until drafting seems slower.
         gain = _MIN_LEFT if self._is_drafting else _MIN_GAIN
         if not self._may_stream or self._drafted_speed >= gain * self._plain_speed:
             return self._max_k
         return self._max_k if self._num_streamed >= self._patience() else 0
 
     def _patience(self) -> float:
-        """How many tokens without a draft make what a try loses a small share of their time; each is read then."""
+        """Tokens without a draft before the next try, so that its loss is a small share of their time."""
         lost_ms = max(self._lost_ms, self._tokens / self._drafted_speed - self._tokens / self._plain_speed)
         spare_ms = _TRY_COST / self._plain_speed - self._read_ms
         return max((lost_ms + self._prompt_ms) / spare_ms, _FIRST_TRY) if spare_ms > 0 else math.inf
 
     def is_enough(self, signals: Seq[Signals]) -> bool:
-        """Whether no number of further drafts gives as many tokens as their time is worth."""
+        """Whether no number of further drafts is worth its time."""
         costs, alpha, num_drafts = self._costs, self.alpha, len(signals)
         speed = max(self._drafted_speed, self._plain_speed) if self._may_stream else self._drafted_speed
         chance = math.prod(1 - self._risk.of(each) for each in signals)
@@ -117,11 +115,11 @@ class AutoK:
         return True
 
     def observe(self, done: Round) -> None:
-        """Take in what a verified round took, and how many of its drafts stood."""
+        """Learn from a verified round: its times, and the number of accepted drafts."""
         record = done.record
         if record.num_draft and not self._num_streamed:
             self._prompt_ms = 0.0
-        # The first round holds the prefill and says nothing about steps.
+        # The first round includes the prefill, so its times tell nothing about steps.
         if record.outcome != "verified" or record.round == 0:
             return
         was_streaming, self._is_drafting = self._num_streamed > 0, record.num_draft > 0
@@ -136,26 +134,24 @@ class AutoK:
     def _learn(self, done: Round, record: StepRecord) -> None:
         self._risk.observe(done.block.free_signals, record.num_accepted - record.num_forced)
         fading = min(1.0, _MEMORY / self._num_judged)
-        # At the first difference judging ends, so one judged draft more than was accepted, if any is left.
+        # Judging ends at the first difference: one more draft is judged than accepted, if any is left.
         self._num_judged = self._num_judged * fading + min(record.num_accepted + 1, record.num_draft)
         self._num_accepted = self._num_accepted * fading + record.num_accepted
         self._drafts = _moved(self._drafts, record.num_draft, _ROUND_SMOOTHING)
         self._tokens = _moved(self._tokens, record.num_committed, _ROUND_SMOOTHING)
-        self._num_used = _moved(self._num_used, record.ahead.num_used, _ROUND_SMOOTHING)
 
     def _tried(self, record: StepRecord) -> None:
-        """After a block among rounds without: note what that took more, an opening over a link perhaps."""
+        """Note the extra time of a block after rounds without drafts, perhaps for an opening over a link."""
         reading_ms = self._num_streamed * self._read_ms + self._prompt_ms
         self._lost_ms = record.wall_ms - record.num_committed / self._plain_speed - reading_ms
         self._num_streamed, self._prompt_ms = 0, 0.0
 
     def _follow_costs(self, record: StepRecord, weight: float, *, learns_steps: bool) -> None:
         costs, target = self._costs, record.target
-        num_steps = record.num_draft - record.num_forced - record.ahead.num_used
-        # Going back from what was drafted ahead in vain feeds more rows than there are steps: it says nothing of these.
-        # Nor does a block after rounds without one, for which what they wrote was read.
-        if learns_steps and num_steps > 0 and not (record.ahead.num_prepared and record.draft.num_rows > num_steps + 1):
-            # A block may hold the draft model's prefill, or its catch-up after rounds without it: no step is that slow.
+        num_steps = record.num_draft - record.num_forced
+        # The steps of a block after rounds without drafts include reading, so they are not counted.
+        if learns_steps and num_steps > 0:
+            # Such a slow step includes the draft model's prefill, or its catch-up after rounds without it.
             step_ms = min(record.draft.forward_ms / num_steps, 3 * costs.draft_ms)
             costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, weight))
         if target.num_passes:

@@ -1,4 +1,4 @@
-"""A generation put together, from what was asked and who takes part."""
+"""Assembly of a generation from a request, its models and its observers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,35 @@ from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.generation import Generation, TextStream
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.preparing import Preparer
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.target import Target, TargetCosts
+from skydraft.decoding.target import Target, TargetFacts
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
-from skydraft.errors import CloudError, CloudLost, OptionError, RecordsError
-from skydraft.gating.calibrated_gate import CalibratedGate
-from skydraft.gating.calibration import MAX_BLOCK, Calibration, check_fits, find_calibration
+from skydraft.errors import OptionError, RecordsError
+from skydraft.gating.calibration import (
+    MAX_BLOCK,
+    CalibratedGate,
+    CalibratedRisk,
+    Calibration,
+    LearnedRisk,
+    Risk,
+    check_fits,
+    find_calibration,
+)
 from skydraft.gating.gates import Gate, ThresholdGate
-from skydraft.gating.risk import CalibratedRisk, LearnedRisk, Risk
 from skydraft.prompts.pair import read_prompt
 from skydraft.types import Signals
+
+_QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
 
 
 def start_generation(
     request: GenerateRequest, edge: Engine | None, target: Target | None, calibrations: Iterable[Path] = ()
 ) -> Generation:
-    """Begin one. `edge` drafts, or reads the prompt for a target elsewhere; a plan uses those of both that it needs.
+    """Start a generation. `edge` drafts, or encodes the prompt for a remote target; the plan may need only one side.
 
-    Calibrations are looked for in the folders `calibrations` and among those that come with the package. Raises
-    UsageError before anything is computed.
+    Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError before anything is
+    computed.
     """
     plan, params = request.plan, request.params
     draft, verifying = (edge if plan.drafts else None), (target if plan.verifies else None)
@@ -46,55 +54,55 @@ def start_generation(
         raise _missing("edge")
     if draft and local:
         check_same(draft.vocab, local.vocab)
-    vocab = (local or reader).vocab  # so that the text of a target here is the same whoever drafts for it
+    vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     prompts = read_prompt(reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools)
-    # Whose text it is sets the limit; a draft model with a shorter context stops drafting there.
+    # The model whose text it is sets the limit; a draft model with a shorter context stops drafting there.
     read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
     max_new_tokens = params.max_new_tokens
     if author:
         max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
-    gate = _gate(plan, draft, verifying, request.calibration, calibrations)
+    facts = _facts(plan, params, verifying)
+    gate = _gate(plan, draft, facts, verifying, request.calibration, calibrations)
     context = Context(prompts.edge if draft else prompts.target)
     with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
-    costs = _costs(plan, draft, verifying)
-    risk = _risk(draft, costs, calibrations)
-    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, costs, risk, len(prompts.edge.token_ids))
-    ends_blocks = _end_of_blocks(plan, gate, k)
-    drafter = verifier = preparer = None
-    works_ahead = bool(verifying and verifying.works_ahead)
+    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, facts, calibrations, len(prompts.edge.token_ids))
+    drafter = verifier = None
     if draft:
         drafter = Drafter(
-            draft, prompts.edge, params, max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals,
-            longest=_longest(plan, params, verifying), reuse=request.reuse,
-            prepares=works_ahead,
+            draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, k),
+            with_signals=with_signals, longest=facts.max_block if facts else 0 if verifying else MAX_K,
+            reuse=request.reuse,
         )  # fmt: skip
-        preparer = Preparer(drafter, risk, k) if works_ahead else None
     if verifying:
         drafts_first = isinstance(k, int) or k.longest() > 0
-        verifier = verifying.verifier(
-            context, prompts.target, vocab, plan, params, request.cache_scope,
-            drafts_first=drafts_first, traceparent=request.traceparent,
-        )  # fmt: skip
+        verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first)
     falls_back = bool(verifying and verifying.falls_back(plan))
-    loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back, preparer=preparer)
+    loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back)
     return Generation(loop, context, TextStream(vocab, params.stop), prompts, request)
 
 
+def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetFacts | None:
+    """Facts about the target, if the plan needs them; None if the target does not answer while the plan can wait."""
+    if target is None:
+        return None
+    if plan.gate.kind == "calibrated" and not target.falls_back(plan):
+        return target.facts(None)
+    needs_facts = plan.k is None or plan.gate.kind == "calibrated" or bool(params.grammar)
+    wait_s = _QUICK_S if target.falls_back(plan) else _PATIENT_S
+    return target.facts(wait_s if needs_facts else 0)
+
+
 def _gate(
-    plan: Plan, draft: Engine | None, target: Target | None, given: Calibration | None, folders: Iterable[Path]
-) -> Gate:
-    """The gate of one generation; a calibrated one learns, so that each has its own."""
+    plan: Plan, draft: Engine | None, facts: TargetFacts | None, target: Target | None, given: Calibration | None,
+    folders: Iterable[Path],
+) -> Gate:  # fmt: skip
+    """The gate of one generation. A calibrated gate learns, so each generation has its own."""
     if plan.gate.kind != "calibrated":
         return ThresholdGate(plan.gate)
     if draft is None or target is None:
         raise OptionError("A calibrated gate needs a draft model and a target.")
-    name, weights = "a target that cannot be reached", None
-    try:
-        name, weights = target.weights(quick=target.falls_back(plan))
-    except CloudError:
-        if not target.falls_back(plan):
-            raise
-    names = f"{draft.name} and {name}"
+    names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
+    weights = facts.weights if facts else None
     if given:
         check_fits(given, draft.fingerprint, weights, names)
     calibration = given or find_calibration(folders, draft.fingerprint, weights, names)
@@ -102,9 +110,9 @@ def _gate(
 
 
 def _end_of_blocks(plan: Plan, gate: Gate, k: BlockLength | int) -> Callable[[Seq[Signals]], bool] | None:
-    """What ends a block before its length does.
+    """The test that ends a block before its full length, or None.
 
-    A block that is skipped costs no round, so where some are, only one that will be sent is weighed against that.
+    A skipped block costs no round. So if the gate may skip, only a block that will be sent is compared with a round.
     """
     if plan.eager:
         return gate.is_unsure
@@ -115,64 +123,35 @@ def _end_of_blocks(plan: Plan, gate: Gate, k: BlockLength | int) -> Callable[[Se
     return lambda signals: gate.is_unsure(signals) and k.is_enough(signals)
 
 
-def _costs(plan: Plan, draft: Engine | None, target: Target | None) -> TargetCosts | None:
-    """What an adaptive k starts from; None for a fixed one, and where the target is lost and not needed."""
-    if plan.k is not None:
-        return None
-    if draft is None or target is None:
-        raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
-    try:
-        return target.costs(quick=target.falls_back(plan))
-    except CloudError as error:
-        if not (target.falls_back(plan) or isinstance(error, CloudLost)):
-            raise
-        return None  # whoever verifies waits for it, or goes on alone
-
-
 def _adaptive_k(
-    plan: Plan, draft: Engine | None, costs: TargetCosts | None, risk: Risk, prompt_len: int
+    plan: Plan, draft: Engine | None, facts: TargetFacts | None, calibrations: Iterable[Path], prompt_len: int
 ) -> BlockLength | int:
-    if draft is None or costs is None:
-        return DEFAULT_K  # nothing to weigh yet
+    if draft is None:
+        raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
+    if facts is None:
+        return DEFAULT_K  # no costs are known yet
     forward_ms = draft.profile.forward_ms
-    model = CostModel(forward_ms[0], costs.forward_ms, costs.max_rows, wire_ms=costs.wire_ms, streams=costs.streams)
-    # A gate judges drafts, so only where every block is verified anyway may a round draft nothing.
-    read_ms = _read_ms(forward_ms, draft.invariant_rows)
-    if costs.streams:  # a session that was a stream is opened again, and what was streamed fed
-        read_ms += _read_ms(costs.forward_ms, costs.max_rows)
+    model = CostModel(forward_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
+    # A gate judges drafts, so a round may draft nothing only if every block is verified anyway.
     return AutoK(
-        model, risk, may_stream=not plan.is_gated, max_k=costs.max_block,
-        read_ms=read_ms, prompt_ms=prompt_len * _read_ms(forward_ms, len(forward_ms)),
+        model, _risk(draft, facts, calibrations), may_stream=not plan.is_gated, max_k=facts.max_block,
+        read_ms=_read_ms(forward_ms, draft.invariant_rows),
+        prompt_ms=prompt_len * _read_ms(forward_ms, len(forward_ms)),
     )  # fmt: skip
 
 
 def _read_ms(forward_ms: Seq[float], num_rows: int) -> float:
-    """What a token takes that is read in forwards of so many rows, or of as many as were measured."""
+    """Time to read a token in forwards of `num_rows` rows, or of the most that were measured."""
     num_rows = max(min(num_rows, len(forward_ms)), 1)
     return forward_ms[num_rows - 1] / num_rows
 
 
-def _risk(draft: Engine | None, costs: TargetCosts | None, calibrations: Iterable[Path]) -> Risk:
-    """The calibrated chance of a disagreement, or one that is learned where the pair has no calibration.
-
-    A fixed k needs it for the order of what is prepared alone, for which the server is not asked.
-    """
-    if draft is None or costs is None:
-        return LearnedRisk()
+def _risk(draft: Engine, facts: TargetFacts, calibrations: Iterable[Path]) -> Risk:
+    """The calibrated chance of a disagreement; a learned one if the pair has no calibration."""
     try:
-        return CalibratedRisk(find_calibration(calibrations, draft.fingerprint, costs.weights, costs.model).risk)
+        return CalibratedRisk(find_calibration(calibrations, draft.fingerprint, facts.weights, facts.name).risk)
     except (OptionError, RecordsError):
         return LearnedRisk()
-
-
-def _longest(plan: Plan, params: DecodingParams, target: Target | None) -> int:
-    """How long a block may get with tokens that a grammar forces; one without them is as long as the plan says."""
-    if target is None or not params.grammar:
-        return MAX_K
-    try:
-        return target.max_block(quick=target.falls_back(plan))
-    except CloudError:
-        return 0  # who is lost now may take no more than the plan's
 
 
 def _missing(side: str) -> OptionError:

@@ -1,4 +1,4 @@
-"""What is final: the prompt and the committed tokens. It only grows, and only from where it ends."""
+"""The final part of a text: the prompt and the committed tokens. It grows only at its end."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
 
 
 class Committed(Protocol):
-    """What may be known of a generation by those who must not change it."""
+    """Read-only view of a generation's committed tokens."""
 
     @property
     def generated(self) -> TokenIds:
-        """Committed tokens, the prompt left out, [base]."""
+        """Committed tokens without the prompt, [base]."""
 
     @property
     def num_seen(self) -> int:
-        """How many of them the target knows."""
+        """Number of them that the target knows."""
 
 
 class Context:
-    """Prompt and committed tokens of one generation, and how far the target has seen them."""
+    """Prompt and committed tokens of one generation, and the number that the target has seen."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._tokens = TokenBuffer(prompt.token_ids)
@@ -33,7 +33,7 @@ class Context:
 
     @property
     def base(self) -> int:
-        """How many generated tokens are committed."""
+        """Number of committed generated tokens."""
         return len(self._tokens) - self._prompt_len
 
     @property
@@ -43,12 +43,12 @@ class Context:
 
     @property
     def generated(self) -> TokenIds:
-        """Read-only view of the committed tokens, the prompt left out, [base]."""
+        """Read-only view of the committed tokens without the prompt, [base]."""
         return self._tokens.view[self._prompt_len :]
 
     @property
     def num_seen(self) -> int:
-        """How many generated tokens the target knows: all up to its last verdict."""
+        """Number of generated tokens that the target knows: all up to its last verdict."""
         return self._num_seen
 
     @property
@@ -58,11 +58,11 @@ class Context:
 
     @property
     def finish(self) -> FinishReason | None:
-        """Why the generation ended, or None while it goes on."""
+        """Why the generation ended, or None before its end."""
         return self._finish
 
     def commit_skip(self, block: DraftBlock, finish: FinishReason | None) -> tuple[int, ...]:
-        """Commit a whole block unverified. Raises BaseMismatch."""
+        """Commit a whole block without a verdict. Raises BaseMismatch."""
         return self._commit(block.base, block.token_ids, finish)
 
     def commit_verdict(self, block: DraftBlock, verdict: Verdict) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class Context:
         return committed
 
     def interrupt(self) -> None:
-        """End the generation from outside, with what is committed so far."""
+        """End the generation with the tokens committed so far."""
         self._finish = self._finish or "interrupted"
 
     def _commit(self, base: int, token_ids: tuple[int, ...], finish: FinishReason | None) -> tuple[int, ...]:

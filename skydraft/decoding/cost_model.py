@@ -1,4 +1,4 @@
-"""What arithmetic expects of speculation: for the adaptive block length, for `skydraft doctor`, and for the report.
+"""The expected speed of speculation, for the adaptive block length, `skydraft doctor` and the report.
 
 Notation of the field: alpha acceptance per judged token, k drafted tokens, t_d a draft step, t_v(n) a target forward
 of n rows, R the round trip, E(k) tokens a round. All times in milliseconds.
@@ -16,7 +16,7 @@ def expected_tokens(alpha: float, k: int) -> float:
 
 
 def measured_alpha(blocks: Iterable[tuple[int, int]]) -> float | None:
-    """Accepted per judged draft over blocks of (accepted, drafted): judging ends at the first difference."""
+    """Accepted drafts per judged draft, from (accepted, drafted) of blocks: judging ends at the first difference."""
     known = list(blocks)
     num_judged = sum(min(accepted + 1, drafted) for accepted, drafted in known)
     return sum(accepted for accepted, _ in known) / num_judged if num_judged else None
@@ -24,11 +24,11 @@ def measured_alpha(blocks: Iterable[tuple[int, int]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Costs of a pair and the link between them.
+    """Costs of a pair and of the link between them.
 
-    `draft_ms` is t_d, `forward_ms[n - 1]` t_v(n), taken as proportional beyond; rows are verified in passes of at most
-    `max_rows`, and a pass after the first difference is never run. `wire_ms` is R; where the target `streams`, a round
-    without a draft does not wait for it. `slowdown` is what forwards take over what `forward_ms` says.
+    `draft_ms` is t_d, `forward_ms[n - 1]` is t_v(n), extrapolated in proportion. Rows are verified in passes of at most
+    `max_rows`; no pass runs after the first difference. `wire_ms` is R; if the target `streams`, a round without a
+    draft does not wait for R. `slowdown` is the ratio of actual forward times to `forward_ms`.
     """
 
     draft_ms: float
@@ -39,7 +39,7 @@ class CostModel:
     slowdown: float = 1.0
 
     def pass_ms(self, num_rows: int) -> float:
-        """t_v(num_rows), as slow as forwards are now."""
+        """t_v(num_rows), times the slowdown."""
         known = len(self.forward_ms)
         single = self.forward_ms[num_rows - 1] if num_rows <= known else num_rows * self.forward_ms[-1] / known
         return self.slowdown * single
@@ -50,7 +50,7 @@ class CostModel:
         return sum(alpha**start * self.pass_ms(min(self.max_rows, k + 1 - start)) for start in starts)
 
     def tokens_per_s(self, alpha: float, k: int) -> float:
-        """E(k) over k·t_d + R + t_v(k + 1); k = 0 is the target alone."""
+        """Tokens a second: E(k) over k·t_d + R + t_v(k + 1); k = 0 is the target alone."""
         wire_ms = 0.0 if k == 0 and self.streams else self.wire_ms
         return 1e3 * expected_tokens(alpha, k) / (k * self.draft_ms + wire_ms + self.verify_ms(alpha, k))
 
@@ -61,6 +61,6 @@ class CostModel:
     def break_even_ms(self, alpha: float, k: int) -> float:
         """The round trip below which blocks of k beat streaming: E·t_v(1) − t_v(k + 1) − k·t_d. May be negative.
 
-        With rows that cost nothing, t_v(k + 1) = t_v(1), this is (E − 1)·t_v(1) − k·t_d.
+        If more rows cost no time, t_v(k + 1) = t_v(1), this is (E − 1)·t_v(1) − k·t_d.
         """
         return expected_tokens(alpha, k) * self.pass_ms(1) - self.verify_ms(alpha, k) - k * self.draft_ms

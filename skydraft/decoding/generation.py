@@ -1,27 +1,70 @@
-"""One generation as it is read: rounds, tokens, text as it comes, and figures."""
+"""One generation for its user: rounds, tokens, text and figures; and the observers of its end."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats, stats_of
+from skydraft.decoding.target import Target
+from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.prompts.pair import PromptPair
 from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
 
+log = logging.getLogger("skydraft.decoding")
+
+
+class Observer(Protocol):
+    """Watches generations. One observer may watch several at a time, each in the thread that uses it."""
+
+    def begins(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request to generate, changed or not. Called before anything is computed."""
+
+    def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
+        """Called once for each request that began; `request` is the result of `begins` of all observers.
+
+        `generation` is None if none could be started. `error` is the error that ended it; None if it is complete, was
+        cancelled, or was closed.
+        """
+
+
+class Watch:
+    """The observers of one generation. No observer can end it by failing, and each sees its end once."""
+
+    def __init__(self, observers: Iterable[Observer], request: GenerateRequest) -> None:
+        self.request = request
+        self._observers: list[Observer] = []
+        for observer in observers:
+            try:
+                self.request = observer.begins(self.request)
+                self._observers.append(observer)
+            except Exception:
+                log.exception("an observer failed")
+
+    def end(self, generation: Generation | None, error: BaseException | None = None) -> None:
+        """Call `ended` of the observers; a second call does nothing."""
+        observers, self._observers = self._observers, []
+        for observer in observers:
+            try:
+                observer.ended(self.request, generation, error)
+            except Exception:
+                log.exception("an observer failed")
+
 
 class Generation:
-    """One generation under way. Nothing is computed before it is iterated over, or `run`.
+    """One generation under way. Nothing is computed before an iteration over it, or `run`.
 
-    Iterating gives tokens as they come; doing so again gives the same tokens from the first one on, and then goes on
-    where the generation is not at its end. `text`, `token_ids`, `stats` and the like tell how far it is: before the
-    first round they are empty, after `run`, or when an iteration has ended, they are final. Its end, `close` or leaving
-    its `with` block frees the sequences; the engines stay open for the next one.
+    An iteration gives tokens as they come. Another iteration gives the same tokens from the first one on, and then
+    continues the generation if it has not ended. `text`, `token_ids`, `stats` and the like hold the state so far:
+    empty before the first round, final after `run` or a completed iteration. Its end, `close` or leaving its `with`
+    block frees the sequences; the engines stay open. `edge` and `target` are the two sides of the generation.
     """
 
     def __init__(
@@ -29,6 +72,9 @@ class Generation:
     ) -> None:
         self.request = request
         self.prompts = prompts
+        self.edge: Engine | None = None
+        self.target: Target | None = None
+        self._watch = Watch((), request)
         self._loop = loop
         self._context = context
         self._stream = stream
@@ -36,17 +82,28 @@ class Generation:
         self._tokens: list[Token] = []
         self._texts: list[str] = []
 
+    def watched_by(self, watch: Watch, edge: Engine | None, target: Target | None) -> Generation:
+        """Set the observers and the two sides; returns this generation."""
+        self._watch, self.edge, self.target = watch, edge, target
+        return self
+
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
-        """Rounds as they are committed, each with its tokens. Only those still to come: no round is given twice."""
-        for done in self._loop.rounds():
-            self._rounds.append(done)
-            yield done, [self._show(done, index) for index in range(len(done.token_ids))]
+        """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration."""
+        try:
+            for done in self._loop.rounds():
+                self._rounds.append(done)
+                yield done, [self._show(done, index) for index in range(len(done.token_ids))]
+        except GeneratorExit:
+            raise  # this iterator is dropped; the generation may still go on
+        except BaseException as error:
+            self._watch.end(self, error)
+            raise
         self.close()
 
     def __iter__(self) -> Iterator[Token]:
         rounds, num_given = self.rounds(), 0
         while num_given < len(self._tokens) or next(rounds, None):
-            # Whoever else iterates may have gone on meanwhile, so that there are more than this round's.
+            # Another iteration may have committed rounds meanwhile, so there may be more tokens than this round's.
             while num_given < len(self._tokens):
                 num_given += 1
                 yield self._tokens[num_given - 1]
@@ -60,7 +117,7 @@ class Generation:
         return self._tokens[-1]
 
     def interrupt(self) -> str:
-        """End after what is committed so far; `finish_reason` becomes "interrupted". Returns the text held back."""
+        """End after the committed tokens; `finish_reason` becomes "interrupted". Returns the text held back."""
         if self._context.finish is not None:
             return ""
         self._context.interrupt()
@@ -68,9 +125,9 @@ class Generation:
         return self._texts[-1]
 
     def cancel(self) -> None:
-        """Let `rounds` end after the round in hand, or while a prompt is being read; it may raise a SkydraftError then.
+        """Make `rounds` end after the current round, or during a prefill; it may raise a SkydraftError then.
 
-        From any thread; nothing else of a generation may be used by two.
+        Any thread may call this; everything else of a generation belongs to one thread.
         """
         self._loop.cancel()
 
@@ -81,18 +138,25 @@ class Generation:
         return self
 
     def close(self) -> None:
-        """Free the KV memory of this generation."""
-        self._loop.close()
+        """Free the KV memory of this generation, and call its observers."""
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        try:
+            self._loop.close()
+        finally:
+            self._watch.end(self, error)
 
     def __del__(self) -> None:
-        # One that is dropped half-way must not keep its seat in the engine.
-        self.close()
+        # A dropped generation must free its sequences. This may run in any thread, even within an observer, so it calls
+        # no observers.
+        self._loop.close()
 
     def __enter__(self) -> Generation:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        self._end(error)
 
     @property
     def text(self) -> str:
@@ -106,12 +170,12 @@ class Generation:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Where each token generated so far came from."""
+        """The origin of each token generated so far."""
         return tuple(origin for done in self._rounds for origin in done.origins)
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None while it goes on."""
+        """Why it ended; None before its end."""
         return self._context.finish
 
     @property
@@ -121,7 +185,7 @@ class Generation:
 
     @property
     def rounds_so_far(self) -> tuple[Round, ...]:
-        """The rounds that are committed."""
+        """The committed rounds."""
         return tuple(self._rounds)
 
     @property
@@ -131,7 +195,7 @@ class Generation:
 
     @property
     def started(self) -> float:
-        """When its first round began, by `time.perf_counter`; before that, when it was made."""
+        """Start of its first round by `time.perf_counter`; before that, the time of its creation."""
         return self._loop.started
 
     @property
@@ -143,8 +207,8 @@ class Generation:
 class TextStream:
     """Turns tokens into text, one at a time.
 
-    A character appears with the token that completes it. Text that may be the beginning of a stop string is held
-    until it is known not to be; text from a stop string on is never shown.
+    A character appears with the token that completes it. Text that may be the beginning of a stop string is held back
+    until the next tokens decide; text from a stop string on is never shown.
     """
 
     def __init__(self, vocab: Vocab, stop: Seq[str] = ()) -> None:
@@ -155,18 +219,18 @@ class TextStream:
         self._stopped = False
 
     def push(self, token_id: int) -> str:
-        """The text that this token makes certain; may be empty."""
+        """The text that is certain after this token; may be empty."""
         self._held += self._decoder.decode(self._pieces[token_id])
         if self._stopped:
             return ""
-        found = [at for text in self._stop if (at := self._held.find(text)) >= 0]
-        if found:
+        starts = [at for text in self._stop if (at := self._held.find(text)) >= 0]
+        if starts:
             self._stopped = True
-            return self._held[: min(found)]
+            return self._held[: min(starts)]
         return self._release(len(self._held) - self._num_suspect())
 
     def finish(self) -> str:
-        """What is left at the end: held text, without an unfinished character."""
+        """The text held back at the end, without an incomplete character."""
         return "" if self._stopped else self._release(len(self._held))
 
     def _release(self, num_chars: int) -> str:

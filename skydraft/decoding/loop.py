@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 
 from skydraft.decoding.block_length import BlockLength
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.preparing import Preparer
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
 from skydraft.gating.gates import Gate, Reason
-from skydraft.types import Cost, DraftBlock, LinkCost, Origin, Round, StepRecord, Verdict
+from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Round, StepRecord, Verdict
 
 
 class SpeculativeLoop:
     """One generation: a context that grows by verdicts and skips until it is finished.
 
-    Without a drafter every block is empty and the target goes alone; without a verifier the gate must skip all, and
-    every block is committed as the draft model wrote it. Where `falls_back`, a block whose verifier is lost is
-    committed as it is, with the origin edge-fallback. `k` is the length of blocks, or what chooses it from round to
-    round. A `preparer` drafts ahead while a verdict is waited for. Nothing here knows which mode it is in.
+    Without a drafter every block is empty and the target writes alone. Without a verifier the gate must skip every
+    block, and each is committed as drafted. With `falls_back`, a block whose verifier is lost is committed as drafted,
+    with the origin edge-fallback. `k` is the length of blocks, or an object that chooses it for each round. The loop
+    is the same for every mode.
     """
 
     def __init__(
@@ -36,7 +35,6 @@ class SpeculativeLoop:
         vocab: Vocab,
         *,
         falls_back: bool = False,
-        preparer: Preparer | None = None,
     ) -> None:
         self._context = context
         self._drafter = drafter
@@ -45,7 +43,6 @@ class SpeculativeLoop:
         self._k = k
         self._vocab = vocab
         self._falls_back = falls_back
-        self._preparer = preparer
         self._num_rounds = 0
         self._is_cancelled = False
         self._started = time.perf_counter()
@@ -53,7 +50,7 @@ class SpeculativeLoop:
     def rounds(self) -> Iterator[Round]:
         """Decode until the context is finished; yields each round as soon as it is committed.
 
-        Called again, it goes on with the next round; times count from the first call.
+        Another call continues with the next round; times count from the first call.
         """
         if not self._num_rounds:
             self._started = time.perf_counter()
@@ -64,12 +61,15 @@ class SpeculativeLoop:
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
 
     def _draft(self) -> DraftBlock:
-        """A block of the drafter; an empty one, which the target continues alone, where it has nothing to add."""
-        if self._drafter is None:
+        """A block of the drafter, or an empty block, after which the target writes alone."""
+        if self._drafter is None or not (k := self._num_to_draft(self._drafter)):
             return DraftBlock(self._context.base, ())
-        k = self._k if isinstance(self._k, int) else self._k.longest()
-        k = min(k, self._drafter.room(self._context))
-        return self._drafter.draft(self._context, k) if k else DraftBlock(self._context.base, ())
+        return self._drafter.draft(self._context, k)
+
+    def _num_to_draft(self, drafter: Drafter) -> int:
+        """The most tokens of the next block; 0 while tokens that the target wrote alone are not yet committed."""
+        k = min(self._k if isinstance(self._k, int) else self._k.longest(), drafter.room(self._context))
+        return k if not k or self._verifier is None or self._verifier.stop() else 0
 
     def _skip(self, block: DraftBlock, began: float) -> Round:
         """Commit the block unverified."""
@@ -79,8 +79,9 @@ class SpeculativeLoop:
         if self._verifier is None:
             raise ValueError(f"this gate escalates ({reason}), and there is no verifier")
         try:
-            with self._meanwhile(block):
-                verdict = self._verifier.verify(block, self._context.catch_up)
+            # After an empty block the target writes alone, and sends its tokens as it writes them.
+            write = 0 if block.token_ids else WRITE_ALL
+            verdict = self._verifier.verify(block, self._context.catch_up, write)
         except CloudError as error:
             if not (error.is_outage and self._falls_back and block.token_ids):
                 raise
@@ -88,11 +89,8 @@ class SpeculativeLoop:
         token_ids = self._context.commit_verdict(block, verdict)
         return self._close_round(block, token_ids, _origins(block, verdict), verdict, reason, began)
 
-    def _meanwhile(self, block: DraftBlock) -> AbstractContextManager[None]:
-        return self._preparer.while_waiting(self._context, block) if self._preparer else nullcontext()
-
     def _commit_draft(self, block: DraftBlock, origin: Origin, reason: Reason, began: float) -> Round:
-        """Commit the block as it is. Drafting ended it at the first stop, so only its last token can finish."""
+        """Commit the block as drafted. Drafting ends a block at the first stop, so only its last token can finish."""
         token_ids = self._context.commit_skip(block, block.finish)
         return self._close_round(block, token_ids, (origin,) * len(token_ids), None, reason, began)
 
@@ -123,7 +121,6 @@ class SpeculativeLoop:
             num_audited=len(audit),
             num_agreed=sum(audit),
             num_forced=sum(block.forced[: verdict.num_accepted if verdict else len(token_ids)]),
-            ahead=block.ahead,
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
@@ -134,11 +131,11 @@ class SpeculativeLoop:
 
     @property
     def started(self) -> float:
-        """When the first round began, by `time.perf_counter`; before that, when the loop was made."""
+        """Start of the first round by `time.perf_counter`; before that, the time of creation."""
         return self._started
 
     def cancel(self) -> None:
-        """Begin no other round, and let what takes long give up. From any thread."""
+        """Begin no other round, and end a long prefill or wait. Any thread may call this."""
         self._is_cancelled = True
         for side in (self._drafter, self._verifier):
             if side is not None:
@@ -146,8 +143,8 @@ class SpeculativeLoop:
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""
-        with ExitStack() as sides:  # each of them, whatever another one says
-            for side in (self._verifier, self._drafter, self._preparer):
+        with ExitStack() as sides:  # each side, even if the other one raises
+            for side in (self._verifier, self._drafter):
                 if side is not None:
                     sides.callback(side.close)
 

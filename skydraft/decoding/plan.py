@@ -1,4 +1,4 @@
-"""What a request asks of the loop: gate, k and accept rule, checked against each other."""
+"""The plan of a request for the loop: gate, k and accept rule, checked against each other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from skydraft.gating.gates import GateSpec, parse_gate
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to decode. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
+    """Settings of decoding. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
 
-    Where it does not draft, the target works alone. Raises OptionError for parts that do not fit each other.
+    A plan that does not draft uses the target alone. Raises OptionError for parts that do not fit each other.
     """
 
     gate: GateSpec
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def is_gated(self) -> bool:
-        """Whether blocks may be skipped although there is a target."""
+        """Whether blocks may be skipped while there is a target."""
         return self.verifies and self.gate.kind != "always"
 
 
@@ -58,7 +58,7 @@ def make_plan(
     accept: str | None = None,
     eager: bool = False,
 ) -> Plan:
-    """The plan of a mode, with gate, k and accept rule overriding it where that makes sense.
+    """The plan of a mode; gate, k and accept rule override its own.
 
     No mode means `lossless`, or just the gate if one is given. Raises OptionError for an unknown name, a value out of
     range, and an option that cannot apply.

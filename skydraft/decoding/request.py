@@ -1,4 +1,4 @@
-"""What one generation is asked for: checked once, frozen. Who computes it is given beside it."""
+"""The request for one generation, frozen and checked once. It does not hold the models."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from skydraft.types import Reuse
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A conversation to be answered, and how.
+    """A conversation to answer, and the settings of the answer.
 
-    `raw` continues the text of the last message without the chat template. `tools` are described to the template as
-    OpenAI's interface writes them. With `share_audio` "none" the target judges from the words of spoken messages alone.
-    `execution` None is "exact" in this process and
-    what a server was started with elsewhere. `calibration` None looks for the pair's own where the gate needs one.
-    `with_signals` measures uncertainty even where the gate does not need it. With a `cache_scope` what both sides have
-    read of the prompt is kept for later requests of that scope, and taken over from earlier ones; the text is the same.
-    `traceparent` is the W3C header of the trace that it belongs to, which a server is told, or "".
+    `raw` continues the text of the last message without the chat template. `tools` are descriptions of tools in
+    OpenAI's format, for the template. With `share_audio` "none" the target gets only the words of spoken messages.
+    `execution` None means "exact" in this process, and a server's own setting elsewhere. `calibration` None looks up
+    the pair's own if the gate needs one. `with_signals` measures uncertainty even if the gate does not need it. With a
+    `cache_scope` both sides keep the KV of the prompt for later requests of that scope, and reuse that of earlier ones;
+    the text does not change. `traceparent` is the W3C header of the request's trace, which servers get, or "".
     Raises PromptError or OptionError.
     """
 
@@ -44,17 +43,17 @@ class GenerateRequest:
 
     @property
     def has_audio(self) -> bool:
-        """Whether somebody speaks in it."""
+        """Whether a message has a recording."""
         return any(message.audio for message in self.messages)
 
     @property
     def reuse(self) -> Reuse | None:
-        """Whose KV may be taken up, where the models are in this process."""
+        """The KV that may be reused, for models in this process."""
         return Reuse(self.cache_scope, self.execution != "throughput") if self.cache_scope else None
 
     def __post_init__(self) -> None:
         if not self.messages:
-            raise PromptError("There is nothing to answer.", hint="Give a prompt, or --audio FILE.")
+            raise PromptError("There is no prompt.", hint="Give a prompt, or --audio FILE.")
         if self.raw and len(self.messages) > 1:
             raise OptionError("--raw continues a single text, without a system prompt or earlier messages.")
         if self.traceparent and not is_traceparent(self.traceparent):

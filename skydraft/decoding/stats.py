@@ -12,7 +12,7 @@ from skydraft.types import Cost, LinkCost, StepRecord
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
-    """Tokens of the prompt that each side still had in its KV cache from an earlier one."""
+    """Numbers of prompt tokens that each side had in its KV cache from an earlier prompt."""
 
     edge: int
     cloud: int
@@ -20,20 +20,18 @@ class CachedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Figures of one generation; None where there is nothing to divide by.
+    """Figures of one generation; None if the divisor is 0.
 
     acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
     round, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. audited_agreement: share of
-    the skipped tokens seen by the target later that it would have written too. num_fallback_tokens: committed
-    unverified because the cloud was gone. num_forced_tokens: drafted where a grammar allowed nothing else, and
-    committed. num_prepared: draft steps while a verdict was waited for; num_prepared_used: those that were needed, and
-    draft_ms_hidden what they had taken, which is no part of draft_ms. target passes and rows: forwards of the target
-    after its prefill, and the rows in them. ttft_ms: start to first committed round, prefill included. itl_ms: gap
-    between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens / time from start to last round.
-    draft_ms, target_ms: inside engine forwards, prefill included. overhead_ms: all the rest, less queue and wire.
-    bytes: messages of the protocol, both ways; shared_bytes: the part of bytes_up that is features of speech, those
-    sent again included. prefill_ms, encode_ms: the parts of draft_ms and target_ms for the prompt, and the part of that
-    for its audio. cached_tokens: those that need not be fed.
+    the later audited skipped tokens that the target would have written too. num_fallback_tokens: tokens committed
+    without a verdict because the cloud was lost. num_forced_tokens: committed drafts that a grammar forced. target
+    passes and rows: forwards of the target after its prefill, and the rows in them. ttft_ms: start to first committed
+    round, prefill included. itl_ms: gap between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens /
+    time from start to last round. draft_ms, target_ms: time inside engine forwards, prefill included. overhead_ms: the
+    rest, without queue and wire. bytes: messages of the protocol, both ways; shared_bytes: the part of bytes_up for
+    features of speech, repeats included. prefill_ms: the part of draft_ms and target_ms for the prompt. encode_ms: the
+    part of prefill_ms for the prompt's audio. cached_tokens: prompt tokens that were in the KV cache.
     """
 
     num_tokens: int
@@ -59,9 +57,6 @@ class Stats:
     audited_agreement: float | None
     num_fallback_tokens: int
     num_forced_tokens: int
-    num_prepared: int
-    num_prepared_used: int
-    draft_ms_hidden: float
     draft_prefill_ms: float
     draft_encode_ms: float
     target_prefill_ms: float
@@ -104,9 +99,6 @@ def stats_of(records: Seq[StepRecord]) -> Stats:
         ),
         num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
         num_forced_tokens=sum(record.num_forced for record in records),
-        num_prepared=sum(record.ahead.num_prepared for record in records),
-        num_prepared_used=sum(record.ahead.num_used for record in records),
-        draft_ms_hidden=round(sum(record.ahead.hidden_ms for record in records), 3),
         draft_prefill_ms=round(draft.prefill_ms, 3),
         draft_encode_ms=round(draft.encode_ms, 3),
         target_prefill_ms=round(target.prefill_ms, 3),
@@ -116,7 +108,7 @@ def stats_of(records: Seq[StepRecord]) -> Stats:
 
 
 def percentile(values: Seq[float], percent: int) -> float | None:
-    """Percentile by linear interpolation; None of nothing."""
+    """Percentile by linear interpolation; None without values."""
     if len(values) < 2:
         return round(values[0], 3) if values else None
     return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 3)

@@ -1,4 +1,4 @@
-"""Where verdicts come from, as the one who starts a generation sees it: an engine in this process, or a cloud."""
+"""The target of a generation: an engine in this process, or a cloud."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Protocol
 from skydraft.config import MAX_K, DecodingParams, Execution
 from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
+from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -17,92 +18,80 @@ from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Reuse, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class TargetCosts:
-    """What an adaptive k weighs on this side, as in `CostModel`; `max_block` is the longest block that it takes.
+class TargetFacts:
+    """Facts about a target before a text begins: its name, the fingerprint of its weights, and its costs.
 
-    `model` and `weights` name what computes, for whoever has measured how often the draft model disagrees with it.
+    `forward_ms`, `max_rows`, `wire_ms` and `streams` are as in `CostModel`; `max_block` is the longest block it takes.
     """
 
+    name: str
+    weights: str
     forward_ms: tuple[float, ...]
     max_rows: int
     wire_ms: float = 0.0
     streams: bool = False
     max_block: int = MAX_K
-    model: str = ""
-    weights: str = ""
 
 
 class Target(Protocol):
-    """What a generation needs of the side that verifies."""
+    """The verifying side of a generation."""
 
     @property
     def engine(self) -> Engine | None:
-        """The model itself, where it is in this process: its context bounds the text."""
+        """The model, if it is in this process: its context bounds the text."""
 
-    def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str,
-        *, drafts_first: bool = True, traceparent: str = "",
-    ) -> Verifier:  # fmt: skip
-        """The verifier of one generation, whose committed tokens are `context` and which reads `prompt`.
+    def facts(self, wait_s: float | None) -> TargetFacts | None:
+        """Facts about the target; None if it does not answer within `wait_s` seconds.
 
-        Ids are those of `vocab`. With a `cache_scope` KV may be shared with earlier prompts of that scope. Unless it
-        `drafts_first`, the first round asks for the target's own token.
+        With `wait_s` None this waits as long as an answer may take; with 0 it sends nothing. Raises CloudError.
         """
 
-    @property
-    def works_ahead(self) -> bool:
-        """Whether the draft model is to draft while a verdict is waited for: not where that slows the target."""
-
     def falls_back(self, plan: Plan) -> bool:
-        """Whether a generation goes on without its verifier when that is lost."""
+        """Whether a generation continues alone if its verifier is lost."""
 
-    def costs(self, *, quick: bool) -> TargetCosts:
-        """What an adaptive k starts from; where `quick`, a silence is not waited out."""
+    def verifier(
+        self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
+    ) -> Verifier:
+        """The verifier of one generation with the committed tokens `context`, for the target's `prompt`.
 
-    def max_block(self, *, quick: bool) -> int:
-        """The longest block that it takes; where `quick`, a silence is not waited out."""
-
-    def weights(self, *, quick: bool) -> tuple[str, str]:
-        """(name, fingerprint of the weights) of the target model; where `quick`, a silence is not waited out."""
+        Ids belong to `vocab`. Without `drafts_first` the first round asks for a token of the target.
+        """
 
 
 class LocalTarget:
     """A target in this process."""
 
-    works_ahead = False
-
-    def __init__(self, engine: Engine, execution: Execution) -> None:
+    def __init__(self, engine: Engine, execution: Execution = "exact") -> None:
         self.engine = engine
         self._execution = execution
         self._max_rows = engine.max_rows(execution)
 
-    def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, plan: Plan, params: DecodingParams, cache_scope: str,
-        *, drafts_first: bool = True, traceparent: str = "",
-    ) -> Verifier:  # fmt: skip
-        reuse = Reuse(cache_scope, self._execution == "exact") if cache_scope else None
-        return LocalVerifier(self.engine, prompt, params, max_rows=self._max_rows, top=plan.top, reuse=reuse)
+    def facts(self, wait_s: float | None) -> TargetFacts:
+        engine = self.engine
+        return TargetFacts(engine.name, engine.fingerprint, engine.profile.forward_ms, self._max_rows)
 
     def falls_back(self, plan: Plan) -> bool:
         return False
 
-    def costs(self, *, quick: bool) -> TargetCosts:
-        engine = self.engine
-        return TargetCosts(engine.profile.forward_ms, self._max_rows, model=engine.name, weights=engine.fingerprint)
+    def verifier(
+        self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
+    ) -> Verifier:
+        scope = request.cache_scope
+        reuse = Reuse(scope, self._execution == "exact") if scope else None
+        top = request.plan.top
+        return LocalVerifier(self.engine, prompt, request.params, max_rows=self._max_rows, top=top, reuse=reuse)
 
-    def max_block(self, *, quick: bool) -> int:
-        """Any block may be as long as blocks get."""
-        return MAX_K
 
-    def weights(self, *, quick: bool) -> tuple[str, str]:
-        return self.engine.name, self.engine.fingerprint
+def target_of(cloud: Engine | Target, execution: Execution = "exact") -> Target:
+    """A target as it is, or an engine in this process as a target with this execution."""
+    return LocalTarget(cloud, execution) if isinstance(cloud, Engine) else cloud
 
 
 class LocalVerifier:
-    """The target in this process; its sequence is opened at the first verification.
+    """Verifies with an engine in this process; its sequence is opened at the first verification.
 
-    `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact, more is faster
-    on hardware where rows are nearly free. `reuse` is as in `Engine.begin`.
+    `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact; more rows are
+    faster on hardware where rows are nearly free. `reuse` is as in `Engine.begin`.
     """
 
     def __init__(
@@ -122,8 +111,11 @@ class LocalVerifier:
         self._session = TargetSession(engine, prompt, params, top=top)
         self._is_cancelled = False
 
-    def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
-        """Raises BaseMismatch, and changes nothing, when the block extends another length."""
+    def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
+        """The verdict. The target writes nothing after it, since another call costs no round trip here.
+
+        Raises BaseMismatch, and changes nothing, if the block does not begin at the committed length.
+        """
         self._session.check(block, catch_up)
         cost = Cost() if self._session.is_seated else self._open()
         with self._engine.floor:
@@ -139,7 +131,7 @@ class LocalVerifier:
         return self._session.commit(work, cost)
 
     def _open(self) -> Cost:
-        """Put the prompt into the cache; returns what that took. A failure leaves the session without a sequence."""
+        """Put the prompt into the cache; returns the cost. A failure leaves the session without a sequence."""
         with self._engine.floor:
             sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         self._session.adopt(sequence)
@@ -152,12 +144,16 @@ class LocalVerifier:
             raise
         return sequence.take_prefill_cost()
 
+    def stop(self) -> bool:
+        """True: this target writes nothing ahead."""
+        return True
+
     def spent(self) -> LinkCost:
-        """Nothing: the target is here."""
+        """No cost: there is no link."""
         return LinkCost()
 
     def cancel(self) -> None:
-        """End what is being read or verified with an error. From any thread."""
+        """End a running prefill or verification with an error. Any thread may call this."""
         self._is_cancelled = True
         self._session.close()
 

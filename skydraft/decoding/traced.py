@@ -1,51 +1,53 @@
-"""A generation as a trace: a span for all of it, one for each round, and in it what drafting and verifying took."""
+"""A generation as a trace: one span for all of it, one for each round, and in that one for each step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.tracing import TraceSpan, Tracing
 from skydraft.types import StepRecord
 
-Start: TypeAlias = Callable[..., AbstractContextManager[Generation]]
+_MAX_ROUNDS = 1000  # rounds with spans: a long text of the target alone has a round for each token
 
 
-_MAX_ROUNDS = 1000  # of which spans are made: a long text of the target alone has one for each token
+class TraceObserver:
+    """Makes a trace of each generation, and sends it at the end.
 
-
-def traced(tracing: Tracing, start: Start, parent: str = "") -> Start:
-    """`start`, as `skydraft.start` is one, with a trace of each generation, sent when its block ends.
-
-    It belongs to the request's `traceparent`, or else to that of `parent`; the spans of a server belong to it. Of a
-    thousand rounds at most there are spans.
+    Its parent is the request's `traceparent`, or else `parent`; the spans of servers are its children. Only the first
+    thousand rounds have spans.
     """
 
-    @contextmanager
-    def begin(request: GenerateRequest, *, edge: Any = None, cloud: Any = None) -> Iterator[Generation]:
-        with tracing.span("generate", request.traceparent or parent) as span:
-            span.note(_asked(request, edge, cloud))
-            with start(replace(request, traceparent=span.header), edge=edge, cloud=cloud) as generation:
-                try:
-                    yield generation
-                finally:
-                    try:
-                        _add_rounds(tracing, span, generation)
-                    except Exception:  # a trace is worth no answer
-                        tracing.lost()
+    def __init__(self, tracing: Tracing, parent: str = "") -> None:
+        self._tracing = tracing
+        self._parent = parent
+        self._open: dict[str, TraceSpan] = {}  # by header, which names a span
 
-    return begin
+    def begins(self, request: GenerateRequest) -> GenerateRequest:
+        span = self._tracing.begin("generate", request.traceparent or self._parent)
+        self._open[span.header] = span
+        span.note(_asked(request))
+        return replace(request, traceparent=span.header)
+
+    def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
+        span = self._open.pop(request.traceparent, None)
+        if span is None:  # without tracing no span has a header
+            return
+        try:
+            if generation is not None:
+                span.note(_sides(generation))
+                _add_rounds(self._tracing, span, generation)
+        except Exception:
+            self._tracing.lost()
+        finally:
+            span.end(error)
 
 
-def _asked(request: GenerateRequest, edge: Any, cloud: Any) -> dict[str, str | int | float]:
+def _asked(request: GenerateRequest) -> dict[str, str | int | float]:
     plan = request.plan
-    named = {"skydraft.edge": getattr(edge, "name", ""), "skydraft.cloud": getattr(cloud, "name", "")}
-    return {name: value for name, value in named.items() if value} | {
+    return {
         "gen_ai.operation.name": "text_completion" if request.raw else "chat",
         "gen_ai.request.temperature": request.params.temperature,
         "gen_ai.request.max_tokens": request.params.max_new_tokens,
@@ -53,6 +55,11 @@ def _asked(request: GenerateRequest, edge: Any, cloud: Any) -> dict[str, str | i
         "skydraft.gate": str(plan.gate),
         "skydraft.k": "auto" if plan.k is None else str(plan.k),
     }
+
+
+def _sides(generation: Generation) -> dict[str, str]:
+    engines = {"skydraft.edge": generation.edge, "skydraft.cloud": generation.target and generation.target.engine}
+    return {name: engine.name for name, engine in engines.items() if engine}
 
 
 def _add_rounds(tracing: Tracing, span: TraceSpan, generation: Generation) -> None:

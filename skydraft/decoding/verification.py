@@ -1,6 +1,6 @@
-"""Verification: the target says which drafted tokens it would have emitted itself, and what comes next.
+"""Verification: the target accepts the drafted tokens that it would have written itself, and adds the next token.
 
-Verifying is comparing. Nothing but the prefix decides a verdict, so the same request can be answered twice.
+A verdict depends only on the prefix, so the same request can be answered twice.
 """
 
 from __future__ import annotations
@@ -10,39 +10,43 @@ from typing import Protocol
 
 import numpy as np
 
-from skydraft.choosing.chooser import Chooser, Question, choose_all
-from skydraft.choosing.picking import Picked
+from skydraft.choosing.chooser import Chooser, Picked, Question, choose_all
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
-from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer
-from skydraft.engines.rows import is_on_host
+from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer, is_on_host
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
 
 
 class Verifier(Protocol):
-    """The one seam between the edge and whatever judges its blocks."""
+    """The interface between the loop on the edge and the target."""
 
-    def verify(self, block: DraftBlock, catch_up: Seq[int]) -> Verdict:
-        """Judge `block`, which extends what was judged before by `catch_up`. Commits the verdict on its side."""
+    def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
+        """Judge `block`, which follows the judged tokens and `catch_up`. The target's side commits the verdict.
+
+        The target may write `write` more tokens after it; they are the verdicts on the next empty blocks.
+        """
+
+    def stop(self) -> bool:
+        """Stop the target's writing. False while empty blocks must still take written tokens."""
 
     def spent(self) -> LinkCost:
-        """What went over a link since this was last asked, for whatever reason."""
+        """Cost of the link since the last call of this method."""
 
     def cancel(self) -> None:
-        """Do not wait any longer for what may take long: `verify` may raise then. From any thread."""
+        """End a long wait; `verify` may raise then. Any thread may call this."""
 
     def close(self) -> None:
-        """Free what the verifier holds."""
+        """Free the verifier's resources."""
 
 
 class Verification:
-    """One block on its way through the target, a few rows at a time.
+    """Judges one block, a few rows at a time.
 
-    Rows are asked for with `next_feed` and given back with `absorb`, so that a caller may put the rows of several
-    verifications into one forward (`absorb_all` takes them back together). It ends at the first difference: later rows
-    are never computed. Of all its tokens, `seen` and what is judged, the first `fed_len` have been fed before.
+    `next_feed` gives the tokens to feed and `absorb` takes their logits, so a caller may put the rows of several
+    verifications into one forward (and return them with `absorb_all`). It ends at the first difference: later rows
+    are never computed. Of all its tokens, `seen` and judged ones, the first `fed_len` have been fed before.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class Verification:
     ) -> None:
         self.block = block
         self.catch_up = tuple(catch_up)
-        # What lies past the length limit can never be accepted, and may not even fit into the context.
+        # Tokens past the length limit can never be accepted, and may not fit into the context.
         draft = block.token_ids[: stopping.max_new_tokens - block.base]
         self._extended: TokenIds = np.concatenate([seen, np.array([*catch_up, *draft], np.int32)])
         self._seen_len = len(seen)
@@ -73,7 +77,7 @@ class Verification:
         self._audit: list[bool] = []
         self._audit_ranks: list[int] = []
         self._done = False
-        self._rows: Rows = ()  # of the last feed, not judged yet
+        self._rows: Rows = ()  # rows of the last feed, not judged yet
 
     def next_feed(self, max_rows: int) -> TokenIds | None:
         """The next tokens to feed, at most `max_rows`; None when the verdict is known."""
@@ -86,14 +90,14 @@ class Verification:
             raise error
 
     def _take(self, rows: Rows) -> None:
-        """Hold the logits of a feed until they are judged; those before what is to be judged are let go at once."""
+        """Keep the logits of a feed until they are judged; rows before the first judged token are dropped at once."""
         self._rows = rows[max(self._seen_len - self._fed_len - 1, 0) :]
         self._fed_len += len(rows)
 
     def _questions(self) -> list[Question]:
-        """What has to be known to go on: which token follows the next row; none where all are judged.
+        """The next choice to make, after the next row; none if all rows are judged.
 
-        Rows on another device cost little and waiting for them much: there it is all rows, as if the draft were right.
+        Rows on another device are cheap and waiting for them is slow: there it asks for all rows, as if all drafts fit.
         """
         if self._done or not len(self._rows):
             return []
@@ -102,7 +106,7 @@ class Verification:
         return [Question(self._chooser, row, self._extended[: start + at]) for at, row in enumerate(asked)]
 
     def _answer(self, choices: Seq[Picked]) -> None:
-        """Judge as many rows as were asked about. Raises what stands for a choice that is needed."""
+        """Judge the rows of these choices. Raises an error that stands in place of a needed choice."""
         for choice in choices:
             if isinstance(choice, Exception):
                 raise choice
@@ -132,13 +136,13 @@ class Verification:
         return self._top > 0 and self._chooser.rank(row, prefix, drafted) < self._top
 
     def verdict(self, cost: Cost) -> Verdict:
-        """The verdict, once `next_feed` has given None."""
+        """The verdict, after `next_feed` returned None."""
         audit, ranks = tuple(self._audit), tuple(self._audit_ranks)
         return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, audit, ranks, cost)
 
 
 class SequenceVerification(Verification):
-    """One whose rows come from a sequence of an engine in this process."""
+    """A verification whose rows come from a sequence of an engine in this process."""
 
     def __init__(
         self,
@@ -151,15 +155,15 @@ class SequenceVerification(Verification):
         stopping: Stopping,
         top: int,
     ) -> None:
-        sequence.align(seen)  # not further: every catch-up token is audited, after a failed forward too
+        sequence.align(seen)  # not further: every catch-up token is audited, even after a failed forward
         super().__init__(seen, prompt_len, catch_up, block, sequence.length, chooser, stopping, top)
         self.sequence = sequence
 
 
 def absorb_all(fed: Seq[tuple[Verification, Rows]]) -> list[Exception | None]:
-    """Let each verification take its rows of a forward; their tokens are chosen together.
+    """Give each verification its rows of a forward; all tokens are chosen together.
 
-    Returns what each raised, which ends it and none of the others.
+    Returns the error of each verification, or None. An error ends only its own verification.
     """
     errors: list[Exception | None] = [None] * len(fed)
     for work, rows in fed:
@@ -177,20 +181,20 @@ def absorb_all(fed: Seq[tuple[Verification, Rows]]) -> list[Exception | None]:
 
 
 class Judged(Protocol):
-    """A block whose verdict is known, whoever found it."""
+    """A judged block of any engine."""
 
     block: DraftBlock
     catch_up: tuple[int, ...]
 
     def verdict(self, cost: Cost) -> Verdict:
-        """The verdict, with what it cost."""
+        """The verdict, with its cost."""
 
 
 class TargetText:
-    """What the target's side has of one generation, wherever its rows are computed: prompt, committed tokens, end.
+    """The target's side of one generation without its rows: prompt, committed tokens, end.
 
     `committed` are generated tokens that are final already; `room` tokens fit after the prompt. `top` > 0 accepts
-    drafts within the target's `top` best: lossy. Raises LimitExceeded when `committed` leaves nothing to generate.
+    drafts within the target's `top` best, which is lossy. Raises LimitExceeded if `committed` fills the text.
     """
 
     def __init__(
@@ -207,7 +211,7 @@ class TargetText:
 
     @property
     def base(self) -> int:
-        """How many generated tokens are committed."""
+        """Number of committed generated tokens."""
         return len(self._tokens) - len(self._prompt.token_ids)
 
     @property
@@ -222,20 +226,20 @@ class TargetText:
 
     @property
     def guess(self) -> tuple[int, ...]:
-        """What may come next, to be judged where nobody drafts: nothing, where a row more takes as long as a token."""
+        """A guess of the next tokens, judged when the target writes alone; empty if a row takes as long as a token."""
         return ()
 
     def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
-        """Raise BaseMismatch unless the block extends what is committed and `catch_up`; LimitExceeded at the end."""
+        """Raise BaseMismatch unless the block extends the committed tokens and `catch_up`; LimitExceeded at the end."""
         if block.base != self.base + len(catch_up):
             raise BaseMismatch(block.base - len(catch_up), self.base)
         if self._finish or block.base >= self._stopping.max_new_tokens:
             raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
 
     def commit(self, done: Judged, cost: Cost) -> Verdict:
-        """The verdict, made final. Only now, so that a failed forward leaves nothing half done.
+        """Commit the judged block and return its verdict. A failed forward before this has changed nothing.
 
-        Raises BaseMismatch, and changes nothing, when something else was committed meanwhile.
+        Raises BaseMismatch, and changes nothing, if other tokens were committed meanwhile.
         """
         self.check(done.block, done.catch_up)
         verdict = done.verdict(cost)
@@ -245,10 +249,10 @@ class TargetText:
 
 
 class TargetSession(TargetText):
-    """The target's side of one generation on an engine in this process, and the sequence that follows it.
+    """The target's side of one generation on an engine in this process, and its sequence.
 
-    It owns its sequence from `adopt` to `release`, for which the prompt is fed by `prefill` in parts. Raises
-    PromptError for a prompt that does not fit, and what `TargetText` raises.
+    It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. Raises PromptError for a prompt
+    that does not fit, and the errors of `TargetText`.
     """
 
     def __init__(
@@ -266,25 +270,25 @@ class TargetSession(TargetText):
 
     @property
     def needs_prefill(self) -> bool:
-        """Whether a part of the prompt is not in the KV cache yet; not so where there is no sequence to fill."""
+        """Whether some of the prompt is not in the KV cache yet; False without a sequence."""
         return self._sequence is not None and self._sequence.length < len(self._prompt.token_ids) - 1
 
     @property
     def num_in_cache(self) -> int:
-        """How many tokens its KV cache holds."""
+        """Number of tokens in its KV cache."""
         return self._sequence.length if self._sequence else 0
 
     def adopt(self, sequence: Sequence) -> None:
-        """Take a sequence for its own: an empty one, or one of a session with the same prompt.
+        """Take ownership of a sequence: an empty one, or one of a session with the same prompt.
 
-        What its KV cache holds is compared with what is true before the first feed.
+        The first feed compares its KV cache with the committed tokens.
         """
         if self._sequence is not None:
             raise EngineError("This session has a sequence already.")
         self._sequence = sequence
 
     def release(self) -> Sequence:
-        """Give the sequence away, to be closed or adopted."""
+        """Return the sequence, which the caller must close or adopt."""
         sequence, self._sequence = self._own(), None
         return sequence
 
@@ -294,22 +298,22 @@ class TargetSession(TargetText):
         return self._sequence
 
     def prefill(self) -> Cost:
-        """Feed the next part of the prompt; returns what that took."""
+        """Feed the next part of the prompt; returns the cost."""
         self._engine.prefill(self._own(), self._prompt.token_ids)
         return self.take_prefill_cost()
 
     def take_prefill_cost(self) -> Cost:
-        """What the prompt has cost since this was last asked, or fed."""
+        """Cost of the prompt since the last call of this method or of `prefill`."""
         return self._sequence.take_prefill_cost() if self._sequence else Cost()
 
     def begin(self, block: DraftBlock, catch_up: Seq[int]) -> SequenceVerification:
-        """A verification of a block that passed `check`. Changes nothing that is committed."""
+        """The verification of a block that passed `check`. Committed tokens do not change."""
         seen, prompt_len, sequence = self._tokens.view, len(self._prompt.token_ids), self._own()
         chooser, stopping = self._chooser, self._stopping
         return SequenceVerification(seen, prompt_len, catch_up, block, sequence, chooser, stopping, self._top)
 
     def close(self, *, failed: bool = False) -> None:
-        """Free the sequence; one that `failed` may be half done, so that nothing of it is reused."""
+        """Free the sequence. The KV of a `failed` sequence may be wrong, so it is not reused."""
         sequence, self._sequence = self._sequence, None  # at once: another thread may be closing it too
         if sequence is not None:
             sequence.discard() if failed else sequence.close()

@@ -1,1 +1,1 @@
-"""The edge: the verifier on the other end of a link, and what to do when that link is gone."""
+"""The edge: the client of a remote verifier, and the recovery from a lost link."""

@@ -1,13 +1,16 @@
-"""What a connection has to know of encryption before it is made, and after it failed."""
+"""Where a server is, and whether the connection to it is encrypted."""
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
+from dataclasses import dataclass
 
 from skydraft.errors import OptionError
+from skydraft.protocol.address import is_loopback, parse_address
 
-_GREETING_S = 1.0  # how long a server may take to answer a greeting
+_GREETING_S = 1.0  # timeout of the handshake
 
 
 def check_certificates(pem: bytes) -> None:
@@ -16,12 +19,12 @@ def check_certificates(pem: bytes) -> None:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
         raise OptionError(
-            "What --tls-ca names is no certificate in PEM form.", hint="Give the file that signs."
+            "The file of --tls-ca is no certificate in PEM form.", hint="Give the file that signs."
         ) from error
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether the server there begins an encrypted connection, whoever it is."""
+    """Whether the server answers a TLS handshake, with any certificate."""
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     try:
@@ -29,3 +32,45 @@ def speaks_tls(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Address and credentials for a server.
+
+    Loopback connections are plaintext; all others use TLS, with the system's roots or `tls_ca` (PEM). With `tls_ca`
+    loopback uses TLS too. `tls_name` is the name in the server's certificate, if it differs from the host.
+    """
+
+    address: str
+    token: str | None = None
+    tls_ca: bytes | None = None
+    tls_name: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        host, _ = parse_address(self.address)
+        if self.token is not None and not re.fullmatch(r"[\x21-\x7e]+", self.token):
+            raise OptionError("The token is empty, or has a character that cannot be sent.")
+        if self.insecure and (self.tls_ca or self.tls_name):
+            raise OptionError("--insecure turns encryption off, so --tls-ca and --tls-name do not apply.")
+        if self.tls_ca:
+            check_certificates(self.tls_ca)
+        if self.tls_name and not self.uses_tls:
+            raise OptionError(f"The connection to {host} is not encrypted, so --tls-name does not apply.")
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT."""
+        host, port = parse_address(self.address)
+        return f"{host}:{port}"
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the channel is encrypted."""
+        return bool(self.tls_ca) or not (self.insecure or self.is_here)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the server is on this machine."""
+        return is_loopback(parse_address(self.address)[0])

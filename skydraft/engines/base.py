@@ -2,31 +2,137 @@
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from copy import copy
 from typing import Any, Self, TypeAlias
 
+import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
 from skydraft.config import Execution
+from skydraft.engines.model import Model
 from skydraft.engines.options import RowProfile
 from skydraft.engines.prefix_cache import PrefixCache
-from skydraft.engines.turns import Floor, Turns
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import ContextExceeded, EngineError, PromptError, SkydraftError
-from skydraft.types import Cost, Media, Recordings, Reuse
+from skydraft.types import Cost, Recordings, Reuse
 
 # [num_rows, vocab.size], numpy or torch: rows stay where the engine has them.
 Rows: TypeAlias = Any
 
 
+def at_least_float32(row: Rows) -> Rows:
+    """The row itself, or its float32 copy where it has 16 bits: exact, and what transformers computes on."""
+    if isinstance(row, np.ndarray):
+        return row.astype(np.float32) if row.itemsize < 4 else row
+    return row.float() if row.element_size() < 4 else row
+
+
+def namespace_of(rows: Rows) -> Any:
+    """The functions of the array API standard for these rows.
+
+    numpy has them itself from 2.1 on; the wrappers of array_api_compat add a sixth of a second to each start.
+    """
+    if isinstance(rows, np.ndarray) and hasattr(np, "astype"):
+        return np
+    return array_api_compat.array_namespace(rows)
+
+
+def is_on_host(rows: Rows) -> bool:
+    """Whether numpy can read the rows where they lie."""
+    return isinstance(rows, np.ndarray) or rows.device.type == "cpu"
+
+
+def on_host(array: Any) -> npt.NDArray[Any]:
+    """The array in host memory, numpy, of at least 32 bits; not a copy where it lies there already."""
+    return array if isinstance(array, np.ndarray) else np.asarray(at_least_float32(array).detach().cpu().numpy())
+
+
+class Floor:
+    """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
+
+    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.is_closed = False  # only `close` changes it
+        self._name = name
+        self._owner = 0  # id of the thread that has the lock, 0 if none has
+        self._depth = 0  # how often the owner has taken it
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        # Reentrant: the garbage collector may close a sequence, which calls `try_acquire`, anywhere in here.
+        self._state = threading.RLock()
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            self._depth += 1
+        else:
+            self.acquire()
+        if self.is_closed:
+            self.release()
+            self.check_open()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self) -> None:
+        """Wait for the lock, in a thread that does not have it."""
+        with self._state:
+            if not self._owner:
+                self._depth, self._owner = 1, threading.get_ident()
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(mine := (threading.get_ident(), turn))
+        try:
+            turn.acquire()  # the owner before releases it, and has made this thread the owner
+        except BaseException:  # Ctrl-C, above all
+            with self._state:
+                if mine in self._waiting:
+                    self._waiting.remove(mine)
+                    raise
+            self.release()
+            raise
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is open and no thread has it, not even this one; returns whether that was so."""
+        with self._state:
+            if self._owner or self.is_closed:
+                return False
+            self._depth, self._owner = 1, threading.get_ident()
+            return True
+
+    def release(self) -> None:
+        """Undo one `acquire`; the last one hands the lock to the thread that has waited longest."""
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        with self._state:
+            if self._waiting:
+                self._owner, turn = self._waiting.popleft()
+                turn.release()
+            else:
+                self._owner = 0
+
+    def close(self) -> bool:
+        """Close the lock for all threads, once its owner has released it; returns whether it was open."""
+        with suppress(EngineError), self:
+            self.is_closed = True
+            return True
+        return False
+
+    def check_open(self) -> None:
+        """Raise EngineError if the lock, and so the engine, is closed."""
+        if self.is_closed:
+            raise EngineError(f"{self._name} is closed.")
+
+
 class TokenBuffer:
-    """Token ids that grow at the end and are cut to an absolute length. The view it hands out is read-only."""
+    """Token ids that grow at the end and are cut to an absolute length. Its view is read-only."""
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self._store: TokenIds = np.empty(64, np.int32)
@@ -59,9 +165,10 @@ class TokenBuffer:
 
 
 class Sequence:
-    """Tokens with valid KV in one engine. `extend` is the only way in, `truncate` the only way out.
+    """Tokens with valid KV in one engine. Only `extend` adds tokens, only `truncate` removes them.
 
-    `reuse` says who may take up its KV when it is closed, None nobody; `media` is what its audio tokens stand for.
+    `reuse` says which later sequences may take over the KV after `close`, None that none may. `media` are the
+    recordings behind the audio tokens.
     """
 
     def __init__(
@@ -97,7 +204,7 @@ class Sequence:
 
     def truncate(self, length: int) -> None:
         """Cut to an absolute length; the same length again changes nothing. Raises EngineError if refused."""
-        with self.engine.turns:
+        with self.engine.floor:
             self.check_open()
             if not 0 <= length <= self.length:
                 raise EngineError(f"Cannot truncate a sequence of {self.length} tokens to {length}.")
@@ -111,14 +218,14 @@ class Sequence:
     def align(self, token_ids: TokenIds) -> None:
         """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed.
 
-        What the KV cache holds is compared with what is true, so no bookkeeping of rejections can go wrong (F1 to F3).
+        It compares the KV cache with the true text, so no rejection has to be remembered (F1 to F3).
         """
         shared = min(self.length, len(token_ids) - 1)
         differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
         self.truncate(int(differs[0]) if len(differs) else shared)
 
     def take_prefill_cost(self) -> Cost:
-        """What its prompt has cost since this was last asked."""
+        """What the prompt has cost since the last call."""
         cost, self.prefill_cost = self.prefill_cost, Cost()
         return cost
 
@@ -128,12 +235,12 @@ class Sequence:
             raise EngineError("This sequence is closed.")
 
     def discard(self) -> None:
-        """Close it, and let nobody take up its KV, which may be half done."""
+        """Close it without keeping its KV, which may be half done."""
         self.reuse = None
         self.close()
 
     def close(self) -> None:
-        """Give the KV memory back. The sequence cannot be used afterwards. Any thread may do so at any time."""
+        """Give the KV memory back; the sequence cannot be used afterwards. Any thread may close it at any time."""
         if not self.is_closed:
             self.is_closed = True
             self.engine.drop(self)
@@ -148,76 +255,28 @@ class Sequence:
             raise EngineError(f"The KV cache holds {kv_len} tokens, the sequence {self.length}.")
 
 
-class Engine(ABC):
-    """A model that gives logits. Capability is this type: what is no Engine cannot draft or verify.
+class Engine(Model):
+    """A model that gives logits; only an Engine can draft or verify. Subclasses write what `Model` asks for.
 
-    Any thread may use an engine and its sequences, but one at a time: a call during a call of another thread raises
-    EngineError at once and changes nothing. So does every call after `close`, or after the end of a `with` block.
-
-    Subclasses set the attributes and write the five abstract methods, and `free`; validation and bookkeeping are here.
-    `fingerprint` names the weights, wherever their files lie; `vocab` is what `own` makes of one.
+    Any thread may use an engine and its sequences: each call takes `floor` and waits for it. A thread that reads rows
+    while others use the engine holds `floor` from the feed to the last row. Calls on a closed engine raise EngineError.
     """
-
-    fingerprint: str
-    vocab: Vocab
-    context_len: int
-    takes_audio: bool = False
-    max_batch_rows: int = 512  # most rows of a forward without logits
-    max_output_rows: int = 512  # most rows of a forward with logits
-    max_sequences: int = 1  # KV is kept for reuse while fewer are open
-    is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
-    _profile: RowProfile | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.turns = Turns(name)
-        self.floor = Floor()
+        self.floor = Floor(name)
         self.prefixes = PrefixCache()
-
-    def drop(self, sequence: Sequence) -> None:
-        """Keep or release a sequence: now, or before the next one begins while another thread uses the engine."""
-        self.prefixes.drop(sequence)
-        self._when_free(lambda: self.prefixes.settle(self))
-
-    def forget_kept(self, older_than_s: float = 0.0) -> None:
-        """Release what has been kept for reuse for so long, unless another thread uses the engine."""
-        self._when_free(lambda: self.prefixes.forget(self, older_than_s))
-
-    def _when_free(self, work: Callable[[], None]) -> None:
-        # Who has the floor must not find the engine in use by one who tidies up.
-        if self.floor.try_acquire():
-            try:
-                with suppress(EngineError), self.turns:
-                    work()
-            finally:
-                self.floor.release()
 
     def own(self, vocab: Vocab) -> Vocab:
         """`vocab` for this engine: it decodes for ever, and encodes until the engine is closed."""
-        own, encode, turns = copy(vocab), vocab.encode, self.turns
-
-        def encode_if_open(text: str) -> list[int]:
-            turns.check()
-            return list(encode(text))
-
-        own._encode = encode_if_open
-        return own
+        return vocab.encoding_while(self.floor.check_open)
 
     @property
     def profile(self) -> RowProfile:
-        """Invariant rows and forward times, probed when it is loaded."""
+        """Invariant rows and forward times, probed when the engine is loaded."""
         if self._profile is None:
             raise EngineError(f"The engine {self.name} was not probed.", hint="Open it with skydraft.load.")
         return self._profile
-
-    @property
-    def is_probed(self) -> bool:
-        """Whether it has a profile."""
-        return self._profile is not None
-
-    def adopt_profile(self, profile: RowProfile) -> None:
-        """Take what was measured for its profile."""
-        self._profile = profile
 
     @property
     def invariant_rows(self) -> int:
@@ -234,12 +293,8 @@ class Engine(ABC):
         return self.context_len - len(prompt)
 
     def open(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
-        """A new sequence holding all of `prompt` but its last token, which the first `extend` feeds.
-
-        So its logits come from a feed like any other. `media` is what the audio tokens stand for. Raises PromptError.
-        """
-        with self.floor:
-            sequence = self.begin(prompt, media, reuse)
+        """A new sequence holding all of `prompt` but its last token, which `extend` feeds first. Raises PromptError."""
+        sequence = self.begin(prompt, media, reuse)
         try:
             self.fill(sequence, prompt)
         except BaseException:
@@ -248,11 +303,11 @@ class Engine(ABC):
         return sequence
 
     def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
-        """A sequence for `prompt`, to be filled by `prefill`: `open` in steps. Raises PromptError.
+        """A sequence for `prompt`, to be filled by `prefill`. Raises PromptError.
 
-        It is empty, or, with `reuse`, holds what it could take over of one that was kept.
+        It is empty, or, with `reuse`, holds what an earlier sequence shares with the prompt.
         """
-        with self.turns:
+        with self.floor:
             self.check_prompt(prompt, media)
             return self.prefixes.begin(self, prompt, media, reuse)
 
@@ -264,62 +319,38 @@ class Engine(ABC):
         return Sequence(self, slot, reuse=reuse, media=media, token_ids=token_ids, whole_len=whole_len)
 
     def fill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> None:
-        """Feed what is left of all of `prompt` but its last token; between its parts others may have the floor."""
-        has_more = True
-        while has_more:
-            with self.floor:
-                has_more = self.prefill(sequence, prompt)
+        """`prefill` until nothing is left; other threads get the engine between the parts."""
+        while self.prefill(sequence, prompt):
+            pass
 
     def prefill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
-        """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed.
-
-        Parts end at the same places, whatever lies between the calls or was reused, so that the KV of a prompt is a
-        function of its tokens. The beginning is taken from where it was fed before.
-        """
-        with self.turns:
+        """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed."""
+        with self.floor:
             sequence.check_open()
-            self.prefixes.take_beginning(self, sequence, prompt)
-            start, end = sequence.length, len(prompt) - 1
-            part_end = self.prefixes.parts(self).next_end(start, prompt)
-            chunk = prompt[start : min(part_end, end)]
-            if len(chunk):
-                began = time.perf_counter()
-                try:
-                    self.forward([(sequence, chunk)], want_logits=False)
-                    sequence.record(chunk)
-                    if sequence.whole_len == start and sequence.length == part_end:
-                        sequence.whole_len = part_end
-                        self.prefixes.keep_beginning(self, sequence)
-                finally:
-                    ms = (time.perf_counter() - began) * 1e3
-                    sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
-            return sequence.length < end
+            return self.prefixes.feed(self, sequence, prompt)
 
-    def media(self, samples: npt.NDArray[np.float32]) -> Media:
-        """Features of mono audio [num_samples] at 16 kHz. Raises PromptError, as every engine that takes none does."""
-        raise self._no_audio()
+    def drop(self, sequence: Sequence) -> None:
+        """Keep or release a closed sequence: now, or before the next one begins where a thread has the floor."""
+        self.prefixes.drop(sequence)
+        self._if_free(lambda: self.prefixes.settle(self))
 
-    def audio_tokens(self, media: Media) -> tuple[int, ...]:
-        """The part of a prompt that stands for `media`, its two marks included. Raises PromptError like `media`."""
-        raise self._no_audio()
+    def forget_kept(self, older_than_s: float = 0.0) -> None:
+        """Release KV that was kept for at least `older_than_s` seconds, unless a thread has the floor."""
+        self._if_free(lambda: self.prefixes.forget(self, older_than_s))
 
-    def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
-        """Raise PromptError unless the prompt's audio tokens are those of `media`, in its order."""
-        if media:
-            raise self._no_audio()
-
-    def _no_audio(self) -> PromptError:
-        return PromptError(
-            f"The model {self.name} takes no audio.",
-            hint="Use a Qwen2.5-Omni model, such as Qwen/Qwen2.5-Omni-3B; tiny-omni-edge is a toy of that kind.",
-        )
+    def _if_free(self, work: Callable[[], None]) -> None:
+        if self.floor.try_acquire():
+            try:
+                work()
+            finally:
+                self.floor.release()
 
     def extend_batch(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]]) -> list[Rows]:
         """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`.
 
         Each sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order.
         """
-        with self.turns:
+        with self.floor:
             if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
                 raise EngineError("A sequence may occur only once in a batch.")
             for sequence, token_ids in feeds:
@@ -330,9 +361,8 @@ class Engine(ABC):
             return rows
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
-        """Raise PromptError unless the prompt has tokens, all in the vocabulary, leaves room for one more and fits
-        `media`."""
-        self.turns.check()
+        """Raise PromptError if the prompt is empty, leaves no room, or does not fit the vocabulary or `media`."""
+        self.floor.check_open()
         if len(prompt) == 0:
             raise PromptError("The prompt is empty.", hint="Give at least one word.")
         if len(prompt) >= self.context_len:
@@ -356,42 +386,10 @@ class Engine(ABC):
         if ids.min() < 0 or ids.max() >= self.vocab.size:
             raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
 
-    @abstractmethod
-    def allocate(self) -> Any:
-        """A handle for a new, empty KV sequence."""
-
-    @abstractmethod
-    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
-        """Run the model and write KV. On failure the KV of every sequence is as before. Returns rows per feed."""
-
-    @abstractmethod
-    def roll_back(self, sequence: Sequence, length: int) -> None:
-        """Drop KV from position `length` on; raises EngineError when the cache cannot."""
-
-    def allocate_beginning(self) -> Any:
-        """A handle for the KV of the beginning of prompts, None where there is none; one that gives it has `copy`."""
-        return None
-
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
-        """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
-
-    @abstractmethod
-    def release(self, sequence: Sequence) -> None:
-        """Free the KV of a sequence."""
-
-    @abstractmethod
-    def kv_length(self, sequence: Sequence) -> int:
-        """How many tokens the cache itself says it holds."""
-
-    def free(self) -> None:  # noqa: B027  nothing to do where all is in Python
-        """Let go of the model. Called once, by `close`."""
-
     def close(self) -> None:
-        """Free the model; a second time changes nothing. Whatever uses it afterwards gets an EngineError."""
-        if not self.turns.is_over:
-            with self.floor, self.turns:  # somebody may be drafting ahead, for a moment
-                self.turns.is_over = True
-                self.free()
+        """Free the model once no thread has the floor; a second call changes nothing. Later calls get EngineError."""
+        if self.floor.close():
+            self.free()
 
     def __enter__(self) -> Self:
         return self

@@ -1,32 +1,57 @@
-"""Folders of checkpoints in the layout of the Hugging Face hub: weights, tokenizer, and what may load them."""
+"""The files of models: which weights they hold, and reading a checkpoint's folder as the Hugging Face hub has it."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import BrokenModel, MissingDependency, OptionError
+from skydraft.errors import BrokenModel, MissingDependency, OptionError, importing
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_WANTED = "Give a folder with config.json, weights and tokenizer of a causal language model."
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+_NUM_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
+
+
+def weights_fingerprint(files: Iterable[Path]) -> str:
+    """32 hex digits from the sizes of the files and 16 pieces of each, which name the weights.
+
+    Large files are not read as a whole, so a forged file may have the name of another.
+    """
+    total = hashlib.sha256()
+    for path in sorted(files, key=lambda path: path.name):
+        size = path.stat().st_size
+        total.update(f"{size}\n".encode())
+        with path.open("rb") as file:
+            for number in range(_NUM_SAMPLES):
+                file.seek(max(size - _SAMPLE_BYTES, 0) * number // (_NUM_SAMPLES - 1))
+                total.update(file.read(_SAMPLE_BYTES))
+    return total.hexdigest()[:32]
+
+
+def is_omni(path: Path) -> bool:
+    """Whether the config.json in a folder names a Qwen2.5-Omni model."""
+    try:
+        model_type = json.loads((path / "config.json").read_text())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return model_type in ("qwen2_5_omni", "qwen2_5_omni_thinker")
 
 
 def load_library() -> tuple[Any, Any]:
     """The modules torch and transformers. Raises MissingDependency when one is not installed."""
-    try:
+    with importing("Checkpoint folders need", "transformers"):
         import torch
         import transformers
-    except ImportError as error:
-        raise MissingDependency(
-            f"Checkpoint folders need torch and transformers, and {error.name or 'one of them'} is not installed.",
-            hint="Run: pip install 'skydraft[transformers]'.",
-        ) from error
     return torch, transformers
 
 
@@ -40,31 +65,25 @@ def check_device(torch: Any, name: str) -> Any:
     return torch.device(name)
 
 
-def load_checkpoint(
-    path: Path, model_class: str, device: Any, options: EngineOptions, *, unused: Seq[str] = ()
-) -> tuple[Any, Any]:
+def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unused: Seq[str] = ()) -> tuple[Any, Any]:
     """Model, in evaluation mode on its device, and tokenizer of a local folder; the parts named `unused` are dropped.
 
-    Nothing is asked of a network and no code in the folder is run. Raises BrokenModel when a weight that the model
-    needs is not in the folder: transformers would draw it at random.
+    Nothing is asked of a network and no code in the folder is run. Raises OptionError, and BrokenModel when a weight is
+    missing.
     """
     torch, transformers = load_library()
+    device = check_device(torch, options.device)
     if options.dtype not in _DTYPES:
         raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, not '{options.dtype}'.")
     quantized = _quantized(torch, transformers, device, options)
-    given = {"local_files_only": True, "trust_remote_code": False}
     try:
         with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **given)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
             model, loaded = getattr(transformers, model_class).from_pretrained(
-                path, dtype=getattr(torch, options.dtype), output_loading_info=True, **given, **quantized
+                path, dtype=getattr(torch, options.dtype), output_loading_info=True, **_LOCAL, **quantized
             )
     except Exception as error:
-        raise BrokenModel(
-            f"transformers cannot load {path}: {first_line(error)}",
-            hint="Give a folder with config.json, weights and tokenizer of a causal language model.",
-        ) from error
-    _check_tokenizer(tokenizer, path)
+        raise BrokenModel(f"transformers cannot load {path}: {first_line(error)}", hint=_WANTED) from error
     # transformers would draw them at random
     if missing := sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])):
         raise BrokenModel(
@@ -72,11 +91,14 @@ def load_checkpoint(
         )
     for parent, _, part in (name.rpartition(".") for name in unused):
         setattr(model.get_submodule(parent), part, None)
-    return (model.eval() if quantized else model.eval().to(device)), _with_template(tokenizer, path)
+    return (model.eval() if quantized else model.eval().to(device)), _checked(tokenizer, path)
 
 
-def _with_template(tokenizer: Any, path: Path) -> Any:
+def _checked(tokenizer: Any, path: Path) -> Any:
     """The tokenizer, with the chat template that multimodal checkpoints keep in a file of its own."""
+    # transformers would make up an empty vocabulary
+    if not any((path / file).is_file() for file in tokenizer.vocab_files_names.values()):
+        raise BrokenModel(f"{path} has no tokenizer.", hint="Add its tokenizer.json.")
     file = path / "chat_template.json"
     if tokenizer.chat_template is None and file.is_file():
         try:
@@ -87,7 +109,7 @@ def _with_template(tokenizer: Any, path: Path) -> Any:
 
 
 def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOptions) -> dict[str, Any]:
-    """What `from_pretrained` takes for 8 or 4 bits a weight; nothing for none."""
+    """Arguments of `from_pretrained` for 8 or 4 bits a weight; empty for "none"."""
     if options.quantization == "none":
         return {}
     if device.type != "cuda":
@@ -125,15 +147,14 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a library says, at most 300 characters."""
+    """The first line of an error's text, at most 300 characters."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
 
 
 def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
-    """The vocabulary of a fast tokenizer. Raises BrokenModel when the bytes of its tokens cannot be told.
+    """The vocabulary of a fast tokenizer. Raises BrokenModel when the bytes of its tokens are unknown.
 
-    End tokens are those of the generation config and of the tokenizer. A BOS text is set only where the tokenizer
-    adds one by itself. Ids that no token has add no text.
+    End tokens are those of the generation config and of the tokenizer. A BOS text is set where the tokenizer adds one.
     """
     if not tokenizer.is_fast:
         raise BrokenModel(f"{type(tokenizer).__name__} is not a fast tokenizer.", hint="Add its tokenizer.json.")
@@ -159,27 +180,17 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
 def load_vocab(path: Path) -> Vocab:
     """The vocabulary of a local folder, without its weights. Raises BrokenModel."""
     _, transformers = load_library()
-    given = {"local_files_only": True, "trust_remote_code": False}
     try:
         with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **given)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
             if (path / "generation_config.json").is_file():
-                config = transformers.GenerationConfig.from_pretrained(path, **given)
+                config = transformers.GenerationConfig.from_pretrained(path, **_LOCAL)
             else:
-                config = transformers.AutoConfig.from_pretrained(path, **given)
+                config = transformers.AutoConfig.from_pretrained(path, **_LOCAL)
     except Exception as error:
-        raise BrokenModel(
-            f"transformers cannot load the tokenizer of {path}: {first_line(error)}",
-            hint="Give a folder with config.json, weights and tokenizer of a causal language model.",
-        ) from error
-    _check_tokenizer(tokenizer, path)
-    return read_vocab(_with_template(tokenizer, path), config)
-
-
-def _check_tokenizer(tokenizer: Any, path: Path) -> None:
-    # transformers would make up an empty vocabulary
-    if not any((path / file).is_file() for file in tokenizer.vocab_files_names.values()):
-        raise BrokenModel(f"{path} has no tokenizer.", hint="Add its tokenizer.json.")
+        message = f"transformers cannot load the tokenizer of {path}: {first_line(error)}"
+        raise BrokenModel(message, hint=_WANTED) from error
+    return read_vocab(_checked(tokenizer, path), config)
 
 
 def _end_ids(tokenizer: Any, generation_config: Any) -> set[int]:
@@ -191,7 +202,11 @@ def _end_ids(tokenizer: Any, generation_config: Any) -> set[int]:
 def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:
     decoder = json.dumps(json.loads(backend.to_str())["decoder"], ensure_ascii=False)
     if '"ByteLevel"' in decoder:
-        to_bytes = _byte_level
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        to_bytes: Callable[[str], bytes] = partial(
+            _byte_level, {char: byte for byte, char in bytes_to_unicode().items()}
+        )
     elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder or "▁" in decoder:
         to_bytes = _sentence_piece
     else:
@@ -207,19 +222,9 @@ def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:
     return pieces
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in byte-level BPE (encoder.py of GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {**{chr(byte): byte for byte in printable}, **{chr(256 + i): byte for i, byte in enumerate(others)}}
-
-
-_BYTE_OF = _byte_alphabet()
-
-
-def _byte_level(text: str) -> bytes:
+def _byte_level(byte_of: dict[str, int], text: str) -> bytes:
     try:
-        return bytes(_BYTE_OF[char] for char in text)
+        return bytes(byte_of[char] for char in text)
     except KeyError:  # a token that was put into the vocabulary as plain text
         return text.encode()
 

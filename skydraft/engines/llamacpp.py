@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from skydraft.config import num_cores
 from skydraft.engines.base import Engine, Rows, Sequence
-from skydraft.engines.fingerprint import weights_fingerprint
+from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
@@ -44,16 +45,12 @@ def load_library() -> Any:
     return library
 
 
-_callbacks: list[Any] = []  # ctypes callbacks must outlive the library that holds them
-
-
 @contextmanager
 def interrupts_kept() -> Iterator[list[int]]:
-    """Have Ctrl-C raise KeyboardInterrupt at the end of the block; yields a list that it is noted in at once.
+    """Have Ctrl-C raise KeyboardInterrupt at the end of the block; yields a list that notes Ctrl-C at once.
 
-    llama.cpp calls Python meanwhile, for its log and its progress, and what Python raises in such a call is lost. Does
-    nothing where Ctrl-C would not raise KeyboardInterrupt: in another thread than the main one, or with a handler of
-    somebody else's.
+    llama.cpp calls Python meanwhile, for its log and its progress, and an exception in such a call is lost. Does
+    nothing where Ctrl-C would not raise KeyboardInterrupt: outside of the main thread, or with another handler.
     """
     seen: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()
@@ -69,11 +66,10 @@ def interrupts_kept() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
+@cache  # a ctypes callback must outlive the library that holds it
 def _silence(library: Any) -> Any:
-    if not _callbacks:
-        _callbacks.append(library.llama_log_callback(lambda level, text, data: None))
-        library.llama_backend_init()
-    return _callbacks[0]
+    library.llama_backend_init()
+    return library.llama_log_callback(lambda level, text, data: None)
 
 
 class LlamaCppEngine(Engine):

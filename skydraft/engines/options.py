@@ -1,4 +1,4 @@
-"""How to run a model, and what its forwards cost and give on this machine."""
+"""Options for running a model, and the measured profile of its forwards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Quantization = Literal["none", "8bit", "4bit"]
 
 @dataclass(frozen=True, slots=True)
 class RowProfile:
-    """What forwards of n rows cost and give, measured on this machine.
+    """Times and bit-equality of forwards of n rows, measured on this machine.
 
-    `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time; so it was up
-    to `probed_len` tokens, and nobody looked beyond. `forward_ms[n - 1]`: best time of a forward of n rows,
-    milliseconds. `date`: the day, in ISO format; "" where nothing was measured.
+    `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time; measured up
+    to `probed_len` tokens. `forward_ms[n - 1]`: best time of a forward of n rows, milliseconds. `date`: the day of
+    measuring, in ISO format; "" where nothing was measured.
     """
 
     invariant_rows: int
@@ -28,13 +28,12 @@ class RowProfile:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How to run a model; each engine takes what applies to it.
+    """How to run a model. Each engine uses the options that apply to it.
 
     `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all). `device` and
     `dtype` are for transformers models, `quantization` for those on a GPU. `shared_cache` lets sequences of a GGUF
-    model share one KV cache, so that any feeds fit into one forward; the cells of a sequence lose their order then, and
-    logits their bit-equality. `probe_again` measures the row costs anew, whatever is remembered of them at
-    `profile_path`.
+    model share one KV cache, so that any feeds fit into one forward, and logits lose their bit-equality. `probe_again`
+    measures the row costs even if `profile_path` has them.
     """
 
     context_len: int = 4096

@@ -1,9 +1,8 @@
-"""Sequences after their use, so that a prompt that begins like theirs need not be fed again (prefix caching).
+"""Prefix caching: closed sequences keep their KV, so that a later prompt that begins alike feeds only its new text.
 
-Rows of a prompt's part and single rows give other bits. So in exact execution no more is reused than whole parts of an
-earlier prompt, which end at the same places in every prompt: what was kept may change how soon a token comes, not
-which. What a chat template says before any text of a user is such a part too. It holds nothing of anybody, so it is
-fed once and copied into every sequence that begins with it, whoever's that is.
+Feeding a part of a prompt gives other bits than feeding single rows. So exact execution reuses only whole parts of an
+earlier prompt, which end at the same places in every prompt: caching changes when a token comes, never which. The chat
+template's text before the first user text is a part too, fed once and copied into every sequence that begins with it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import TokenIds, num_shared
 from skydraft.types import Cost, Recordings, Reuse
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the parts of prompts end: where `beginning` does in those that begin with it, and at multiples of
-    `part_len`."""
+    """Where the parts of prompts end: at multiples of `part_len`, and at the end of `beginning` if a prompt has it."""
 
     part_len: int
     beginning: tuple[int, ...] = ()
@@ -48,7 +46,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is left of a closed sequence: its KV, what that is of, and since when. It does not refer to its engine."""
+    """A closed sequence: KV, tokens, recordings, and when it was closed. It does not refer to its engine."""
 
     slot: Any
     token_ids: TokenIds
@@ -62,17 +60,15 @@ class Kept:
         both = min(len(self.media), len(media))
         if self.reuse.scope != reuse.scope or self.media[:both] != media[:both]:
             return 0
-        num_ids = min(len(self.token_ids), len(prompt) - 1)  # the last one is fed by the first `extend`
-        differs = np.flatnonzero(self.token_ids[:num_ids] != prompt[:num_ids])
-        shared = int(differs[0]) if len(differs) else num_ids
-        # Outside a prompt, a token that means audio means nothing: none of those may be taken for speech.
+        shared = num_shared(self.token_ids, prompt[:-1])  # the last one is fed by the first `extend`
+        # A token that means audio means nothing outside a prompt: it must not be taken for speech.
         return parts.last_end(prompt[: min(shared, self.whole_len)]) if reuse.exact or media else shared
 
 
 class PrefixCache:
     """The sequences of one engine that were closed, and how many are open.
 
-    One with `reuse` is kept while there is room for it. All but `drop` want the engine's turn.
+    One with `reuse` is kept while there is room for it. The caller has the engine's floor, except for `drop`.
     """
 
     def __init__(self) -> None:
@@ -83,7 +79,7 @@ class PrefixCache:
         self._open: set[int] = set()  # by identity
 
     def share(self, beginning: Seq[int]) -> None:
-        """Let prompts that begin with these tokens, nobody's text, share their KV. To be said before any prompt."""
+        """Let all prompts that begin with these tokens share their KV. To be called before any prompt."""
         self._beginning = tuple(beginning)
 
     def parts(self, engine: Engine) -> Parts:
@@ -91,10 +87,10 @@ class PrefixCache:
         return Parts(engine.max_batch_rows, self._beginning)
 
     def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
-        """A sequence that holds what a kept one shares with `prompt`; an empty one where none shares a part of it.
+        """A sequence that holds the tokens that a kept one shares with `prompt`; an empty one where none shares a part.
 
-        A kept one of which less than half is shared, another conversation with the same beginning, is taken only where
-        there is no room beside it.
+        A kept one of which less than half is shared is another conversation with the same beginning: it is taken only
+        where there is no room beside it.
         """
         self.settle(engine)
         ids, part_len = np.asarray(prompt, np.int32), engine.max_batch_rows
@@ -116,8 +112,30 @@ class PrefixCache:
             raise
         return sequence
 
-    def take_beginning(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> None:
-        """Copy the beginning of a prompt into its sequence, which is empty, where it was fed before."""
+    def feed(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
+        """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed.
+
+        Parts end at the same places whatever was reused, so the KV of a prompt is a function of its tokens.
+        """
+        self._take_beginning(engine, sequence, prompt)
+        start, end = sequence.length, len(prompt) - 1
+        part_end = self.parts(engine).next_end(start, prompt)
+        chunk = prompt[start : min(part_end, end)]
+        if len(chunk):
+            began = time.perf_counter()
+            try:
+                engine.forward([(sequence, chunk)], want_logits=False)
+                sequence.record(chunk)
+                if sequence.whole_len == start and sequence.length == part_end:
+                    sequence.whole_len = part_end
+                    self._keep_beginning(engine, sequence)
+            finally:
+                ms = (time.perf_counter() - began) * 1e3
+                sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
+        return sequence.length < end
+
+    def _take_beginning(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> None:
+        """Copy the beginning of a prompt into its empty sequence, if it was fed before."""
         length = len(self._beginning)
         if self._begun is None or sequence.length or length >= len(prompt) or not self.parts(engine).begins(prompt):
             return
@@ -126,8 +144,8 @@ class PrefixCache:
         sequence.whole_len = length
         sequence.prefill_cost += Cost(num_cached=length)
 
-    def keep_beginning(self, engine: Engine, sequence: Sequence) -> None:
-        """Keep the beginning of the first prompt that has fed it, where the engine has a place for it."""
+    def _keep_beginning(self, engine: Engine, sequence: Sequence) -> None:
+        """Copy the beginning out of the first prompt that has it, if the engine has a place for it."""
         length = len(self._beginning)
         if self._begun is None and length <= sequence.length and self.parts(engine).begins(sequence.token_ids):
             slot = engine.allocate_beginning()
@@ -142,7 +160,7 @@ class PrefixCache:
         self._dropped.append(sequence)
 
     def settle(self, engine: Engine) -> None:
-        """Keep or release what was closed."""
+        """Keep or release the sequences that were closed."""
         while self._dropped:
             done = self._dropped.pop()
             if id(done) not in self._open:
@@ -160,7 +178,7 @@ class PrefixCache:
             engine.release(engine.sequence(self._kept.pop(0).slot))
 
     def forget(self, engine: Engine, older_than_s: float) -> None:
-        """Release what has been kept for so long."""
+        """Release KV that was kept for at least `older_than_s` seconds."""
         self.settle(engine)
         latest = time.perf_counter() - older_than_s
         while self._kept and self._kept[0].since <= latest:

@@ -6,34 +6,26 @@ row from 512 cells on), so bit-equality is probed at three lengths: short, past 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import asdict
 from datetime import date
 from itertools import accumulate, product
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+from pydantic import TypeAdapter
 
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.base import Engine, Sequence, on_host
 from skydraft.engines.options import EngineOptions, RowProfile
 
 MAX_PROBED_ROWS = 8
 _SHORT_LEN, _LONG_LEN = 16, 544  # tokens; the second is past the first 512 cells of a KV cache
 _MAX_PREFILL_MS = 20_000.0  # after so much prefill, the third length is where it has come to
 _NUM_REPETITIONS = 3
-
-
-def to_numpy(rows: Rows) -> npt.NDArray[np.floating]:
-    """A copy of the rows in host memory, numpy, same precision (bfloat16 becomes float32)."""
-    if isinstance(rows, np.ndarray):
-        return rows.copy()
-    return np.asarray(rows.detach().float().cpu().numpy())
+_PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
 def probe(engine: Engine) -> RowProfile:
@@ -65,7 +57,7 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[list[f
     Leaves the sequence as it was.
     """
     length = sequence.length
-    singly = [to_numpy(sequence.extend([token_id])) for token_id in feed]  # also warms the engine up
+    singly = [on_host(sequence.extend([token_id])).copy() for token_id in feed]  # also warms the engine up
     forward_ms, invariant_rows = [math.inf] * max_rows, max_rows
     # Not all repetitions of one n together: a busy moment should spoil one of them only.
     for repetition, num_rows in product(range(_NUM_REPETITIONS), range(1, max_rows + 1)):
@@ -74,7 +66,7 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[list[f
         for token_id in feed[:start]:
             sequence.extend([token_id])
         began = time.perf_counter()
-        rows = to_numpy(sequence.extend(feed[start : start + num_rows]))
+        rows = on_host(sequence.extend(feed[start : start + num_rows]))
         forward_ms[num_rows - 1] = min(forward_ms[num_rows - 1], round((time.perf_counter() - began) * 1e3, 3))
         if num_rows > 1 and not np.array_equal(rows, np.concatenate(singly[start : start + num_rows])):
             invariant_rows = min(invariant_rows, num_rows - 1)
@@ -92,15 +84,14 @@ def cpu_model() -> str:
 
 
 def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
-    """The profile remembered under `key` in the JSON file at `options.profile_path`; else it is probed and remembered.
+    """The profile under `key` in the JSON file at `options.profile_path`; if there is none, probe and add it.
 
     The key must name everything that could change the answer: file, library, processor, threads, cache types, context.
-    An unreadable file counts as empty; it is a cache, never the truth.
+    An unreadable file counts as empty.
     """
     path = options.profile_path
-    known = _read(path) if path else {}
-    if key in known and not options.probe_again:
-        return known[key]
+    if path and not options.probe_again and (known := _read(path).get(key)):
+        return known
     profile = probe(engine)
     if path:
         _write(path, {**_read(path), key: profile})
@@ -109,24 +100,18 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
 
 def _read(path: Path) -> dict[str, RowProfile]:
     try:
-        entries = json.loads(path.read_text())
-        # Those without a date were not probed at all three lengths.
-        return {
-            key: RowProfile(
-                int(entry["invariant_rows"]), tuple(entry["forward_ms"]), entry["date"], entry["probed_len"]
-            )
-            for key, entry in entries.items()
-            if entry.get("date") and entry["forward_ms"]
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = _PROFILES.validate_json(path.read_bytes())
+    except (OSError, ValueError):
         return {}
+    # Those without a date were not probed at all three lengths.
+    return {key: profile for key, profile in known.items() if profile.date and profile.forward_ms}
 
 
 def _write(path: Path, known: dict[str, RowProfile]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as scratch:
-            json.dump({key: asdict(profile) for key, profile in known.items()}, scratch, indent=1)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as scratch:
+            scratch.write(_PROFILES.dump_json(known, indent=1))
         os.replace(scratch.name, path)
     except OSError:
         return  # a read-only cache folder costs a probe at the next start, nothing else

@@ -16,18 +16,18 @@ from skydraft.engines.checkpoint import first_line
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel, MissingDependency, OptionError
 
-# How an engine is used, whatever runs inside: every engine takes these.
+# Every engine takes these.
 _FOR_ALL = {"context_len", "max_sequences", "shared_cache", "profile_path", "probe_again"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """How models of one sort are known and opened.
+    """How models of one sort are recognised and opened.
 
-    `what` is a noun phrase for messages. `open` gets the model as the user wrote it, its path, and options; for
-    NAME:REST the path is REST, which need not exist. `takes` names the fields of EngineOptions that apply besides those
-    of every engine. `claims` tells whether a file or folder is of this sort; without it only NAME:REST is. A `general`
-    one is asked last. Libraries are imported by `open`: the modules of all kinds are imported to find the right one.
+    `what` is a noun phrase for messages. `open` gets the model as the user wrote it, its path (for NAME:REST it is
+    REST), and options. It imports the libraries, since the modules of all kinds are imported to find the right one.
+    `takes` names the fields of EngineOptions that apply besides those of every engine. `claims` tells whether a file or
+    folder is of this sort; without it only NAME:REST is. A `general` one is asked last.
     """
 
     what: str
@@ -42,7 +42,7 @@ class EngineKind:
 
 
 def engine_names() -> frozenset[str]:
-    """What may stand before the colon of a model's name: plug-ins, and those of our engines that claim no files."""
+    """Names allowed before the colon of a model's name: plug-ins, and our engines that claim no files."""
     entries = _entries().items()
     return frozenset(name for name, entry in entries if not _is_ours(entry) or _load(entry).claims is None)
 
@@ -53,19 +53,19 @@ def open_engine(kind: str, spec: str, path: Path | None, options: EngineOptions)
     Raises BrokenModel, MissingDependency or OptionError.
     """
     entries = _entries()
-    found = _load(entries[kind]) if path is None else _claiming(spec, path, list(entries.values()))
+    engine = _load(entries[kind]) if path is None else _claiming(spec, path, list(entries.values()))
     for field in fields(EngineOptions):
-        if getattr(options, field.name) != field.default and field.name not in _FOR_ALL | found.takes:
+        if getattr(options, field.name) != field.default and field.name not in _FOR_ALL | engine.takes:
             option = "--" + field.name.removeprefix("num_").replace("_", "-")
-            raise OptionError(f"{option} does not apply to {spec}, which is {found.what}.", hint=f"Remove {option}.")
-    return found.open(spec, path or Path(spec.partition(":")[2]), options)
+            raise OptionError(f"{option} does not apply to {spec}, which is {engine.what}.", hint=f"Remove {option}.")
+    return engine.open(spec, path or Path(spec.partition(":")[2]), options)
 
 
 def _entries() -> dict[str, EntryPoint]:
-    """All engines by name, plug-ins first. A name that is ours stays ours."""
-    # Not by `entry_points`, which reads the first metadata of a package that it finds: old ones, in a source folder.
-    found = (entry for package in distributions() for entry in package.entry_points)
-    entries = sorted((entry for entry in found if entry.group == "skydraft.engines"), key=_is_ours)
+    """All engines by name, plug-ins first. A plug-in cannot replace one of our names."""
+    # Not by `entry_points`, which reads the first metadata of a package: in a source folder those are old.
+    every = (entry for package in distributions() for entry in package.entry_points)
+    entries = sorted((entry for entry in every if entry.group == "skydraft.engines"), key=_is_ours)
     if not any(map(_is_ours, entries)):
         raise MissingDependency(
             "The installed package skydraft does not name its engines: it was installed from an older version.",
@@ -92,10 +92,10 @@ def _load(entry: EntryPoint) -> EngineKind:
 
 
 def _claiming(spec: str, path: Path, entries: list[EntryPoint]) -> EngineKind:
-    found = [kind for entry in entries if (kind := _claimed(entry, path))]
-    if not found:
+    kinds = [kind for entry in entries if (kind := _claimed(entry, path))]
+    if not kinds:
         raise BrokenModel(f"No engine opens {spec}.", hint="Give a .gguf file or a transformers checkpoint's folder.")
-    return min(found, key=lambda kind: kind.general)  # of equals the first
+    return min(kinds, key=lambda kind: kind.general)  # of equals the first
 
 
 def _claimed(entry: EntryPoint, path: Path) -> EngineKind | None:
@@ -105,4 +105,4 @@ def _claimed(entry: EntryPoint, path: Path) -> EngineKind | None:
     except Exception:
         if _is_ours(entry):
             raise
-        return None  # a broken plug-in says so when it is asked for; it is in nobody's way
+        return None  # a broken plug-in raises only when a model names it

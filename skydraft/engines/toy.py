@@ -1,4 +1,4 @@
-"""A language model that is a table: for tests, documentation and `--edge-model toy`. It knows no language.
+"""A language model that is a table: for tests, documentation and `--edge-model toy`.
 
 Logits depend on the last two tokens and on the position, all read back from the KV cache, so that a cache which
 is advanced twice, not rolled back, or at wrong positions gives other logits, as in a real model.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence as Seq
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from skydraft.engines.options import RowProfile
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
+
+Table: TypeAlias = npt.NDArray[np.float32]
 
 _TOY_CHARACTERS = (
     "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下过子说产种面而方后多定行学法所民得经"
@@ -50,27 +53,17 @@ def character_vocab(characters: str) -> Vocab:
     return Vocab(pieces, encode, special_ids=[eos], end_ids=[eos], chat_template=_TOY_TEMPLATE, eos_text="<eos>")
 
 
-Table = npt.NDArray[np.float32]
-
-
 class ToyEngine(Engine):
     """Table model over `vocab`.
 
     `by_last` and `by_previous` are [vocab.size, vocab.size] logits for the last and the last but one token,
-    `by_position` is [period, vocab.size]. The row of a token is their sum. A slot is the list of
-    (token, position) pairs that stands for the KV cache.
+    `by_position` is [period, vocab.size]; a row is their sum. A slot is a list of (token, position), the KV cache.
     """
 
     def __init__(
-        self,
-        vocab: Vocab,
-        by_last: npt.NDArray[np.float32],
-        *,
-        by_previous: npt.NDArray[np.float32] | None = None,
-        by_position: npt.NDArray[np.float32] | None = None,
-        context_len: int = 4096,
-        name: str = "toy",
-    ) -> None:
+        self, vocab: Vocab, by_last: Table, *, by_previous: Table | None = None, by_position: Table | None = None,
+        context_len: int = 4096, name: str = "toy",
+    ) -> None:  # fmt: skip
         super().__init__(name)
         self.vocab = self.own(vocab)
         self.context_len = context_len
@@ -78,7 +71,6 @@ class ToyEngine(Engine):
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
         self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
         self._profile = RowProfile(invariant_rows=64, forward_ms=(0.01,))
-        self.num_forwards = 0
         tables = (self._by_last, self._by_previous, self._by_position)
         self.fingerprint = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()[:32]
 
@@ -86,7 +78,6 @@ class ToyEngine(Engine):
         return []
 
     def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
-        self.num_forwards += 1
         rows_per_feed: list[Rows] = []
         for sequence, token_ids in feeds:
             cache: list[tuple[int, int]] = sequence.slot
@@ -97,11 +88,11 @@ class ToyEngine(Engine):
             rows_per_feed.append(rows if want_logits else None)
         return rows_per_feed
 
-    def _row(self, cache: list[tuple[int, int]]) -> npt.NDArray[np.float32]:
+    def _row(self, cache: list[tuple[int, int]]) -> Table:
         last, position = cache[-1]
         previous = cache[-2][0] if len(cache) > 1 else last
-        row: npt.NDArray[np.float32] = self._by_last[last] + self._by_previous[previous]
-        row = row + self._by_position[position % len(self._by_position)]
+        at = position % len(self._by_position)
+        row: Table = self._by_last[last] + self._by_previous[previous] + self._by_position[at]
         return row
 
     def allocate_beginning(self) -> list[tuple[int, int]]:
@@ -121,15 +112,9 @@ class ToyEngine(Engine):
 
 
 def random_toy(
-    vocab: Vocab,
-    *,
-    seed: int = 0,
-    drift: float = 0.0,
-    drift_seed: int = 1,
-    scale: float = 3.0,
-    context_len: int = 4096,
-    name: str = "toy",
-) -> ToyEngine:
+    vocab: Vocab, *, seed: int = 0, drift: float = 0.0, drift_seed: int = 1, scale: float = 3.0,
+    context_len: int = 4096, name: str = "toy",
+) -> ToyEngine:  # fmt: skip
     """A toy with random tables. `drift` mixes in other random tables: 0 is the same model, 1 or more a poor drafter."""
     size = vocab.size
 
@@ -138,19 +123,14 @@ def random_toy(
         return [rng.normal(0, scale, (rows, size)).astype(np.float32) for rows in (size, size, 7)]
 
     own, other = tables(seed), tables(drift_seed)
-    mixed: list[Table] = [mine + np.float32(drift) * theirs for mine, theirs in zip(own, other, strict=True)]
-    last, previous, position = mixed
+    last, previous, position = (mine + np.float32(drift) * theirs for mine, theirs in zip(own, other, strict=True))
     # Bare bytes would make broken characters, and an early end makes every test short.
     rare = np.array([len(vocab.token_bytes(i)) == 1 and vocab.token_bytes(i)[0] >= 0x80 for i in range(size)])
     last[:, rare | np.isin(np.arange(size), list(vocab.end_ids))] -= 4 * scale
     return ToyEngine(
-        vocab,
-        last,
-        by_previous=previous * np.float32(0.5),
-        by_position=position * np.float32(0.3),
-        context_len=context_len,
-        name=name,
-    )
+        vocab, last, by_previous=previous * np.float32(0.5), by_position=position * np.float32(0.3),
+        context_len=context_len, name=name,
+    )  # fmt: skip
 
 
 def open_toy(spec: str, context_len: int = 4096, max_sequences: int = 1) -> ToyEngine:

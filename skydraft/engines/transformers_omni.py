@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.base import Rows, Sequence
-from skydraft.engines.checkpoint import first_line, load_library
+from skydraft.engines.checkpoint import first_line, is_omni, load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.transformers_text import TAKES, Slot, TransformersEngine
@@ -47,8 +47,8 @@ class OmniEngine(TransformersEngine):
     """A thinker, from a folder of its own or from a whole Qwen2.5-Omni checkpoint.
 
     The audio encoder runs once per sequence and recording, in the first forward that holds tokens of it. Positions
-    count tokens on all three axes of M-RoPE: that is what `get_rope_index` gives for text and audio alone, so the delta
-    of every sequence is 0. `rope_deltas`, which the model keeps for the last sequence, is neither read nor written.
+    count tokens on all three axes of M-RoPE, as `get_rope_index` gives them for text and audio: the delta of every
+    sequence is 0. `rope_deltas`, which the model keeps for the last sequence, is neither read nor written.
     """
 
     takes_audio = True
@@ -73,18 +73,14 @@ class OmniEngine(TransformersEngine):
 
         Raises PromptError for audio of less than 30 ms, or whose features are not finite.
         """
-        self.turns.check()
+        self.floor.check_open()
         hop, window = self._extractor.hop_length, self._extractor.n_fft
         # The last frames reach beyond the clip: into zeros, as they do in the processor's 30 seconds or more.
         padded_len = (len(samples) + window + hop - 1) // hop * hop
         features = self._extractor(
-            samples,
-            sampling_rate=SAMPLE_RATE,
-            padding="max_length",
-            max_length=padded_len,
-            truncation=False,
+            samples, sampling_rate=SAMPLE_RATE, padding="max_length", max_length=padded_len, truncation=False,
             return_tensors="np",
-        )["input_features"][0]
+        )["input_features"][0]  # fmt: skip
         try:
             return Media(np.asarray(features[:, : (len(samples) + hop - 1) // hop], np.float32))
         except ValueError as error:
@@ -92,31 +88,29 @@ class OmniEngine(TransformersEngine):
 
     def audio_tokens(self, media: Media) -> tuple[int, ...]:
         """The part of a prompt that stands for `media`, [num_tokens + 2]: its two marks included."""
-        self.turns.check()
+        self.floor.check_open()
         config = self._model.config
         return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
 
     def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
-        """Raise PromptError unless the prompt has one run of audio tokens for each of `media`, in their order and of
-        their lengths, none of them at its end.
-        """
-        found = self._runs(prompt)
+        """Raise PromptError unless the prompt has one run of audio tokens for each of `media`, none at its end."""
+        runs = self._runs(prompt)
         if not media:
-            if found:
+            if runs:
                 raise PromptError("The prompt has audio tokens but no audio.", hint="Give an audio file.")
             return
         num_mels = self._model.config.audio_config.num_mel_bins
         for each in media:
             if len(each.features) != num_mels:
                 raise PromptError(f"{self.name} takes features of {num_mels} mels, not {len(each.features)}.")
-        if [length for _, length in found] != [each.num_tokens for each in media]:
-            runs = ", ".join(str(length) for _, length in found[:8]) or "none"
+        if [length for _, length in runs] != [each.num_tokens for each in media]:
+            lengths = ", ".join(str(length) for _, length in runs[:8]) or "none"
             fills = ", ".join(str(each.num_tokens) for each in media[:8])
             raise PromptError(
-                f"The prompt's runs of audio tokens are {runs} long, its audio fills {fills}.",
+                f"The prompt's runs of audio tokens are {lengths} long, its audio fills {fills}.",
                 hint="Put what audio_tokens returns into the prompt, once for each recording.",
             )
-        if sum(found[-1]) == len(prompt):
+        if sum(runs[-1]) == len(prompt):
             raise PromptError("The prompt ends in its audio.", hint="Close it with the end mark of the audio.")
 
     def _runs(self, prompt: Seq[int] | TokenIds) -> list[tuple[int, int]]:
@@ -197,7 +191,7 @@ def _check_config(path: Path) -> None:
 
 
 def _load_extractor(path: Path) -> Any:
-    """What makes features of audio. The processor of the whole model would ask for torchvision as well."""
+    """Loads the feature extractor alone: the processor of the whole model needs torchvision as well."""
     _, transformers = load_library()
     try:
         return transformers.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
@@ -208,18 +202,9 @@ def _load_extractor(path: Path) -> Any:
         ) from error
 
 
-def _claims(path: Path) -> bool:
-    """Whether it says that it is one; a checkpoint that says nothing is for the general engine to refuse."""
-    try:
-        model_type = json.loads((path / "config.json").read_text())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return model_type in ("qwen2_5_omni", "qwen2_5_omni_thinker")
-
-
 KIND = EngineKind(
     "a Qwen2.5-Omni checkpoint",
     lambda spec, path, options: OmniEngine(path, options, name=spec),
     takes=TAKES,
-    claims=_claims,
+    claims=is_omni,
 )

@@ -1,12 +1,14 @@
-"""A vocabulary: what each token id stands for, and the same for every engine that shares the tokenizer."""
+"""A vocabulary: what each token id stands for. Engines that share a tokenizer have the same one."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,14 @@ from skydraft.errors import OptionError, VocabularyMismatch
 
 TokenIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
+
+
+def num_shared(one: TokenIds, other: TokenIds) -> int:
+    """How many tokens two texts have in common before the first that differs."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
+
 
 _MIN_CHINESE_SHARE = 0.01  # Qwen2.5 has 0.17
 
@@ -35,7 +45,6 @@ class TokenClasses:
     comma: Mask
     full_stop: Mask
     other_punct: Mask
-    fragment: Mask
     ascii_punct: Mask
     num_cjk: npt.NDArray[np.int16]
     lead_cjk: npt.NDArray[np.int16]
@@ -55,16 +64,9 @@ class Vocab:
     """
 
     def __init__(
-        self,
-        pieces: Sequence[bytes],
-        encode: Callable[[str], list[int]],
-        *,
-        special_ids: Iterable[int] = (),
-        end_ids: Iterable[int] = (),
-        chat_template: str | None = None,
-        bos_text: str = "",
-        eos_text: str = "",
-    ) -> None:
+        self, pieces: Sequence[bytes], encode: Callable[[str], list[int]], *, special_ids: Iterable[int] = (),
+        end_ids: Iterable[int] = (), chat_template: str | None = None, bos_text: str = "", eos_text: str = "",
+    ) -> None:  # fmt: skip
         self._names = tuple(pieces)
         self._encode = encode
         self.size = len(self._names)
@@ -72,13 +74,22 @@ class Vocab:
         # What each token adds to a text: nothing, if it is special.
         self.pieces = tuple(b"" if i in self.special_ids else name for i, name in enumerate(self._names))
         self.end_ids = frozenset(end_ids)
-        self.chat_template = chat_template
-        self.bos_text = bos_text
-        self.eos_text = eos_text
+        self.chat_template, self.bos_text, self.eos_text = chat_template, bos_text, eos_text
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`; special tokens written out in it are read as such."""
         return tuple(self._encode(text))
+
+    def encoding_while(self, check_open: Callable[[], None]) -> Vocab:
+        """A copy whose `encode` first calls `check_open`, which may raise."""
+        guarded, encode = copy(self), self._encode
+
+        def encode_if_open(text: str) -> list[int]:
+            check_open()
+            return encode(text)
+
+        guarded._encode = encode_if_open
+        return guarded
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text: none for a special token."""
@@ -137,49 +148,28 @@ _CJK_LEAD_BYTES = range(0xE4, 0xEA)  # first bytes of U+4000 to U+9FFF in UTF-8
 
 
 def _classify(pieces: Sequence[bytes]) -> TokenClasses:
-    masks = {name: np.zeros(len(pieces), bool) for name in ("content", "comma", "full_stop", "other", "frag", "ascii")}
-    counts = {name: np.zeros(len(pieces), np.int16) for name in ("num", "lead", "tail")}
-    first_char = np.zeros(len(pieces), np.int32)
-    for token_id, piece in enumerate(pieces):
-        try:
-            text = piece.decode()
-        except UnicodeDecodeError:
-            masks["frag"][token_id] = True
-            num_cjk = sum(byte in _CJK_LEAD_BYTES for byte in piece)
-            counts["num"][token_id] = counts["lead"][token_id] = counts["tail"][token_id] = num_cjk
-            continue
-        if text.isascii() and text.isalnum():
-            continue
-        _classify_text(text, token_id, masks, counts, first_char)
-    return TokenClasses(
-        content=masks["content"],
-        comma=masks["comma"],
-        full_stop=masks["full_stop"],
-        other_punct=masks["other"],
-        fragment=masks["frag"],
-        ascii_punct=masks["ascii"],
-        num_cjk=counts["num"],
-        lead_cjk=counts["lead"],
-        tail_cjk=counts["tail"],
-        first_char=first_char,
-    )
+    rows = np.fromiter(map(_class_of, pieces), np.dtype((np.int32, len(fields(TokenClasses)))), len(pieces))
+    columns = np.ascontiguousarray(rows.T)
+    arrays: list[npt.NDArray[Any]] = [*columns[:5].astype(bool), *columns[5:8].astype(np.int16), columns[8]]
+    return TokenClasses(*arrays)
 
 
-def _classify_text(
-    text: str, token_id: int, masks: dict[str, Mask], counts: dict[str, npt.NDArray[np.int16]], first_char: TokenIds
-) -> None:
+def _class_of(piece: bytes) -> tuple[int, ...]:
+    """What `TokenClasses` says of one token, in the order of its fields."""
+    try:
+        text = piece.decode()
+    except UnicodeDecodeError:
+        num_cjk = sum(byte in _CJK_LEAD_BYTES for byte in piece)
+        return (0, 0, 0, 0, 0, num_cjk, num_cjk, num_cjk, 0)
+    if text.isascii() and text.isalnum():
+        return (0,) * 9
     cjk = [is_cjk(char) for char in text]
     marks = [index for index, char in enumerate(text) if is_punctuation(char)]
-    counts["num"][token_id] = sum(cjk)
-    counts["lead"][token_id] = sum(cjk[: marks[0]]) if marks else sum(cjk)
-    counts["tail"][token_id] = sum(cjk[marks[-1] :]) if marks else sum(cjk)
     if marks:
         is_comma = any(text[index] in COMMA_LIKE for index in marks)
         is_stop = any(text[index] in FULL_STOP_LIKE for index in marks)
-        masks["comma"][token_id] = is_comma
-        masks["full_stop"][token_id] = is_stop
-        masks["other"][token_id] = not (is_comma or is_stop)
-        masks["ascii"][token_id] = all(text[index].isascii() for index in marks)
-    elif any(cjk) and all(is_c or char.isspace() for is_c, char in zip(cjk, text, strict=True)):
-        masks["content"][token_id] = True
-        first_char[token_id] = ord(text.lstrip()[0])
+        is_ascii = all(text[index].isascii() for index in marks)
+        counts = sum(cjk), sum(cjk[: marks[0]]), sum(cjk[marks[-1] :])
+        return (0, is_comma, is_stop, not (is_comma or is_stop), is_ascii, *counts, 0)
+    is_content = any(cjk) and all(is_c or char.isspace() for is_c, char in zip(cjk, text, strict=True))
+    return (is_content, 0, 0, 0, 0, sum(cjk), sum(cjk), sum(cjk), ord(text.lstrip()[0]) if is_content else 0)

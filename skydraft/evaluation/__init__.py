@@ -1,1 +1,1 @@
-"""Measuring: every number is computed from records, never kept beside them."""
+"""Comparisons of modes: runs, their records, and figures computed from the records alone."""

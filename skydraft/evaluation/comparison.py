@@ -1,4 +1,4 @@
-"""A whole comparison: what is asked for, what it runs on, and the records it leaves."""
+"""A whole comparison: its request, its engines and links, and its records."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skydraft import __version__, api
-from skydraft.config import DEFAULT_K, Execution, check_execution
-from skydraft.decoding.generation import Generation, TextStream
+from skydraft.config import Execution, check_execution
+from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
-from skydraft.edge.connection import Cloud
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model
 from skydraft.errors import OptionError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine
-from skydraft.evaluation.runner import Comparison, PeerText, Trial
+from skydraft.evaluation.runner import Comparison, Trial
 from skydraft.evaluation.scoring import Scorer
 from skydraft.evaluation.served_target import ServedTarget
 from skydraft.evaluation.workloads import Workload
@@ -33,24 +31,21 @@ from skydraft.gating.calibration import Calibration, check_fits, find_calibratio
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
 from skydraft.prompts.messages import Message, asked
-from skydraft.prompts.pair import ShareAudio, prompt_ids, read_prompt
-
-if TYPE_CHECKING:
-    from skydraft.engines.transformers_peer import HuggingFacePair
+from skydraft.prompts.pair import ShareAudio, read_prompt
 
 LINK_PROMPTS = 8
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype", "quantization")
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio")
-# Counts (total, what, done before) on a screen; yields what is called after each.
+# Counts (total, unit, done before) on a screen; yields a function to call after each unit.
 Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """What is compared: each prompt of a workload in each mode, in process and over emulated links.
+    """A request for each prompt of a workload in each mode, in process and over emulated links.
 
-    `rtts_ms` are their round trips, `link_kbps` their bandwidth (0: no limit), `link_prompts` how many prompts go over
-    them. `calibration` None looks for the pair's own where a gate needs one. Raises OptionError.
+    `rtts_ms` are round trips of the links, `link_kbps` their bandwidth (0: no limit), `link_prompts` the number of
+    prompts over them. `calibration` None looks up the pair's own if a gate needs one. Raises OptionError.
     """
 
     workload: Workload
@@ -73,30 +68,28 @@ class ComparisonRequest:
             raise OptionError("A comparison needs modes, each of them once.")
         if min(self.repetitions, self.link_prompts) < 1 or min((self.link_kbps, *self.rtts_ms)) < 0:
             raise OptionError("Repetitions and prompts are at least 1, round trips and bandwidths not below 0.")
-        if self.execution == "throughput" and any(mode.plan and mode.plan.mode == "lossless" for mode in self.modes):
+        if self.execution == "throughput" and any(mode.plan.mode == "lossless" for mode in self.modes):
             raise OptionError(
                 "--execution throughput is exact except at near ties, and mode lossless is exact.",
                 hint="Compare gate=always instead.",
             )
         if len(set(self.rtts_ms)) < len(self.rtts_ms):
             raise OptionError("--emulate-rtt names the same round trip twice.")
-        calibrated = any(mode.plan and mode.plan.gate.kind == "calibrated" for mode in self.modes)
+        calibrated = any(mode.plan.gate.kind == "calibrated" for mode in self.modes)
         if self.calibration and not calibrated:
             raise OptionError("--calibration is for calibrated gates, and no mode here has one.")
-        # Recordings are read now: a missing one is refused before hours of work, and reading is in nobody's time.
+        # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
         if self.share_audio == "none":
             if not self.recordings:
                 raise OptionError("--share-audio is about recordings, and no prompt has one.")
             if any(mode.is_target_alone for mode in self.modes):
-                raise OptionError("Where no audio is shared, mode cloud would hear nothing.", hint="Do without it.")
-        if self.recordings and any(mode.peer for mode in self.modes):
-            raise OptionError("hf-target and hf-assisted are compared on text alone.")
+                raise OptionError("Without shared audio, mode cloud would hear nothing.", hint="Leave that mode out.")
 
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """The two models of a comparison, in this process; the rest says how a server loads the target once more."""
+    """The two models of a comparison in this process, and the options for a server that loads the target again."""
 
     edge: Engine
     cloud: Engine
@@ -104,27 +97,13 @@ class LoadedPair:
     options: EngineOptions
     offline: bool = False
 
-    @cached_property
-    def peer_paths(self) -> tuple[Path, Path]:
-        """Where the files of both models are, for transformers.
-
-        Raises OptionError where there are none, MissingDependency where a package is missing that reads them.
-        """
-        from skydraft.engines.transformers_peer import check_installed
-
-        paths = [path for engine in (self.edge, self.cloud) if (path := getattr(engine, "path", None))]
-        if len(paths) < 2:
-            raise OptionError("hf-target and hf-assisted need models with files, which a toy does not have.")
-        check_installed(paths)
-        return paths[0], paths[1]
-
 
 def compare(
     request: ComparisonRequest, pair: LoadedPair, out: Path, tell: Callable[[str], None], counted: Counted
 ) -> Path:
-    """Run what is still to be run of a comparison in the folder `out`; returns its records.
+    """Run the missing generations of a comparison in the folder `out`; returns the path of its records.
 
-    `tell` gets lines for people. Raises UsageError before anything is run.
+    `tell` gets lines to show to the user. Raises UsageError before anything is run.
     """
     calibration = _calibration(request, pair)
     run = _describe(request, pair, calibration)
@@ -134,9 +113,9 @@ def compare(
         stack.enter_context(stage.links())
         comparison = Comparison(out, run)
         if done := comparison.num_done:
-            tell(f"Going on with {comparison.path}, which has {done} generations.")
+            tell(f"Continuing {comparison.path}, which has {done} generations.")
         with counted(done + len(comparison.todo), "generations", done) as advance:
-            comparison.generate(stage.start, stage.ask, advance)
+            comparison.generate(stage.start, advance)
         if request.scores:
             with counted(len(comparison.unscored()), "texts judged", 0) as advance:
                 comparison.score(stage.score, advance)
@@ -144,19 +123,19 @@ def compare(
 
 
 def _calibration(request: ComparisonRequest, pair: LoadedPair) -> Calibration | None:
-    """The calibration of the gates that need one, found once for all of them."""
-    if not any(mode.plan and mode.plan.gate.kind == "calibrated" for mode in request.modes):
+    """The calibration of the gates that need one, looked up once for all of them."""
+    if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
-    names, found = f"{pair.edge.name} and {pair.cloud.name}", request.calibration
-    if found is None:
+    names, calibration = f"{pair.edge.name} and {pair.cloud.name}", request.calibration
+    if calibration is None:
         folders = [cache_dir() / "calibrations"]
         return find_calibration(folders, pair.edge.fingerprint, pair.cloud.fingerprint, names)
-    check_fits(found, pair.edge.fingerprint, pair.cloud.fingerprint, names)
-    return found
+    check_fits(calibration, pair.edge.fingerprint, pair.cloud.fingerprint, names)
+    return calibration
 
 
 class _Stage:
-    """The engines and links that the trials of one comparison run on."""
+    """The engines and links for the trials of one comparison."""
 
     def __init__(
         self, request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None, tell: Callable[[str], None]
@@ -166,7 +145,7 @@ class _Stage:
         self._scorer: tuple[str | None, Scorer] | None = None
 
     def links(self) -> ExitStack:
-        """Start a server that holds the target once more, and a proxy in front of it for each link."""
+        """Start a server with a second copy of the target, and a proxy in front of it for each link."""
         with ExitStack() as stack:
             request, pair = self._request, self._pair
             if request.rtts_ms:
@@ -178,10 +157,8 @@ class _Stage:
             return stack.pop_all()
 
     def start(self, trial: Trial) -> Generation:
-        """Begin one generation."""
+        """Start one generation."""
         mode, request = trial.mode, self._request
-        if mode.plan is None:
-            raise OptionError(f"{mode.name} is another program, which is asked, not started.")
         asks = GenerateRequest(
             self._asked(trial.prompt),
             mode.plan,
@@ -192,25 +169,6 @@ class _Stage:
         )
         cloud = self._pair.cloud if trial.link_ms is None else self._clouds[trial.link_ms]
         return api.start(asks, edge=self._pair.edge, cloud=cloud)
-
-    @cached_property
-    def _peer(self) -> HuggingFacePair:
-        from skydraft.engines.transformers_peer import HuggingFacePair
-
-        self._tell("Loading the pair once more, for transformers.")
-        options = self._pair.options
-        return HuggingFacePair(*self._pair.peer_paths, device=options.device, dtype=options.dtype)
-
-    def ask(self, trial: Trial) -> PeerText:
-        """Have transformers answer with the same pair."""
-        vocab, peer, most = self._pair.cloud.vocab, self._peer, trial.mode.params.max_new_tokens
-        ids, assisted = prompt_ids(vocab, asked(trial.prompt.prompt)), trial.mode.peer == "hf-assisted"
-        token_ids, finish = peer.generate(ids, vocab.end_ids, assisted=assisted, max_new_tokens=most, k=DEFAULT_K)
-        stream = TextStream(vocab)
-        pieces = [stream.push(token_id) for token_id in token_ids]
-        if pieces:
-            pieces[-1] += stream.finish()
-        return PeerText(token_ids, tuple(pieces), finish, len(ids))
 
     def score(self, prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
         """Judge one text."""
@@ -230,7 +188,7 @@ class _Stage:
 
 
 def _describe(request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None) -> RunLine:
-    """The first line of the records: machine, versions, models, what was asked for."""
+    """The first line of the records: machine, versions, models and request."""
     workload, options = request.workload, pair.options
     return RunLine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -251,15 +209,8 @@ def _describe(request: ComparisonRequest, pair: LoadedPair, calibration: Calibra
         share_audio=request.share_audio if request.recordings else None,
         link_kbps=request.link_kbps,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},
-        peer=_peer_format(pair) if any(mode.peer for mode in request.modes) else None,
         calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
     )
-
-
-def _peer_format(pair: LoadedPair) -> str:
-    """What the weights of a peer are: not what our own engine computes with."""
-    packed = any(path.suffix == ".gguf" for path in pair.peer_paths)
-    return f"{pair.options.dtype}{', dequantised from the packed GGUF weights' if packed else ''}"
 
 
 def _model_entry(engine: Engine) -> ModelEntry:

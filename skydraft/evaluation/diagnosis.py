@@ -1,4 +1,4 @@
-"""What `skydraft doctor` measures: costs of both models here, and what a link to a server is worth."""
+"""Measurements of `skydraft doctor`: the costs of both models here, and whether drafting pays over a link."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from skydraft.decoding.block_length import MAX_AUTO_K
 from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.stats import percentile
-from skydraft.edge.connection import Cloud
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import RowProfile
 from skydraft.errors import VocabularyMismatch
-from skydraft.gating.signals import measure
+from skydraft.gating.gates import measure
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import ServerInfo
 from skydraft.types import LinkCost, StepRecord
 
 NUM_PINGS = 50
+_PING_S = 5.0
 _NUM_TOKENS = 32
 PROMPTS = (
     "请用一句话描述春天的公园。",
@@ -45,7 +46,7 @@ def signals_ms(vocab_size: int) -> float:
 
 
 def suggested_k(draft: RowProfile, target: RowProfile, alpha: float) -> tuple[int, float]:
-    """(fastest k of lossless in one process, its speed in units of the target alone); 0 where drafting does not pay."""
+    """(fastest k of lossless in one process, its speed in units of the target alone); k is 0 if drafting is slower."""
     costs = CostModel(draft.forward_ms[0], target.forward_ms, target.invariant_rows)
     best = costs.best_k(alpha, 0, MAX_AUTO_K)
     return best, costs.tokens_per_s(alpha, best) / costs.tokens_per_s(alpha, 0)
@@ -53,7 +54,7 @@ def suggested_k(draft: RowProfile, target: RowProfile, alpha: float) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """What was measured over a link with `k` drafted tokens a round, and what `costs` expect of it."""
+    """Measurements over a link with `k` drafted tokens a round, and the speeds that `costs` predict from them."""
 
     k: int
     alpha: float
@@ -75,23 +76,23 @@ class LinkReport:
 
     @property
     def break_even_ms(self) -> float:
-        """The round trip at which a round of the best k takes as long per token as streaming does."""
+        """The round trip at which a round of the best k takes as long per token as streaming."""
         return self.costs.break_even_ms(self.alpha, self.best_k)
 
     @property
     def tokens_per_round(self) -> float:
-        """As measured."""
+        """Measured with `k` drafted tokens a round."""
         return self.num_tokens / self.num_rounds
 
 
 def ping_times(cloud: Cloud) -> tuple[float, float]:
     """(median, 95th percentile) of health checks, milliseconds."""
-    pings = [cloud.link.ping() for _ in range(NUM_PINGS)]
+    pings = [cloud.ping(_PING_S) for _ in range(NUM_PINGS)]
     return statistics.median(pings), percentile(pings, 95) or 0.0
 
 
 def examine_link(edge: Engine, cloud: Cloud, info: ServerInfo, rtt_ms: float) -> LinkReport:
-    """Answer a few prompts over the link, greedily, and weigh it. Raises SkydraftError where that cannot be done."""
+    """Answer a few prompts greedily over the link and measure its costs. Raises SkydraftError if that fails."""
     if short_fingerprint(edge.vocab.fingerprint) != info.fingerprint:
         raise VocabularyMismatch(
             "the two models do not share a vocabulary.", hint="Choose another --edge-model, of the target's family."

@@ -1,6 +1,6 @@
-"""The figures of a comparison, each as a sum over a sum, so that prompts can be drawn again for intervals.
+"""The figures of a comparison, each a sum over a sum, so that prompts can be resampled for intervals.
 
-The conventions stand beside the names; the report prints them.
+Each measure carries its definition, which the report prints.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from skydraft.decoding.stats import token_gaps
-from skydraft.evaluation.records import GenerationLine, ScoreLine
-from skydraft.evaluation.text_indicators import TextIndicators
+from skydraft.evaluation.records import GenerationLine, PromptEntry, ScoreLine
+from skydraft.evaluation.texts import TextIndicators
 from skydraft.types import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One generation, what the models think of its text, and what the text shows. `cloud_ids` is what the target alone
-    wrote under the same prompt and style, where that was run."""
+    """One generation with its score and the indicators of its text. `cloud_ids` are the target's own tokens for the
+    same prompt and style, where `cloud` was run."""
 
+    prompt: PromptEntry
     generation: GenerationLine
     score: ScoreLine | None
     indicators: TextIndicators
@@ -34,12 +35,12 @@ class Case:
         return sum(record.outcome == "verified" for record in self.generation.records)
 
 
-Fraction = tuple[float, float]  # above and below the line
+Fraction = tuple[float, float]  # numerator and denominator
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure: `count` gives what one generation adds above and below the line."""
+    """A figure: `count` gives the numerator and denominator that one generation adds."""
 
     name: str
     label: str
@@ -72,11 +73,7 @@ def _nll(case: Case) -> Fraction:
 
 
 def _per_token(field: Field) -> Callable[[Case], Fraction]:
-    return lambda case: (_rounds(case, field), case.num_tokens) if case.generation.rounds else (0, 0)
-
-
-def _calls(case: Case) -> Fraction:
-    return (case.num_escalated, case.num_tokens) if case.generation.rounds else (0, 0)
+    return lambda case: (_rounds(case, field), case.num_tokens)
 
 
 def _bytes(case: Case) -> Fraction:
@@ -118,7 +115,7 @@ MEASURES = (
             "share of generations with the tokens of mode cloud under the same prompt and style", _same_as_cloud),
     Measure("cloud_calls_per_token", "calls", "/token",
             "escalated rounds / generated tokens; the target alone makes one a token, though a stream carries many in "
-            "one call", _calls),
+            "one call", lambda case: (case.num_escalated, case.num_tokens)),
     Measure("target_passes_per_token", "target passes", "/token",
             "forwards of the target after its prefill / generated tokens", _per_token(lambda r: r.target.num_passes)),
     Measure("target_rows_per_token", "target rows", "/token",

@@ -1,7 +1,7 @@
-"""records.jsonl: what happened, line by line, in the order in which it happened. Every figure is made from it.
+"""records.jsonl: a line for each event, in order. Every figure of a report is computed from it.
 
-The first line says what was run (`run`); then come `generation` lines, one per prompt, mode and repetition, and at
-last `score` lines with what the target thinks of the texts. A file may be read while it is being written.
+The first line (`run`) describes the run. Then come `generation` lines, one per prompt, mode and repetition, and at
+last `score` lines with both models' predictions. A file may be read while it is being written.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from skydraft.evaluation.modes import Mode
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
 SCHEMA: Literal[2] = 2
+# Keys of earlier versions in lines of this schema, which no figure uses.
+_GONE = ("ahead", "peer")
 
 
-class _Line(BaseModel):
+class Line(BaseModel):
+    """A JSON object that is checked when it is read; unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class PromptEntry(_Line):
-    """A prompt as it was asked; `audio` is the path of its recording."""
+class PromptEntry(Line):
+    """A prompt; `audio` is the path of its recording."""
 
     id: str
     prompt: str
@@ -35,7 +39,7 @@ class PromptEntry(_Line):
     audio: str | None = None
 
 
-class ModelEntry(_Line):
+class ModelEntry(Line):
     """A model of the run. `forward_ms[n - 1]` is the probed time of a forward of n rows."""
 
     name: str
@@ -44,10 +48,11 @@ class ModelEntry(_Line):
     forward_ms: tuple[float, ...]
 
 
-class RunLine(_Line):
-    """What was run, on what. `links` are the emulated round trips in milliseconds; None is no link at all.
+class RunFacts(Line):
+    """The settings of a run, its machine and its models.
 
-    `modes` are resolved: plans and parameters as they were then. `calibration` is the hash of the one that was used.
+    `links` are the emulated round trips in milliseconds; None means no link. `modes` are resolved: plans and parameters
+    at the time of the run. `calibration` is the hash of the used one.
     """
 
     kind: Literal["run"] = "run"
@@ -64,17 +69,21 @@ class RunLine(_Line):
     repetitions: int
     workload: str
     workload_sha256: str
-    prompts: tuple[PromptEntry, ...]
     links: tuple[float | None, ...]
     link_prompts: int
     share_audio: str | None = None
     link_kbps: float = 0.0
     calibration: str | None = None
     engine_options: dict[str, Any] = Field(default_factory=dict)
-    peer: str | None = None
 
 
-class RoundEntry(_Line):
+class RunLine(RunFacts):
+    """The facts of a run, and its prompts."""
+
+    prompts: tuple[PromptEntry, ...]
+
+
+class RoundEntry(Line):
     """A round: its record, and the draft with its signals (entropy, margin, top probability)."""
 
     record: StepRecord
@@ -90,8 +99,8 @@ class RoundEntry(_Line):
         return record
 
 
-class GenerationLine(_Line):
-    """One generation. `pieces` are the texts of the tokens as they were shown; joined they are the text."""
+class GenerationLine(Line):
+    """One generation. `pieces` are the texts of its tokens; joined they are its text."""
 
     kind: Literal["generation"] = "generation"
     prompt: str
@@ -108,7 +117,7 @@ class GenerationLine(_Line):
 
     @property
     def text(self) -> str:
-        """What was generated, as it was shown."""
+        """The generated text."""
         return "".join(self.pieces)
 
     @property
@@ -117,8 +126,8 @@ class GenerationLine(_Line):
         return tuple(entry.record for entry in self.rounds)
 
 
-class ScoreLine(_Line):
-    """What both models think of one text, after each of its prefixes; measured after the runs, outside their times.
+class ScoreLine(Line):
+    """Both models' predictions after each prefix of a text, computed after the runs, outside their times.
 
     `choices` are the target's greedy choices under the constraints of the run and `style`, `choice_pieces` their
     texts, `nll` the −log p of each token under the target (nats, raw logits), `signals` the draft model's, `drafted`
@@ -136,11 +145,11 @@ class ScoreLine(_Line):
     drafted: tuple[int, ...]
 
 
-Line = Annotated[RunLine | GenerationLine | ScoreLine, Field(discriminator="kind")]
-_ADAPTER: TypeAdapter[RunLine | GenerationLine | ScoreLine] = TypeAdapter(Line)
+AnyLine = RunLine | GenerationLine | ScoreLine
+_ADAPTER: TypeAdapter[AnyLine] = TypeAdapter(Annotated[AnyLine, Field(discriminator="kind")])
 
 
-class Records(_Line):
+class Records(Line):
     """All lines of a file."""
 
     run: RunLine
@@ -149,21 +158,21 @@ class Records(_Line):
 
 
 def round_entry(done: Round) -> RoundEntry:
-    """A committed round as it is written."""
+    """A committed round as an entry of a line."""
     signals = tuple(signals_entry(signals) for signals in done.block.signals)
     return RoundEntry(record=done.record, ended_by=done.block.ended_by, draft_ids=done.block.token_ids, signals=signals)
 
 
 def signals_entry(signals: Signals) -> tuple[float, float, float]:
-    """Entropy, margin and top probability, rounded as they are written."""
+    """Entropy, margin and top probability, rounded for the file."""
     return round(signals.entropy, 4), round(signals.margin, 5), round(signals.top_prob, 5)
 
 
 def read_records(path: Path) -> Records:
-    """All complete lines. A last line that was cut off by an interruption is left out. Raises RecordsError."""
+    """All complete lines. An incomplete last line of an interrupted run is left out. Raises RecordsError."""
     lines = list(_parse(path))
     if not lines or not isinstance(lines[0], RunLine):
-        raise RecordsError(f"{path} does not begin with a line that says what was run.")
+        raise RecordsError(f"{path} does not begin with a line of kind run.")
     if sum(isinstance(line, RunLine) for line in lines) > 1:
         raise RecordsError(f"{path} holds more than one run.")
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
@@ -173,7 +182,7 @@ def read_records(path: Path) -> Records:
     return records
 
 
-def _parse(path: Path) -> Iterator[RunLine | GenerationLine | ScoreLine]:
+def _parse(path: Path) -> Iterator[AnyLine]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -189,28 +198,32 @@ def _parse(path: Path) -> Iterator[RunLine | GenerationLine | ScoreLine]:
                 raise
 
 
-def _parse_line(path: Path, number: int, line: bytes) -> RunLine | GenerationLine | ScoreLine:
+def _without_gone(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in _GONE}
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     try:
-        found = json.loads(line.decode())
+        content = json.loads(line.decode(), object_hook=_without_gone)
     except UnicodeDecodeError as error:
         raise RecordsError(f"Line {number} of {path} is not UTF-8.") from error
     except json.JSONDecodeError as error:
         raise RecordsError(
             f"Line {number} of {path} is not valid JSON: {error.msg}.", hint="Is the file whole?"
         ) from error
-    schema = found.get("schema") if isinstance(found, dict) else None
+    schema = content.get("schema") if isinstance(content, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
         way = "a newer" if schema > SCHEMA else "an older"
         raise RecordsError(
             f"{path} has schema {schema}, and this version reads schema {SCHEMA}.", hint=f"Use {way} skydraft."
         )
     try:
-        return _ADAPTER.validate_python(found)
+        return _ADAPTER.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise RecordsError(f"Line {number} of {path} is not a valid record: {where}: {first['msg']}.") from error
-    except OptionError as error:  # a plan or parameters that cannot be
+    except OptionError as error:  # an invalid plan, or invalid parameters
         raise RecordsError(f"Line {number} of {path} is not a valid record: {error.message}") from error
 
 
@@ -229,25 +242,25 @@ def _check_references(path: Path, records: Records) -> None:
 
 
 def _lengths(line: GenerationLine | ScoreLine) -> set[int]:
-    """How many tokens the parts of a line speak of."""
+    """The token counts of the parts of a line, which must be equal."""
     if isinstance(line, ScoreLine):
         lists = (line.token_ids, line.choices, line.choice_pieces, line.nll, line.signals, line.drafted)
-        return {len(found) for found in lists}
-    lengths = {len(line.token_ids), len(line.origins), len(line.pieces)}
-    return lengths | ({sum(record.num_committed for record in line.records)} if line.rounds else set())
+        return {len(each) for each in lists}
+    num_committed = sum(record.num_committed for record in line.records)
+    return {len(line.token_ids), len(line.origins), len(line.pieces), num_committed}
 
 
 def write_line(file: TextIO, line: BaseModel) -> None:
-    """Append a line and make sure that it is there. What was asked for stays as it is; what was measured is rounded."""
-    found = line.model_dump(mode="json", by_alias=True)
+    """Append a line and flush it. Requested values keep all digits; measured ones are rounded."""
+    content = line.model_dump(mode="json", by_alias=True)
     if isinstance(line, GenerationLine):
-        found |= {"wall_ms": round(line.wall_ms, 5), "rounds": _rounded(found["rounds"])}
-    file.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
+        content |= {"wall_ms": round(line.wall_ms, 5), "rounds": _rounded(content["rounds"])}
+    file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
     file.flush()
 
 
 def _rounded(value: Any) -> Any:
-    """Times to the microsecond, and no more digits of anything than it has."""
+    """The same value with floats rounded to five digits."""
     if isinstance(value, float):
         return round(value, 5)
     if isinstance(value, dict):
@@ -256,7 +269,7 @@ def _rounded(value: Any) -> Any:
 
 
 def drop_cut_line(path: Path) -> None:
-    """Take away a last line that an interruption cut off, so that the next one begins a line of its own."""
+    """Remove an incomplete last line of an interrupted run."""
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
         path.write_bytes(content[: content.rfind(b"\n") + 1])

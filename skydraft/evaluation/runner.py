@@ -1,18 +1,21 @@
-"""Running prompts in several modes side by side, so that what is compared was measured in the same minutes.
+"""Runs prompts in several modes, interleaved (A B A B), so that compared times come from the same minutes.
 
-Interleaved (A B A B), warm, each generation a line of records.jsonl as soon as it is there. An interrupted run goes on
-where it stopped. Times are taken first; both models' opinions of the texts afterwards, so that nobody's time pays.
+Runs are warm, and each finished generation becomes a line of records.jsonl at once. An interrupted run continues where
+it stopped. Texts are scored after all runs, so that scoring is in no measured time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from skydraft.decoding.generation import Generation
-from skydraft.errors import EngineError, RecordsError
+from skydraft.errors import EngineError, OptionError, RecordsError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import (
     GenerationLine,
@@ -25,12 +28,12 @@ from skydraft.evaluation.records import (
     round_entry,
     write_line,
 )
-from skydraft.types import FinishReason, Origin
 
 RECORDS = "records.jsonl"
-# What a run must have in common with the one that it goes on with, besides the models.
+_LOCK = ".lock"
+# The fields, besides the models, that must be equal to continue an earlier run.
 _SAME = ("modes", "repetitions", "workload_sha256", "prompts", "links", "link_prompts", "link_kbps", "execution",
-         "share_audio", "calibration", "engine_options", "peer", "machine")  # fmt: skip
+         "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +47,17 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, str, int, float | None]:
-        """What tells it from the others, as in `records.keys`."""
+        """Its identity, as in `records.keys`."""
         return self.prompt.id, self.mode.name, self.repetition, self.link_ms
 
 
-@dataclass(frozen=True, slots=True)
-class PeerText:
-    """What a peer wrote."""
-
-    token_ids: tuple[int, ...]
-    pieces: tuple[str, ...]
-    finish: FinishReason
-    num_prompt_tokens: int
-
-
 Start = Callable[[Trial], Generation]
-Ask = Callable[[Trial], PeerText]
 Score = Callable[[PromptEntry, Mode, tuple[int, ...]], ScoreLine]
 Done = Callable[[], None]
 
 
 def trials(run: RunLine) -> Iterator[Trial]:
-    """All generations of a run, interleaved. Emulated links carry what uses a link, for the first prompts only."""
+    """All generations of a run, interleaved; over emulated links those of modes that use one, on the first prompts."""
     for repetition in range(run.repetitions):
         for number, prompt in enumerate(run.prompts):
             for link_ms in run.links:
@@ -81,7 +73,7 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
         rounds = list(generation.rounds())
         wall_ms = (time.perf_counter() - began) * 1e3
     if generation.finish_reason is None:
-        raise EngineError("A generation ended without saying why.")
+        raise EngineError("A generation ended without a reason.")
     return GenerationLine(
         prompt=trial.prompt.id,
         mode=trial.mode.name,
@@ -97,28 +89,36 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
     )
 
 
-def measure_peer(trial: Trial, ask: Ask) -> GenerationLine:
-    """Run one generation of a peer, of which only tokens and time are known."""
-    began = time.perf_counter()
-    said = ask(trial)
-    alone: list[Origin] = ["cloud"] * len(said.token_ids)
-    return GenerationLine(
-        prompt=trial.prompt.id,
-        mode=trial.mode.name,
-        repetition=trial.repetition,
-        link_ms=None,
-        finish=said.finish,
-        num_prompt_tokens=said.num_prompt_tokens,
-        wall_ms=(time.perf_counter() - began) * 1e3,
-        token_ids=said.token_ids,
-        origins=tuple(alone),
-        pieces=said.pieces,
-        rounds=(),
-    )
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Lock `folder` against other comparisons. It is made if missing, and removed again if it stays empty.
+
+    The system releases the lock at any end of the process. Raises OptionError if another process holds the lock, or
+    the folder cannot be written.
+    """
+    lock = FileLock(folder / _LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        hint = "Give another --out, or wait until that one is done."
+        raise OptionError(f"Another comparison is writing to {folder}.", hint=hint) from error
+    except OSError as error:
+        hint = "Choose another folder."
+        raise OptionError(f"--out {folder} cannot be written: {error.strerror}.", hint=hint) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if [path.name for path in folder.iterdir()] == [_LOCK]:
+                folder.joinpath(_LOCK).unlink()
+        lock.release()
+        with suppress(OSError):
+            folder.rmdir()  # fails, as intended, if the folder is not empty
 
 
 class Comparison:
-    """A run that writes to `folder`, or goes on with one that is there. Raises RecordsError if that is another run."""
+    """A run that writes to `folder`, or continues the run there. Raises RecordsError if that is a different run."""
 
     def __init__(self, folder: Path, run: RunLine) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ class Comparison:
         if self.path.exists() and self.path.stat().st_size:
             before = read_records(self.path)
             _check_same(self.path, before.run, run)
-            drop_cut_line(self.path)  # only now: a file that is not ours is left as it is
+            drop_cut_line(self.path)  # only now: other files stay unchanged
             self._run, done = before.run, keys(before.generations)
         else:
             self._run, done = run, set()
@@ -135,35 +135,35 @@ class Comparison:
         self.todo = [trial for trial in trials(self._run) if trial.key not in done]
         self.num_done = len(done)
 
-    def generate(self, start: Start, ask: Ask, done: Done) -> None:
-        """Make what is still to be made; `done` is called after each generation.
+    def generate(self, start: Start, done: Done) -> None:
+        """Run the missing generations; `done` is called after each.
 
-        Each mode runs once before, unmeasured, so that nobody pays for the first touch of memory.
+        Each mode runs once before, unmeasured, so that no measured time includes the first touch of memory.
         """
         warmed: set[tuple[str, float | None]] = set()
         with self.path.open("a", encoding="utf-8") as file:
             for trial in self.todo:
                 if (kind := (trial.mode.name, trial.link_ms)) not in warmed:
                     warmed.add(kind)
-                    _measured(trial, start, ask)
-                write_line(file, _measured(trial, start, ask))
+                    measure(trial, start)
+                write_line(file, measure(trial, start))
                 done()
 
     def unscored(self) -> list[tuple[PromptEntry, Mode, tuple[int, ...]]]:
-        """Texts without a score, each once, those of a prompt and style together."""
+        """Texts without a score, each once, grouped by prompt and style."""
         records = read_records(self.path)
         scored = {(line.prompt, line.style, line.token_ids) for line in records.scores}
         prompts = {prompt.id: prompt for prompt in records.run.prompts}
         modes = {mode.name: mode for mode in records.run.modes}
-        found: dict[tuple[str, str | None, tuple[int, ...]], Mode] = {}
+        texts: dict[tuple[str, str | None, tuple[int, ...]], Mode] = {}
         for line in records.generations:
             mode = modes[line.mode]
-            found.setdefault((line.prompt, mode.style, line.token_ids), mode)
-        order = sorted(found, key=lambda key: (key[0], key[1] or "", key[2]))
-        return [(prompts[key[0]], found[key], key[2]) for key in order if key not in scored and key[2]]
+            texts.setdefault((line.prompt, mode.style, line.token_ids), mode)
+        order = sorted(texts, key=lambda key: (key[0], key[1] or "", key[2]))
+        return [(prompts[key[0]], texts[key], key[2]) for key in order if key not in scored and key[2]]
 
     def score(self, score: Score, done: Done) -> None:
-        """Have every text judged that was not."""
+        """Score the texts without a score; `done` is called after each."""
         todo = self.unscored()
         with self.path.open("a", encoding="utf-8") as file:
             for prompt, mode, token_ids in todo:
@@ -171,12 +171,8 @@ class Comparison:
                 done()
 
 
-def _measured(trial: Trial, start: Start, ask: Ask) -> GenerationLine:
-    return measure_peer(trial, ask) if trial.mode.peer else measure(trial, start)
-
-
 def _check_same(path: Path, before: RunLine, now: RunLine) -> None:
-    """Raise RecordsError unless a run can be gone on with."""
+    """Raise RecordsError if a new request differs from the run in the folder."""
     differs = [name for name in _SAME if getattr(before, name) != getattr(now, name)]
     sides = ((side, getattr(before, side).fingerprint, getattr(now, side).fingerprint) for side in ("draft", "target"))
     differs += [f"{side} model" for side, old, new in sides if old != new]

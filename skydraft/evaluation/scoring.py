@@ -1,44 +1,32 @@
-"""What both models think of a finished text: one pass of each over it, after the runs and outside their times.
+"""Scores of finished texts: one pass of each model over a text, after the runs and outside their times.
 
-Rows go in within `invariant_rows`, so that choices are bit for bit those of the model decoding alone.
+Each forward has at most `invariant_rows` rows, so choices are bit for bit those of the model decoding alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
-from skydraft.engines.base import Engine
+from skydraft.engines.base import Engine, at_least_float32, namespace_of
 from skydraft.engines.base import Sequence as EngineSequence
-from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.engines.vocab import TokenIds
 from skydraft.evaluation.records import ScoreLine, signals_entry
-from skydraft.gating.signals import measure
+from skydraft.gating.gates import measure
 from skydraft.prompts.pair import PromptPair
 from skydraft.types import Prompt
 
-Finding = TypeVar("Finding")
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    choice: int
-    nll: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Drafted:
-    choice: int
-    signals: tuple[float, float, float]
+# At a token: the model's own choice there, and the token's nll (target) or the signals (draft model).
+Finding = tuple[int, Any]
 
 
 class Scorer:
-    """Scores the texts of one prompt after another; texts of the same prompt share what they begin with.
+    """Scores texts prompt by prompt; a text reuses the KV of the beginning that it shares with the one before.
 
     Choices are greedy, whatever the temperature of the run, under the constraints of `params`.
     """
@@ -48,10 +36,10 @@ class Scorer:
         self._style = style
         self._params = replace(params, temperature=0.0)
         self._prompts: PromptPair | None = None
-        self._sides: tuple[_Side[_Drafted], _Side[_Judged]] | None = None
+        self._sides: tuple[_Side, _Side] | None = None
 
     def score(self, prompt: str, prompts: PromptPair, token_ids: tuple[int, ...]) -> ScoreLine:
-        """The line about one text that answers `prompts`, whose id is `prompt`."""
+        """The score of one text that answers `prompts`; `prompt` is their id."""
         drafts, judges = self._sides_of(prompts)
         drafted, judged = drafts.findings(token_ids), judges.findings(token_ids)
         vocab = self._target.vocab
@@ -59,24 +47,26 @@ class Scorer:
             prompt=prompt,
             style=self._style,
             token_ids=token_ids,
-            choices=tuple(found.choice for found in judged),
-            choice_pieces=tuple(vocab.written([found.choice]) for found in judged),
-            nll=tuple(round(found.nll, 5) for found in judged),
-            signals=tuple(found.signals for found in drafted),
-            drafted=tuple(found.choice for found in drafted),
+            choices=tuple(choice for choice, _ in judged),
+            choice_pieces=tuple(vocab.written([choice]) for choice, _ in judged),
+            nll=tuple(nll for _, nll in judged),
+            signals=tuple(signals for _, signals in drafted),
+            drafted=tuple(choice for choice, _ in drafted),
         )
 
-    def _sides_of(self, prompts: PromptPair) -> tuple[_Side[_Drafted], _Side[_Judged]]:
-        """Both models' passes over texts that answer `prompts`, begun where the last text answered others."""
+    def _sides_of(self, prompts: PromptPair) -> tuple[_Side, _Side]:
+        """Both models' passes over texts that answer `prompts`; new ones if the last text answered others."""
         if self._sides is not None and prompts == self._prompts:
             return self._sides
         self.close()
         judge = Chooser(self._params, self._target.vocab, len(prompts.target.token_ids))
         drafter = Chooser(self._params, self._draft.vocab, len(prompts.edge.token_ids))
-        drafts = _Side(self._draft, prompts.edge, lambda row, prefix, _: _drafted(drafter, row, prefix))
-        judges = _Side(self._target, prompts.target, lambda row, prefix, token: _judged(judge, row, prefix, token))
-        self._prompts, self._sides = prompts, (drafts, judges)
-        return drafts, judges
+        self._prompts = prompts
+        self._sides = (
+            _Side(self._draft, prompts.edge, drafter, lambda row, _: signals_entry(measure(row))),
+            _Side(self._target, prompts.target, judge, _nll),
+        )
+        return self._sides
 
     def close(self) -> None:
         """Free both sequences; the engines stay open."""
@@ -85,46 +75,40 @@ class Scorer:
         self._sides = None
 
 
-class _Side(Generic[Finding]):
-    """One model's pass over texts of one prompt, remembering what it found about the last one."""
+class _Side:
+    """One model's pass over the texts of one prompt; keeps the findings of the last text."""
 
-    def __init__(self, engine: Engine, prompt: Prompt, look: Callable[[Any, TokenIds, int], Finding]) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, prompt: Prompt, chooser: Chooser, look: Callable[[Any, int], Any]) -> None:
+        self._engine, self._chooser, self._look = engine, chooser, look
         self._prompt_ids = prompt.token_ids
-        self._look = look
         self._sequence: EngineSequence = engine.open(prompt.token_ids, prompt.media)
         self._last: TokenIds = np.array(prompt.token_ids, np.int32)
         self._findings: list[Finding] = []
 
     def findings(self, token_ids: Sequence[int]) -> list[Finding]:
-        """What was found at each token."""
+        """The finding at each token."""
         whole = np.concatenate([self._prompt_ids, token_ids]).astype(np.int32)
         shared = min(len(whole), len(self._last))
         differs = np.flatnonzero(whole[:shared] != self._last[:shared])
         known = (int(differs[0]) if len(differs) else shared) - len(self._prompt_ids)
         del self._findings[known:]
         self._last = whole
-        # The row that follows length n is the one of token n - 1.
+        # The forward of token n - 1 gives the row after n tokens.
         base = len(self._prompt_ids) + known
         self._sequence.align(whole[:base])
         for start in range(base - 1, len(whole) - 1, self._engine.invariant_rows):
             rows = self._sequence.extend(whole[start : min(start + self._engine.invariant_rows, len(whole) - 1)])
             for index, row in enumerate(rows, start + 1):
-                self._findings.append(self._look(row, whole[:index], int(whole[index])))
+                self._findings.append((self._chooser.choose(row, whole[:index]), self._look(row, int(whole[index]))))
         return self._findings
 
     def close(self) -> None:
         self._sequence.close()
 
 
-def _judged(chooser: Chooser, row: Any, prefix: TokenIds, token_id: int) -> _Judged:
+def _nll(row: Any, token_id: int) -> float:
+    """-log p of a token, in nats, rounded for the file."""
     wide = at_least_float32(row)
     xp = namespace_of(wide)
     highest = wide.max()
-    nll = xp.log(xp.exp(wide - highest).sum()) + highest - wide[token_id]
-    return _Judged(chooser.choose(row, prefix), float(nll))
-
-
-def _drafted(chooser: Chooser, row: Any, prefix: TokenIds) -> _Drafted:
-    choice = chooser.choose(row, prefix)
-    return _Drafted(choice, signals_entry(measure(row)))
+    return round(float(xp.log(xp.exp(wide - highest).sum()) + highest - wide[token_id]), 5)

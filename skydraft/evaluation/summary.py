@@ -1,220 +1,262 @@
-"""From records to figures: for each mode and link the measures with intervals, all from the same prompts."""
+"""The figures of a comparison: summary.json, which the page shows."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from skydraft.decoding.cost_model import expected_tokens, measured_alpha
 from skydraft.decoding.stats import percentile, token_gaps
-from skydraft.evaluation import references
-from skydraft.evaluation.bootstrap import LEVEL, NUM_RESAMPLES, Floats, Resamples
+from skydraft.evaluation.findings import Findings, Floats, Setting, setting_name
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
-from skydraft.evaluation.modes import Mode
-from skydraft.evaluation.records import GenerationLine, PromptEntry, Records, ScoreLine
-from skydraft.evaluation.text_indicators import indicators
+from skydraft.evaluation.records import Line, RunFacts
+from skydraft.evaluation.texts import References, score_references
 
-SCHEMA = 2
+NUM_RESAMPLES = 2000
+LEVEL = 0.95
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One mode over one link (None: in process), with its generations by prompt: [num_prompts][repetitions]."""
+class Figure(Line):
+    """A value with its interval."""
 
-    mode: Mode
+    value: float
+    low: float
+    high: float
+
+    def cell(self, digits: int) -> tuple[str, str]:
+        """The value and the interval for a table; "" if the interval has no width."""
+        value, low, high = (f"{number:.{digits}f}" for number in (self.value, self.low, self.high))
+        return value, "" if value == low == high else f"{low} to {high}"
+
+    def shown(self, digits: int) -> str:
+        """The value, and the interval in brackets if there is one."""
+        value, interval = self.cell(digits)
+        return f"{value} ({interval})" if interval else value
+
+
+class Acceptance(Line):
+    """Acceptance by position over whole escalated blocks; `theory` is that of a constant acceptance."""
+
+    k: int
+    num_blocks: int
+    alpha: float
+    by_position: tuple[float, ...]
+    theory: tuple[float, ...]
+    rounds_per_token: float | None
+    rounds_per_token_theory: float | None
+
+
+class CategoryFigures(Line):
+    """Agreement and calls on the prompts of one category, without intervals, as prompts are few."""
+
+    num_prompts: int
+    target_agreement: float | None
+    cloud_calls_per_token: float | None
+
+
+class SettingFigures(Line):
+    """The figures of a mode over a link (None: in process). `measures` holds the measures with a value.
+
+    `speed_over` is tokens/s in units of other modes on the same link. `categories` has the figures by category of
+    prompts; prompts without a category are left out.
+    """
+
+    mode: str
     link_ms: float | None
-    cases: tuple[tuple[Case, ...], ...]
+    num_prompts: int
+    num_generations: int
+    num_tokens: int
+    measures: dict[str, Figure]
+    speed_over: dict[str, Figure]
+    itl_ms_p50: float | None
+    itl_ms_p95: float | None
+    punctuation_density_median: float | None
+    punctuation_density_max: float
+    finish: dict[str, int]
+    acceptance: Acceptance | None
+    categories: dict[str, CategoryFigures]
+    references: References | None
 
     @property
     def name(self) -> str:
-        """As shown: the mode, and the round trip if there is one."""
-        return self.mode.name if self.link_ms is None else f"{self.mode.name} @ {self.link_ms:g} ms"
+        """The name in tables."""
+        return setting_name(self.mode, self.link_ms)
 
-    @property
-    def all_cases(self) -> list[Case]:
-        """Every generation."""
-        return [case for per_prompt in self.cases for case in per_prompt]
-
-    def sums(self, measure: Measure) -> tuple[Floats, Floats]:
-        """What each prompt adds above and below the line, [num_prompts] each."""
-        counted = [[measure.count(case) for case in per_prompt] for per_prompt in self.cases]
-        return tuple(np.array([sum(pair[side] for pair in pairs) for pairs in counted], float) for side in (0, 1))  # type: ignore[return-value]  # two sides
-
-    def value(self, name: str) -> float | None:
-        """A measure over all prompts; None where there is nothing to divide by."""
-        above, below = self.sums(BY_NAME[name])
-        return float(above.sum() / below.sum()) if below.sum() else None
-
-    @cached_property
-    def whole_blocks(self) -> tuple[int, list[int]]:
-        """(k, accepted drafts of each escalated block of that length), blocks cut short by an end left out."""
-        verified = [
-            record for case in self.all_cases for record in case.generation.records if record.outcome == "verified"
-        ]
-        k = max((record.num_draft for record in verified), default=0)
-        whole = [record for record in verified if record.num_draft == k and record.num_committed > record.num_accepted]
-        return k, [record.num_accepted for record in whole]
+    def value(self, measure: str) -> float | None:
+        """The value of a measure, or None."""
+        return self.measures[measure].value if measure in self.measures else None
 
 
-class Findings:
-    """Records sorted into settings. Prompts that an interrupted run has not in every mode are left out."""
+class Study(Line):
+    """How well the draft model's uncertainty predicts where the target disagrees (made by `gate_study`).
 
-    def __init__(self, records: Records) -> None:
-        self.run = records.run
-        self._scores = {(line.prompt, line.style, line.token_ids): line for line in records.scores}
-        self.modes = self.run.modes
-        self._by_key: dict[tuple[str, str, float | None], list[GenerationLine]] = defaultdict(list)
-        for line in records.generations:
-            self._by_key[line.mode, line.prompt, line.link_ms].append(line)
-        self.settings = tuple(self._settings())
-        self.score_lines = records.scores
+    `alone`: agreement of the draft model along its own texts, the α of the oracle bound A - α. `auroc`: probability
+    that a disagreement scores higher than an agreement. `curves`: (agreement, calls per token) of replayed gates.
+    """
 
-    def _settings(self) -> list[Setting]:
-        found = []
-        for link_ms in self.run.links:
-            modes = [mode for mode in self.modes if link_ms is None or mode.uses_link]
-            prompts = [prompt for prompt in self.run.prompts if all(self._lines(m, prompt, link_ms) for m in modes)]
-            if prompts:
-                for mode in modes:
-                    cases = tuple(
-                        tuple(self._case(mode, prompt, line) for line in self._lines(mode, prompt, link_ms))
-                        for prompt in prompts
-                    )
-                    found.append(Setting(mode, link_ms, cases))
-        return found
-
-    def _lines(self, mode: Mode, prompt: PromptEntry, link_ms: float | None) -> list[GenerationLine]:
-        return self._by_key[mode.name, prompt.id, link_ms]
-
-    def _case(self, mode: Mode, prompt: PromptEntry, line: GenerationLine) -> Case:
-        alone = next((self._by_key[name, prompt.id, None] for name in self._alone(mode.style)), [])
-        return Case(
-            line,
-            self.score(line, mode),
-            indicators(line.text, np.array(line.token_ids, np.int32)),
-            alone[0].token_ids if alone else None,
-            references.rouge_l(line.text, prompt.references) if prompt.references else None,
-        )
-
-    def _alone(self, style: str | None) -> list[str]:
-        """Names of the modes in which the target works alone under this style."""
-        return [mode.name for mode in self.modes if mode.is_target_alone and mode.style == style]
-
-    def score(self, line: GenerationLine, mode: Mode) -> ScoreLine | None:
-        """What the models think of the text of a generation, if it was scored."""
-        return self._scores.get((line.prompt, mode.style, line.token_ids))
-
-    def setting(self, name: str, link_ms: float | None = None) -> Setting | None:
-        """The setting of a mode, if it was run."""
-        return next((s for s in self.settings if s.mode.name == name and s.link_ms == link_ms), None)
+    num_tokens: int
+    alone: float
+    alone_on_target_path: float
+    auroc: dict[str, float]
+    curves: dict[str, tuple[tuple[float, float], ...]]
+    max_block: int
 
 
-def summarize(findings: Findings) -> dict[str, Any]:
-    """What summary.json holds. Intervals: paired bootstrap over prompts."""
-    by_link: dict[float | None, Resamples] = {}
-    shown = []
-    for setting in findings.settings:
-        if setting.link_ms not in by_link:
-            by_link[setting.link_ms] = Resamples(len(setting.cases))
-        shown.append(_setting(findings, setting, by_link[setting.link_ms]))
-    run = findings.run
-    return {
-        "schema": SCHEMA,
-        "run": run.model_dump(mode="json", by_alias=True, exclude={"prompts"}) | {"num_prompts": len(run.prompts)},
-        "bootstrap": {"resamples": NUM_RESAMPLES, "level": LEVEL, "unit": "prompt"},
-        "settings": shown,
-    }
+class SummarisedRun(RunFacts):
+    """The facts of a run, with the number of its prompts."""
+
+    num_prompts: int
 
 
-def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Any]:
-    found = {measure.name: _figure(setting, measure, resamples) for measure in MEASURES}
-    gaps = [gap for case in setting.all_cases for gap in token_gaps(case.generation.records)]
-    densities = [case.indicators.punctuation_density for case in setting.all_cases]
-    return {
-        "mode": setting.mode.name,
-        "link_ms": setting.link_ms,
-        "num_prompts": len(setting.cases),
-        "num_generations": len(setting.all_cases),
-        "num_tokens": sum(case.num_tokens for case in setting.all_cases),
-        "measures": {name: figure for name, figure in found.items() if figure is not None},
-        "speed_over": _speed_ratios(findings, setting, resamples),
-        "itl_ms_p50": percentile(gaps, 50),
-        "itl_ms_p95": percentile(gaps, 95),
-        "punctuation_density_median": percentile(densities, 50),
-        "punctuation_density_max": round(max(densities), 4),
-        "finish": _counts([case.generation.finish for case in setting.all_cases]),
-        "acceptance": _acceptance(setting),
-        "categories": _by_category(findings, setting),
-        "references": references.corpus(
-            [(case.generation.text, _references(findings, case)) for case in setting.all_cases]
-        ),
-    }
+class Bootstrap(Line):
+    """The method of the intervals."""
+
+    resamples: int = NUM_RESAMPLES
+    level: float = LEVEL
+    unit: str = "prompt"
 
 
-def _by_category(findings: Findings, setting: Setting) -> dict[str, dict[str, float | None]]:
-    """Agreement and calls by category of the prompts, those without one apart. No intervals: they are few."""
-    by_prompt = {prompt.id: prompt.category for prompt in findings.run.prompts}
-    sorted_cases: dict[str, list[tuple[Case, ...]]] = defaultdict(list)
+class Summary(Line):
+    """The content of summary.json. Intervals are a paired bootstrap over prompts."""
+
+    schema_number: Literal[2] = Field(default=2, alias="schema")
+    run: SummarisedRun
+    bootstrap: Bootstrap = Bootstrap()
+    settings: tuple[SettingFigures, ...]
+    study: Study | None = None
+
+
+class Resamples:
+    """Draws of prompts with replacement, the same for every figure and mode, so that differences are paired."""
+
+    def __init__(self, num_prompts: int, seed: int = 0) -> None:
+        draws = np.random.default_rng(seed).integers(num_prompts, size=(NUM_RESAMPLES, num_prompts))
+        # [NUM_RESAMPLES, num_prompts]: number of draws of each prompt
+        self._weights: Floats = np.stack([np.bincount(draw, minlength=num_prompts) for draw in draws]).astype(float)
+
+    def ratio(self, parts: Floats, wholes: Floats) -> tuple[float, float] | None:
+        """Interval of sum(parts) / sum(wholes), both [num_prompts]; None if the divisor is 0."""
+        above, below = self._weights @ parts, self._weights @ wholes
+        return _interval(above[below > 0] / below[below > 0])
+
+    def ratio_of_ratios(self, a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> tuple[float, float] | None:
+        """Interval of (sum a0 / sum a1) / (sum b0 / sum b1)."""
+        sums = [self._weights @ values for values in (*a, *b)]
+        above, below = sums[0] * sums[3], sums[1] * sums[2]
+        fine = (below > 0) & (sums[3] > 0)
+        return _interval(above[fine] / below[fine])
+
+    def difference(self, a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> tuple[float, float] | None:
+        """Interval of sum a0 / sum a1 - sum b0 / sum b1."""
+        sums = [self._weights @ values for values in (*a, *b)]
+        fine = (sums[1] > 0) & (sums[3] > 0)
+        return _interval((sums[0] / np.where(fine, sums[1], 1) - sums[2] / np.where(fine, sums[3], 1))[fine])
+
+
+def _interval(values: Floats) -> tuple[float, float] | None:
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def summarize(findings: Findings, study: Study | None = None) -> Summary:
+    """The figures of a comparison."""
+    by_link = {setting.link_ms: Resamples(len(setting.cases)) for setting in findings.settings}
+    facts = {name: value for name, value in findings.run if name in RunFacts.model_fields}
+    return Summary(
+        run=SummarisedRun.model_construct(**facts, num_prompts=len(findings.run.prompts)),
+        settings=tuple(_setting(findings, setting, by_link[setting.link_ms]) for setting in findings.settings),
+        study=study,
+    )
+
+
+def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> SettingFigures:
+    cases = setting.all_cases
+    figures = {measure.name: _figure(setting, measure, resamples) for measure in MEASURES}
+    gaps = [gap for case in cases for gap in token_gaps(case.generation.records)]
+    densities = [case.indicators.punctuation_density for case in cases]
+    return SettingFigures(
+        mode=setting.mode.name,
+        link_ms=setting.link_ms,
+        num_prompts=len(setting.cases),
+        num_generations=len(cases),
+        num_tokens=sum(case.num_tokens for case in cases),
+        measures={name: figure for name, figure in figures.items() if figure is not None},
+        speed_over=_speed_ratios(findings, setting, resamples),
+        itl_ms_p50=percentile(gaps, 50),
+        itl_ms_p95=percentile(gaps, 95),
+        punctuation_density_median=percentile(densities, 50),
+        punctuation_density_max=round(max(densities), 4),
+        finish=_counts([case.generation.finish for case in cases]),
+        acceptance=_acceptance(setting),
+        categories=_by_category(setting),
+        references=score_references([(case.generation.text, case.prompt.references) for case in cases]),
+    )
+
+
+def _by_category(setting: Setting) -> dict[str, CategoryFigures]:
+    members: dict[str, list[tuple[Case, ...]]] = defaultdict(list)
     for cases in setting.cases:
-        if category := by_prompt[cases[0].generation.prompt]:
-            sorted_cases[category].append(cases)
-    found: dict[str, dict[str, float | None]] = {}
-    for category, members in sorted(sorted_cases.items()):
-        part = Setting(setting.mode, setting.link_ms, tuple(members))
-        values = {name: part.value(name) for name in ("target_agreement", "cloud_calls_per_token")}
-        rounded = {name: None if value is None else _rounded(value) for name, value in values.items()}
-        found[category] = {"num_prompts": len(members), **rounded}
-    return found
+        if category := cases[0].prompt.category:
+            members[category].append(cases)
+    figures = {}
+    for category, cases_of in sorted(members.items()):
+        part = Setting(setting.mode, setting.link_ms, tuple(cases_of))
+        agreement, calls = (part.value(name) for name in ("target_agreement", "cloud_calls_per_token"))
+        figures[category] = CategoryFigures(
+            num_prompts=len(cases_of),
+            target_agreement=None if agreement is None else _rounded(agreement),
+            cloud_calls_per_token=None if calls is None else _rounded(calls),
+        )
+    return figures
 
 
-def _references(findings: Findings, case: Case) -> tuple[str, ...]:
-    return next(prompt.references for prompt in findings.run.prompts if prompt.id == case.generation.prompt)
-
-
-def _figure(setting: Setting, measure: Measure, resamples: Resamples) -> dict[str, float] | None:
+def _figure(setting: Setting, measure: Measure, resamples: Resamples) -> Figure | None:
     above, below = setting.sums(measure)
     if not below.sum() or (interval := resamples.ratio(above, below)) is None:
         return None
-    return {"value": _rounded(above.sum() / below.sum()), "low": _rounded(interval[0]), "high": _rounded(interval[1])}
+    return _with_interval(above.sum() / below.sum(), interval)
 
 
-def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, dict[str, float]]:
-    """Tokens/s in units of the other baselines on the same link, in pairs over the same prompts."""
+def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Figure]:
+    """Tokens/s in units of the other baselines on the same link, paired over the same prompts."""
     ratios = {}
-    for name in ("cloud", "edge", "hf-target"):
+    for name in ("cloud", "edge"):
         other = findings.setting(name, setting.link_ms)
         if other is None or len(other.cases) != len(setting.cases):
             continue
         ours, theirs = setting.sums(BY_NAME["tokens_per_s"]), other.sums(BY_NAME["tokens_per_s"])
-        interval = resamples.ratio_of_ratios(ours, theirs)
-        if interval:
+        if interval := resamples.ratio_of_ratios(ours, theirs):
             value = (ours[0].sum() / ours[1].sum()) / (theirs[0].sum() / theirs[1].sum())
-            ratios[name] = {"value": _rounded(value), "low": _rounded(interval[0]), "high": _rounded(interval[1])}
+            ratios[name] = _with_interval(value, interval)
     return ratios
 
 
-def _acceptance(setting: Setting) -> dict[str, Any] | None:
-    """Acceptance by position beside what a constant acceptance would give, over whole escalated blocks."""
+def _with_interval(value: float, interval: tuple[float, float]) -> Figure:
+    return Figure(value=_rounded(value), low=_rounded(interval[0]), high=_rounded(interval[1]))
+
+
+def _acceptance(setting: Setting) -> Acceptance | None:
     k, accepted = setting.whole_blocks
     alpha = measured_alpha((num, k) for num in accepted)
     if not k or alpha is None:
         return None
-    always = setting.mode.plan is not None and setting.mode.plan.gate.kind == "always"
+    always = setting.mode.plan.gate.kind == "always"
     per_round = sum(accepted) / len(accepted) + 1
-    return {
-        "k": k,
-        "num_blocks": len(accepted),
-        "alpha": _rounded(alpha),
-        "by_position": [_rounded(sum(n >= i for n in accepted) / len(accepted)) for i in range(1, k + 1)],
-        "theory": [_rounded(alpha**n) for n in range(1, k + 1)],
-        "rounds_per_token": _rounded(1 / per_round) if always else None,
-        "rounds_per_token_theory": _rounded(1 / expected_tokens(alpha, k)) if always else None,
-    }
+    return Acceptance(
+        k=k,
+        num_blocks=len(accepted),
+        alpha=_rounded(alpha),
+        by_position=tuple(_rounded(sum(n >= i for n in accepted) / len(accepted)) for i in range(1, k + 1)),
+        theory=tuple(_rounded(alpha**n) for n in range(1, k + 1)),
+        rounds_per_token=_rounded(1 / per_round) if always else None,
+        rounds_per_token_theory=_rounded(1 / expected_tokens(alpha, k)) if always else None,
+    )
 
 
 def _counts(values: Sequence[str]) -> dict[str, int]:

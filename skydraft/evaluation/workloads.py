@@ -27,20 +27,17 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The prompts of a file, and the hash of what it held."""
+    """The prompts of a file, and the hash of its content."""
 
     name: str
     sha256: str
     prompts: tuple[PromptEntry, ...]
 
 
-def read_prompts(
-    path: Path, *, limit: int | None = None, start: int = 0, step: int = 1, categories: tuple[str, ...] = ()
-) -> Workload:
-    """Every `step`th prompt of a .jsonl file or of a text file's lines, from the `start`th on.
+def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str, ...] = ()) -> Workload:
+    """At most `limit` prompts of a .jsonl file, or of a text file's lines; only those of `categories`, if given.
 
-    Those of `categories` alone if any are given, at most `limit`. Fields of a line: prompt; id, category, references
-    and audio (a path beside the file) at will. Raises PromptError.
+    A line has a prompt, and optionally id, category, references and audio (a path beside the file). Raises PromptError.
     """
     try:
         content = path.read_bytes()
@@ -48,22 +45,22 @@ def read_prompts(
     except OSError as error:
         raise PromptError(f"The prompt file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, with iconv say.") from error
+        raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, for example with iconv.") from error
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     read = _read_json if path.suffix in (".jsonl", ".json") else _read_plain
     prompts = [read(path, number, line) for number, line in lines]
     if len({prompt.id for prompt in prompts}) < len(prompts):
-        raise PromptError(f"Two prompts in {path} have the same id.", hint="Ids name results, so each must be new.")
-    chosen = [prompt for prompt in prompts[start::step] if not categories or prompt.category in categories][:limit]
+        raise PromptError(f"Two prompts in {path} have the same id.", hint="Give each prompt its own id.")
+    chosen = [prompt for prompt in prompts if not categories or prompt.category in categories][:limit]
     if not chosen:
-        raise PromptError(f"{path} holds no prompt" + (f" of the categories {', '.join(categories)}." if categories
-                          else "." if not prompts else " that was asked for."))  # fmt: skip
+        of = f" of the categories {', '.join(categories)}" if categories else ""
+        raise PromptError(f"{path} holds no prompt{of}.")
     return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(chosen))
 
 
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:
     try:
-        found = _Line.model_validate(json.loads(line))
+        entry = _Line.model_validate(json.loads(line))
     except json.JSONDecodeError as error:
         raise PromptError(f"Line {number} of {path} is not valid JSON: {error.msg}.") from error
     except ValidationError as error:
@@ -73,15 +70,15 @@ def _read_json(path: Path, number: int, line: str) -> PromptEntry:
             f"Line {number} of {path} is not a prompt: {where}: {first['msg']}.",
             hint='It needs at least {"prompt": "…"}.',
         ) from error
-    if not found.prompt.strip() and not found.audio:
+    if not entry.prompt.strip() and not entry.audio:
         raise PromptError(f"Line {number} of {path} has neither a prompt nor audio.")
-    references = found.references + ((found.reference,) if found.reference else ())
+    references = entry.references + ((entry.reference,) if entry.reference else ())
     return PromptEntry(
-        id=found.id or f"line-{number}",
-        prompt=found.prompt or CAPTION_PROMPT,
-        category=found.category,
+        id=entry.id or f"line-{number}",
+        prompt=entry.prompt or CAPTION_PROMPT,
+        category=entry.category,
         references=references,
-        audio=str(path.parent / found.audio) if found.audio else None,
+        audio=str(path.parent / entry.audio) if entry.audio else None,
     )
 
 

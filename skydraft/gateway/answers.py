@@ -1,8 +1,9 @@
-"""Answers in OpenAI's shapes, whole or in chunks, from the events of a desk."""
+"""Answers in OpenAI's shapes, whole or in chunks, from the events of a desk; and chunks as server-sent events."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from skydraft.gateway.schema import ChatRequest, TextRequest
 from skydraft.prompts.tool_calls import CallReader, Piece
 from skydraft.types import FinishReason, StepRecord, Token
 
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
 _RECORD = (
     "round", "outcome", "reason", "num_draft", "num_accepted", "num_committed", "num_audited", "num_agreed", "wall_ms",
 )  # fmt: skip
@@ -24,11 +28,11 @@ _RECORD = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an answer looks like. `chat` or text, `extension` and `token_ids` for what stands under our key.
+    """The format of an answer: `chat` or text, with the key `skydraft` (`extension`), with `token_ids` under it.
 
-    Where a client `wants_usage`, a last chunk has it, and each one before says that it has none. `prefixes` are what
-    each choice begins with: the prompt, where it is to be echoed. Each prompt has `choices_each` choices. `tools` are
-    names of what may be called; calls are `certain` where a grammar makes them.
+    With `wants_usage` a last chunk holds the usage, and every other chunk holds null. `prefixes` are the beginnings of
+    the choices: the prompt if it is echoed, else nothing. Each prompt has `choices_each` choices. `tools` are the names
+    of the functions that may be called; `calls_are_certain` if a grammar enforces the calls.
     """
 
     chat: bool
@@ -42,7 +46,7 @@ class Shape:
 
     @classmethod
     def of(cls, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest]) -> Shape:
-        """What the client asked for."""
+        """The shape that the client requested."""
         echo = isinstance(body, TextRequest) and body.echo
         tools = body.callable_tools if isinstance(body, ChatRequest) else []
         return cls(
@@ -59,7 +63,7 @@ class Shape:
 
 @dataclass
 class Choice:
-    """What is known of one choice so far. `calls` are those of tools, as OpenAI writes them."""
+    """One choice so far. `calls` are its tool calls as OpenAI writes them."""
 
     reader: CallReader | None
     text: str = ""
@@ -71,11 +75,11 @@ class Choice:
     stats: Stats | None = None
 
     def read(self, text: str) -> list[Piece]:
-        """Text as it comes, taken apart."""
+        """Split new text into text and pieces of tool calls."""
         return list(self.reader.push(text)) if self.reader else [text]
 
     def take(self, pieces: Seq[Piece]) -> dict[str, Any]:
-        """Note what was read; returns it as a delta."""
+        """Add pieces to the choice; returns them as a delta."""
         text, calls = "", dict[int, dict[str, Any]]()
         for piece in pieces:
             if isinstance(piece, str):
@@ -92,7 +96,7 @@ class Choice:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended, in OpenAI's words."""
+        """Why it ended, by OpenAI's names."""
         if self.finish is None or self.finish == "length":
             return self.finish
         return "tool_calls" if self.calls else "stop"
@@ -129,7 +133,7 @@ class Answer:
         return all(choice.finish for choice in self.choices)
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """Chunks before any text: whose turn it is, or the echo of the prompt."""
+        """Chunks before any text: the role, or the echoed prompt."""
         for index, prefix in enumerate(self._shape.prefixes):
             if self._shape.chat:
                 yield self._chunk(index, {"role": "assistant", "content": ""})
@@ -137,7 +141,7 @@ class Answer:
                 yield self._chunk(index, {"content": prefix})
 
     def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
-        """Note what happened to a choice; returns the chunks that say so. Raises an event that is an error."""
+        """Add an event to a choice; returns its chunks. Raises the event if it is an error."""
         choice = self.choices[index]
         if isinstance(event, Exception):
             raise event
@@ -178,13 +182,13 @@ class Answer:
         return chunk | ({"skydraft": ours} if ours and self._shape.extension else {})
 
     def last(self) -> Iterator[dict[str, Any]]:
-        """Chunks after all others: what it cost, where that was asked for."""
+        """The last chunk: the usage, if the client wants it."""
         if self._shape.wants_usage:
             yield {**self._head, "choices": [], "usage": self.usage}
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens of the prompts, each counted once for all choices of it, and of the answer."""
+        """Numbers of tokens of the prompts, each prompt counted once for all its choices, and of the answer."""
         prompt_tokens = sum(choice.num_prompt_tokens for choice in self.choices[:: self._shape.choices_each])
         written = sum(len(choice.token_ids) for choice in self.choices)
         stats = self.choices[0].stats
@@ -229,3 +233,9 @@ class Answer:
 
 def _shown(record: StepRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in _RECORD} | {"rtt_ms": record.link.rtt_ms}
+
+
+def as_event(data: Any) -> bytes:
+    """A chunk as a server-sent event."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
+    return b"data: " + text.encode() + b"\n\n"

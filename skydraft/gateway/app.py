@@ -1,19 +1,17 @@
-"""The routes: from a request to a desk, and from its events to an answer."""
+"""The routes of the gateway: requests go to the desk, and its events become answers."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -23,30 +21,25 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.base import Engine
 from skydraft.errors import GrammarRefused
-from skydraft.gateway import sse
-from skydraft.gateway.answers import Answer, Shape
-from skydraft.gateway.desk import Desk, Event, Ticket
+from skydraft.gateway.answers import DONE, PING, Answer, Shape, as_event
+from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
-from skydraft.gateway.metrics import GatewayMetrics
-from skydraft.gateway.pair import Pair
+from skydraft.gateway.pair import CloudHealth, ModelNames, Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import Defaults, chat_requests, text_requests
-from skydraft.gateway.schema import AudioPart, ChatRequest, TextRequest
+from skydraft.gateway.requests import Defaults, R, chat_requests, has_audio, read_body, text_requests
+from skydraft.gateway.schema import ChatRequest, TextRequest
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
 log = logging.getLogger("skydraft.gateway")
-R = TypeVar("R", ChatRequest, TextRequest)
 _LONG_BODY = 256 * 1024  # bytes; a longer one is not parsed in the event loop
-_MAX_CHARS = 2 * 1024 * 1024  # of text: each choice reads all of it before it is known not to fit
+_UNKNOWN_PATH = "Unknown path. Served: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics."
 _PAGE = Path(__file__).parent / "page"
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _PAGE_HEADERS = {
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -55,12 +48,12 @@ _PAGE_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """How the gateway behaves. Times in seconds, sizes in bytes.
+    """Settings of the gateway. Times in seconds, sizes in bytes.
 
-    `max_running` answers are written at a time, `max_waiting` more may wait. A stream begins with its first token or
-    after `hold_s`, so that what fails before can still be an error of HTTP; from then on it pings every `ping_s`.
-    `origins` may use it from pages of their own. A body must come within `body_s` and have no more than
-    `max_body_bytes`. `logs_prompts` writes prompts into the log.
+    `max_running` answers are written at a time, and `max_waiting` more may wait. A stream begins with its first token
+    or after `hold_s`, so that an earlier failure can still be an HTTP error; then it sends a ping every `ping_s`.
+    Pages of `origins` may use the gateway. A body must arrive within `body_s` and have at most `max_body_bytes`.
+    `logs_prompts` writes prompts into the log.
     """
 
     max_running: int = 4
@@ -79,38 +72,29 @@ class Gateway:
     def __init__(
         self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None
     ) -> None:
-        self._pair, self._defaults, self._options = pair, defaults, options
+        self.pair, self._defaults, self._options = pair, defaults, options
+        self.names = ModelNames(pair)
+        self._health = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
         self.metrics = GatewayMetrics(self.desk)
+        cors = Middleware(CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"])
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/completions", self._text, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name}", self._model),
-                Route("/health", self._health),
+                Route("/health", self._show_health),
                 Route("/metrics", self._metrics),
                 Route("/", self._index),
                 Mount("/page", _Page(directory=_PAGE)),
             ],
             middleware=[
-                *self._cors(),
-                Middleware(
-                    Doorkeeper,
-                    authorize=authorize,
-                    origins=options.origins,
-                    max_body_bytes=options.max_body_bytes,
-                    body_s=options.body_s,
-                ),
+                *([cors] if options.origins else []),
+                Middleware(Doorkeeper, authorize, options.origins, options.max_body_bytes, options.body_s),
             ],
             exception_handlers={404: _not_found, 405: _not_found},
         )
-
-    def _cors(self) -> list[Middleware]:
-        if not self._options.origins:
-            return []
-        origins = list(self._options.origins)
-        return [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])]
 
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, ChatRequest, chat_requests)
@@ -119,15 +103,20 @@ class Gateway:
         return await self._answer(request, TextRequest, text_requests)
 
     async def _answer(
-        self, request: Request, kind: type[R], read: Callable[[R, Pair, Defaults, str], list[GenerateRequest]]
+        self,
+        request: Request,
+        kind: type[R],
+        read: Callable[[R, Engine, ModelNames, Defaults, str], list[GenerateRequest]],
     ) -> Response:
         try:
-            body = await _read(request, kind)
-            given = body, self._pair, self._defaults, _scope_of(request.scope["label"])
-            # Not in the event loop where it decodes a recording, or asks the cloud what it runs.
-            is_quick = self._pair.was_looked_at and not _has_audio(body)
+            data = await request.body()
+            is_short = len(data) < _LONG_BODY
+            body = read_body(data, kind) if is_short else await asyncio.to_thread(read_body, data, kind)
+            given = body, self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
+            # Not on the event loop if it decodes a recording or sends a request to the cloud.
+            is_quick = self.names.is_default_known and not has_audio(body)
             requests = read(*given) if is_quick else await asyncio.to_thread(read, *given)
-            if is_traceparent(header := request.headers.get(TRACE_HEADER, "")):
+            if (header := request.headers.get(TRACE_HEADER)) and is_traceparent(header):
                 requests = [replace(each, traceparent=header) for each in requests]
             tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream))
         except Exception as error:
@@ -136,9 +125,7 @@ class Gateway:
         answer = Answer(body.model, len(tickets), Shape.of(body, requests))
         writing = _Writing(self, answer, tickets, events)
         try:
-            if body.stream:
-                return await writing.stream(request)
-            return await writing.whole(request)
+            return await (writing.stream(request) if body.stream else writing.whole(request))
         except GrammarRefused as error:
             field = body.grammar_field if isinstance(body, ChatRequest) else "skydraft.grammar"
             return self._refuse(Refusal(400, error.message, param=field))
@@ -152,7 +139,7 @@ class Gateway:
         log.info("asked", extra=extra)
 
     def refuse(self, error: Exception) -> Refusal:
-        """What a client is told of an error, counted."""
+        """The refusal for an error; counts it."""
         refusal = refusal_of(error)
         self.metrics.refused(refusal.status)
         return refusal
@@ -162,27 +149,27 @@ class Gateway:
         return JSONResponse(refusal.body, refusal.status, refusal.headers)
 
     async def _models(self, request: Request) -> Response:
-        pair = self._pair
+        pair, names = self.pair, self.names
         ours = {
             "edge": pair.edge.name,
             "cloud": pair.cloud_name,
-            "default_mode": await asyncio.to_thread(lambda: pair.default_mode),
-            "modes": pair.modes,  # after the default was looked for
+            "default_mode": await asyncio.to_thread(names.default_mode),
+            "modes": names.modes,  # after `default_mode`, which may change them
             "takes_audio": pair.edge.takes_audio,
             "context": pair.edge.context_len,
         }
-        return JSONResponse({"object": "list", "data": [_model_card(name) for name in pair.names], "skydraft": ours})
+        return JSONResponse({"object": "list", "data": [_model_card(name) for name in names.all], "skydraft": ours})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         try:
-            self._pair.mode_of(name)
+            self.names.mode_of(name)
         except Refusal as refusal:
             return self._refuse(refusal)
         return JSONResponse(_model_card(name))
 
-    async def _health(self, request: Request) -> Response:
-        state = await asyncio.to_thread(self._pair.cloud_state)
+    async def _show_health(self, request: Request) -> Response:
+        state = await asyncio.to_thread(self._health.state)
         return JSONResponse({"status": "ok", "cloud": state})
 
     async def _metrics(self, request: Request) -> Response:
@@ -191,28 +178,21 @@ class Gateway:
     async def _index(self, request: Request) -> Response:
         return FileResponse(_PAGE / "index.html", headers=_PAGE_HEADERS)
 
-    def close(self) -> None:
-        """End what is under way and let go of the cloud."""
-        self.desk.close()
-        self._pair.close()
-
 
 class _Writing:
     """One answer on its way to one client."""
 
-    def __init__(
-        self, gateway: Gateway, answer: Answer, tickets: list[Ticket], events: asyncio.Queue[tuple[int, Event]]
-    ) -> None:
+    def __init__(self, gateway: Gateway, answer: Answer, tickets: list[Ticket], events: Events) -> None:
         self._gateway, self._answer, self._jobs, self._events = gateway, answer, tickets, events
 
     async def whole(self, request: Request) -> Response:
-        """The answer when it is complete. A client that hangs up ends it."""
+        """The complete answer. A client that hangs up ends it."""
         writing = asyncio.ensure_future(self._complete())
         gone = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not writing.done():
-                return Response(status_code=499)  # nobody reads it
+                return Response(status_code=499)  # the client is gone
             writing.result()
             return JSONResponse(self._answer.whole())
         finally:
@@ -229,7 +209,7 @@ class _Writing:
         return list(self._answer.take(index, event))
 
     async def stream(self, request: Request) -> Response:
-        """The answer in chunks. What fails before its first token is raised."""
+        """The answer in chunks. Raises errors from before the first token."""
         begun: list[dict[str, Any]] = []
         gone = asyncio.ensure_future(_gone(request))
         until = time.monotonic() + self._gateway._options.hold_s  # then pings keep the client waiting
@@ -248,30 +228,34 @@ class _Writing:
         return _Stream(body, self._hang_up, media_type="text/event-stream", headers=headers)
 
     async def _first_chunks(self, gone: asyncio.Future[None], wait_s: float) -> list[dict[str, Any]]:
-        """What the next event brings, which may be nothing to show; nothing if it does not come, or the client goes."""
+        """The chunks of the next event; none if it does not come in time or the client hangs up."""
         taking = asyncio.ensure_future(self._events.get())
         either: set[asyncio.Future[Any]] = {taking, gone}
         try:
             await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             return self._take(*taking.result()) if taking.done() else []
         finally:
-            taking.cancel()  # what was not taken stays in the queue
+            taking.cancel()  # the event stays in the queue
 
     async def _chunks(self, begun: list[dict[str, Any]]) -> AsyncIterator[bytes]:
         try:
-            yield b"".join(map(sse.event, (*self._answer.first(), *begun)))
+            yield b"".join(map(as_event, (*self._answer.first(), *begun)))
             for ticket in self._jobs:
                 ticket.has_begun.set()
             while not self._answer.is_complete:
-                async for taken in sse.next_or_ping(self._events, self._gateway._options.ping_s):
-                    yield sse.PING if taken is None else b"".join(map(sse.event, self._take(*taken)))
+                try:
+                    taken = await asyncio.wait_for(self._events.get(), self._gateway._options.ping_s)
+                except TimeoutError:
+                    yield PING
+                    continue
+                yield b"".join(map(as_event, self._take(*taken)))
             for chunk in self._answer.last():
-                yield sse.event(chunk)
+                yield as_event(chunk)
         except Exception as error:
-            yield sse.event(self._gateway.refuse(error).body)
+            yield as_event(self._gateway.refuse(error).body)
         finally:
             self._hang_up()
-        yield sse.DONE
+        yield DONE
 
     def _hang_up(self) -> None:
         for ticket in self._jobs:
@@ -279,7 +263,7 @@ class _Writing:
 
 
 class _Stream(StreamingResponse):
-    """A stream that says when it is over, also where nobody ever read a byte of it."""
+    """A stream that calls `over` at its end, even if the client read no byte of it."""
 
     def __init__(self, content: AsyncIterator[bytes], over: Callable[[], None], **options: Any) -> None:
         super().__init__(content, **options)
@@ -293,7 +277,7 @@ class _Stream(StreamingResponse):
 
 
 class _Page(StaticFiles):
-    """The page's files, which nothing but the page may use."""
+    """The files of the chat page, with headers that keep other sites from using them."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)
@@ -302,61 +286,14 @@ class _Page(StaticFiles):
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has hung up. The body was read before."""
+    """Return when the client has hung up. Call this after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _read(request: Request, kind: type[R]) -> R:
-    """The body, checked. Raises Refusal."""
-    data = await request.body()
-    return _parse(data, kind) if len(data) < _LONG_BODY else await asyncio.to_thread(_parse, data, kind)
-
-
-def _parse(data: bytes, kind: type[R]) -> R:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, "The body is not valid JSON.") from error
-    if not isinstance(found, dict):
-        raise Refusal(400, "The body must be a JSON object.")
-    if b"\\u" in data and not _is_text(found):
-        raise Refusal(400, "The body holds half of a character (a surrogate alone).")
-    try:
-        body = kind.model_validate(found)
-    except ValidationError as error:
-        raise refusal_of(error) from error
-    if (
-        len(data) > _MAX_CHARS
-        and (num_chars := len(json.dumps(found, ensure_ascii=False)) - _speech_chars(body)) > _MAX_CHARS
-    ):
-        message = f"There are {num_chars} characters beside recordings; at most {_MAX_CHARS} are read."
-        raise Refusal(400, message, code="context_length_exceeded")
-    return body
-
-
-def _speech_chars(body: ChatRequest | TextRequest) -> int:
-    contents = [message.content for message in body.messages] if isinstance(body, ChatRequest) else []
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return sum(len(part.input_audio.data) for part in parts if isinstance(part, AudioPart))
-
-
-def _is_text(found: Any) -> bool:
-    """Whether every text in it can be encoded."""
-    try:
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _scope_of(label: str) -> str:
-    """Whose conversations may share KV. It goes to the cloud, whom labels are none of the business of."""
+    """The KV scope of a label's conversations. It is a hash, since the cloud must not learn the label."""
     return hashlib.sha256(label.encode()).hexdigest()[:16]
-
-
-def _has_audio(body: ChatRequest | TextRequest) -> bool:
-    return isinstance(body, ChatRequest) and any(isinstance(message.content, list) for message in body.messages)
 
 
 def _model_card(name: str) -> dict[str, Any]:
@@ -365,5 +302,5 @@ def _model_card(name: str) -> dict[str, Any]:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    refusal = Refusal(status, "There is no such thing here." if status == 404 else "This is not asked for that way.")
+    refusal = Refusal(status, _UNKNOWN_PATH if status == 404 else f"{request.method} is not allowed here.")
     return JSONResponse(refusal.body, status)

@@ -1,15 +1,13 @@
-"""Who is being answered: a few generations at a time, each in a thread of its own, the others in a queue.
+"""The answers being written: a few generations at a time, each in its own thread, the others in a queue.
 
-Rounds take turns on the engines (`Engine.floor`), so a short answer is not stuck behind a long one. Whoever hangs up
-gives up its place, its sequence and its seat in the cloud, wherever it is, and disturbs nobody else.
+Rounds take turns on the engines (`Engine.floor`), so a short answer does not wait for a long one. If a client hangs up,
+its place, its sequence and its seat in the cloud are freed; other clients notice nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections import Counter, deque
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,21 +15,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from skydraft.cloud.shares import Shares
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
-from skydraft.gateway.refusals import Refusal, busy
+from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.types import FinishReason, Round, Token
 
-_FIRST_TOKEN_S = 0.05  # at most; a client that reads slowly holds nothing up
-log = logging.getLogger("skydraft.gateway")
+_FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
+_TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A round of it; `news` is of the cloud, "" where there is none."""
+    """A round was written; `news` are lines about the cloud, or ""."""
 
     done: Round
     tokens: Seq[Token]
@@ -40,7 +41,7 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """It is complete."""
+    """The choice is complete."""
 
     finish: FinishReason
     stats: Stats
@@ -48,17 +49,16 @@ class Ended:
 
 
 Event: TypeAlias = Wrote | Ended | Exception
+Events: TypeAlias = "asyncio.Queue[tuple[int, Event]]"
 
 
 class Ticket:
-    """One choice on its way. `index` and what happens to it go into `events`; the last event is Ended or an error.
+    """One choice to write. Its events go into `events` with its `index`; the last one is Ended or an error.
 
-    `label` says whose it is. `has_begun` is set once a client has its first token, or where none waits for it.
+    `label` names its client. `has_begun` is set once the client has its first token, or if no client streams it.
     """
 
-    def __init__(
-        self, request: GenerateRequest, label: str, index: int, events: asyncio.Queue[tuple[int, Event]]
-    ) -> None:
+    def __init__(self, request: GenerateRequest, label: str, index: int, events: Events) -> None:
         self.request = request
         self.label = label
         self.has_begun = threading.Event()
@@ -69,7 +69,7 @@ class Ticket:
         self._loop = asyncio.get_running_loop()
 
     def tell(self, event: Event) -> None:
-        """Say what happened. From any thread."""
+        """Pass an event to the event loop. Any thread may call this."""
         if not self.is_cancelled:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (self._index, event))
 
@@ -77,16 +77,17 @@ class Ticket:
 class Desk:
     """Runs at most `max_running` tickets at a time, and lets `max_waiting` wait.
 
-    Who has the fewest running goes next. Where there are keys, who has a place already leaves as many free as it takes,
-    and the last place to run in is for somebody who runs nothing: long answers of one key let all others wait.
-    All but `_run` belongs to the thread of the event loop.
+    The key with the fewest running tickets goes next. With keys, a key must leave as many places free as it has, and
+    the last place to run is for a key that runs nothing, so that long answers of one key do not keep all others
+    waiting. All but `_run` belongs to the thread of the event loop.
     """
 
     def __init__(self, pair: Pair, max_running: int, max_waiting: int, *, has_keys: bool = False) -> None:
         self._pair = pair
-        self._has_keys = has_keys
-        self._max_running, self._max_waiting = max_running, max_waiting
-        self._waiting: deque[Ticket] = deque()
+        self._num_places = max_running + max_waiting
+        self._places = Shares(self._num_places, apart=has_keys)
+        self._lanes = Shares(max_running, apart=has_keys, spare=1)  # the places in which tickets run
+        self._waiting: list[Ticket] = []
         self._running: set[Ticket] = set()
         self._pool = ThreadPoolExecutor(max_running, thread_name_prefix="generation")
 
@@ -102,76 +103,120 @@ class Desk:
 
     def submit(
         self, requests: Seq[GenerateRequest], label: str = "", *, streams: bool = False
-    ) -> tuple[list[Ticket], asyncio.Queue[tuple[int, Event]]]:
-        """Take all of them or none, and return where their events arrive. Raises Refusal when the queue is full.
+    ) -> tuple[list[Ticket], Events]:
+        """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room.
 
-        Where a client `streams`, its first token goes out before a second round begins.
+        If the client `streams`, its first token is sent before the second round begins.
         """
-        free = self._max_running - len(self._running) + self._max_waiting - len(self._waiting)
-        if len(requests) > self._max_running + self._max_waiting:
-            raise Refusal(400, f"There is room for {self._max_running + self._max_waiting} choices at most.", param="n")
-        own = sum(ticket.label == label for ticket in (*self._waiting, *self._running))
-        if len(requests) > free or (self._has_keys and own and own + 2 * len(requests) > free):
-            raise busy()
-        events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # as long as the answers at most
+        if len(requests) > self._num_places:
+            raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
+        if not self._places.may_take(label, len(requests)):
+            raise Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=RETRY_AFTER_S)
+        self._places.take(label, len(requests))
+        events: Events = asyncio.Queue()  # bounded by the length of the answers
         tickets = [Ticket(request, label, index, events) for index, request in enumerate(requests)]
         if not streams:
             for ticket in tickets:
                 ticket.has_begun.set()
-        self._waiting.extend(tickets)
+        self._waiting += tickets
         self._start()
         return tickets, events
 
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody reads it any more: it leaves the queue, or ends after the round in hand."""
+        """Take a ticket out of the queue, or end its generation after the current round."""
         ticket.is_cancelled = True
         ticket.has_begun.set()
         if ticket in self._waiting:
             self._waiting.remove(ticket)
+            self._places.give_back(ticket.label)
         elif (generation := ticket.generation) is not None:
             with suppress(SkydraftError):  # it may be ending
                 generation.cancel()
 
     def _start(self) -> None:
-        while self._waiting and len(self._running) < self._max_running:
-            running = Counter(ticket.label for ticket in self._running)
-            ticket = min(self._waiting, key=lambda ticket: running[ticket.label])
-            is_last = len(self._running) == self._max_running - 1 > 0
-            if self._has_keys and is_last and running[ticket.label]:
-                return
+        while (ticket := self._lanes.next_of(self._waiting, lambda ticket: ticket.label)) is not None:
             self._waiting.remove(ticket)
             self._running.add(ticket)
+            self._lanes.take(ticket.label)
             future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, ticket)
             future.add_done_callback(partial(self._end, ticket))
 
     def _end(self, ticket: Ticket, _: object) -> None:
         self._running.discard(ticket)
+        for shares in (self._lanes, self._places):
+            shares.give_back(ticket.label)
         self._start()
 
     def _run(self, ticket: Ticket) -> None:
         """Write one choice, in a thread of the pool."""
+        news: list[str] = []  # lines about the cloud, in the order in which they came
         try:
-            with self._pair.start(ticket.request) as (generation, news):
+            with self._pair.start(ticket.request, news.append) as generation:
                 ticket.generation = generation
-                if not ticket.is_cancelled:  # it may have been, before there was anything to cancel
+                if not ticket.is_cancelled:  # it may have been cancelled before the generation existed
                     for done, tokens in generation.rounds():
-                        ticket.tell(Wrote(done, tokens, news.take()))
-                        # A round in Python would take the interpreter from the event loop at each of its steps.
+                        lines, news[:] = " ".join(news), []
+                        ticket.tell(Wrote(done, tokens, lines))
+                        if finish := generation.finish_reason:  # sent before observers run
+                            ticket.tell(Ended(finish, generation.stats, generation.num_prompt_tokens))
+                        # The next round would slow the event loop down, which must first send the token.
                         ticket.has_begun.wait(_FIRST_TOKEN_S)
-                if generation.finish_reason:
-                    ticket.tell(Ended(generation.finish_reason, generation.stats, generation.num_prompt_tokens))
         except Exception as error:
-            ticket.tell(error)  # unless it was cancelled, when errors are how it ends
+            ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
             ticket.generation = None
 
     def cancel_all(self) -> None:
-        """The gateway stops: everybody is told, and nothing goes on."""
+        """Send every client an error and end all generations, as the gateway stops."""
         for ticket in (*self._waiting, *self._running):
             ticket.tell(CloudLost("The gateway is shutting down."))
             self.cancel(ticket)
 
     def close(self) -> None:
-        """End what is under way, and wait for it."""
+        """End all generations, and wait for their threads."""
         self.cancel_all()
         self._pool.shutdown(wait=True)
+
+
+class GatewayMetrics:
+    """Prometheus metrics of one gateway: counts, no prompts and no names."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, desk: Desk) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._answers = Counter("skydraft_gateway_answers", "Choices that came to their end", registry=registry)
+        self._refusals = Counter("skydraft_gateway_refusals", "Errors told", ["status"], registry=registry)
+        self._tokens = Counter(
+            "skydraft_gateway_tokens", "Tokens by where they came from", ["origin"], registry=registry
+        )
+        self._rounds = Counter("skydraft_gateway_rounds", "Rounds by outcome", ["outcome"], registry=registry)
+        self._cached = Counter("skydraft_gateway_cached_tokens", "Prompt tokens reused", ["side"], registry=registry)
+        self._ttft = Histogram(
+            "skydraft_gateway_ttft_seconds", "Start to first round", buckets=_TTFT_S, registry=registry
+        )
+        running = Gauge("skydraft_gateway_running", "Choices being written", registry=registry)
+        running.set_function(lambda: desk.num_running)
+        waiting = Gauge("skydraft_gateway_waiting", "Choices in the queue", registry=registry)
+        waiting.set_function(lambda: desk.num_waiting)
+
+    def happened(self, event: Event) -> None:
+        """Count an event of the desk."""
+        if isinstance(event, Wrote):
+            self._rounds.labels(event.done.record.outcome).inc()
+            for token in event.tokens:
+                self._tokens.labels(token.origin).inc()
+        elif isinstance(event, Ended):
+            self._answers.inc()
+            self._cached.labels("edge").inc(event.stats.cached_tokens.edge)
+            self._cached.labels("cloud").inc(event.stats.cached_tokens.cloud)
+            if event.stats.ttft_ms is not None:
+                self._ttft.observe(event.stats.ttft_ms / 1e3)
+
+    def refused(self, status: int) -> None:
+        """Count an error answer."""
+        self._refusals.labels(str(status)).inc()
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus's format."""
+        return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""Who may come in, and with how much: keys, and limits on bodies, before anything else looks at a request."""
+"""Keys, origins and limits on bodies, checked before all other handling of a request."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ LOCAL = "local"
 
 
 class Doorkeeper:
-    """ASGI middleware. Notes in `scope["label"]` whose key it was; without keys everybody is "local".
+    """ASGI middleware. Writes the label of the client's key into `scope["label"]`; without keys it is "local".
 
-    The page and /health are open, since they hold nothing. The body is read here, whole, so that a slow or endless one
-    takes no place anywhere else.
+    The page and /health need no key. The whole body is read here, so that a slow or endless body occupies nothing else.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Doorkeeper:
             return
         try:
             scope["label"] = self._label(scope)
-            # What is open to everybody takes no body, so that nobody fills the memory without a key.
+            # Paths without a key accept no body, so that a client without a key cannot fill the memory.
             body = b"" if _is_open(scope) else await self._body(scope, receive)
         except Refusal as refusal:
             headers = {**refusal.headers, "Connection": "close"}
@@ -62,9 +61,9 @@ class Doorkeeper:
             raise Refusal(401, message, code="invalid_api_key") from error
 
     def _check_page(self, headers: Headers) -> None:
-        """Raise Refusal for a request that a page of somebody else's made in the user's browser.
+        """Raise Refusal for a request from another site's page in the user's browser.
 
-        It may come from another origin, or, by a name that was turned to this machine, from what seems the same one.
+        Such a page has another origin, or its host name points to this machine (DNS rebinding).
         """
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if self._authorize is None and not _is_this_machine(host):
@@ -73,11 +72,9 @@ class Doorkeeper:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body. Raises Refusal for one that is too long or too slow."""
-        too_long = Refusal(413, f"A body may have at most {self._max_body_bytes} bytes.", code="body_too_long")
+        """The whole body. Raises Refusal if it is too long or too slow."""
         length = Headers(scope=scope).get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_body_bytes:
-            raise too_long
+        self._check_length(int(length) if length.isdecimal() else 0)
         data = bytearray()
         try:
             async with asyncio.timeout(self._body_s):
@@ -88,20 +85,23 @@ class Doorkeeper:
                         raise Refusal(400, "The client hung up.")
                     data += message.get("body", b"")
                     more = message.get("more_body", False)
-                    if len(data) > self._max_body_bytes:
-                        raise too_long
+                    self._check_length(len(data))
         except TimeoutError as error:
             raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
         return bytes(data)
 
+    def _check_length(self, num_bytes: int) -> None:
+        if num_bytes > self._max_body_bytes:
+            raise Refusal(413, f"A body may have at most {self._max_body_bytes} bytes.", code="body_too_long")
+
 
 def _is_open(scope: Scope) -> bool:
-    """Whether it may be asked without a key."""
+    """Whether the path needs no key."""
     return not scope["path"].startswith(("/v1/", "/metrics")) or scope["method"] == "OPTIONS"
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether a Host header names it by itself, with or without a port."""
+    """Whether a Host header names this machine, with or without a port."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
@@ -110,7 +110,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """What gives the body that was read, then whatever comes."""
+    """A `receive` that returns the read body first, then the further messages."""
     parts: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

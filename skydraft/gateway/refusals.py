@@ -1,4 +1,4 @@
-"""The one place where what went wrong becomes OpenAI's error body and a status. No path, no trace."""
+"""Errors as OpenAI's error bodies with a status. A client never sees a path or a traceback."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from skydraft.errors import (
 )
 
 log = logging.getLogger("skydraft.gateway")
-_RETRY_AFTER_S = 2
+RETRY_AFTER_S = 2
 
 
 class Refusal(Exception):
-    """An answer that is an error: `status` for HTTP, the rest as OpenAI's clients read it."""
+    """An error answer: `status` for HTTP, the rest for OpenAI's clients."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 0
@@ -41,30 +41,19 @@ class Refusal(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer besides those of every one."""
+        """The extra headers of this answer."""
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-def busy() -> Refusal:
-    """There is no place left in the queue."""
-    return Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=_RETRY_AFTER_S)
-
-
-def unknown_model(name: str, known: list[str]) -> Refusal:
-    """No such model."""
-    message = f"There is no model '{name[:80]}'. Use one of: {', '.join(known)}."
-    return Refusal(404, message, param="model", code="model_not_found")
-
-
 def refusal_of(error: Exception) -> Refusal:
-    """What a client is told about an error; one that is not ours is logged and not explained."""
+    """The refusal for an error. An unexpected error is logged, and the client does not see its message."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ValidationError):
         return _invalid(error)
     if isinstance(error, ContextExceeded):
-        # LangChain and LiteLLM know this error by such words, not by its code.
+        # LangChain and LiteLLM recognise this error by these words, not by its code.
         message = f"This model's maximum context length is exceeded: the prompt is too long. {error.message}"
         return Refusal(400, message, param="messages", code="context_length_exceeded")
     if isinstance(error, LimitExceeded):
@@ -73,7 +62,7 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(400, error.message)  # its hint is for the command line
     if isinstance(error, CloudError):
         code = "cloud_timeout" if isinstance(error, CloudTimeout) else "cloud_lost"
-        wait_s = round(error.retry_after_s + 0.5) if isinstance(error, RateLimited) else _RETRY_AFTER_S
+        wait_s = round(error.retry_after_s + 0.5) if isinstance(error, RateLimited) else RETRY_AFTER_S
         return Refusal(503, error.message, code=code, retry_after_s=max(wait_s, 1))
     if isinstance(error, SkydraftError):
         log.error("a request failed: %s", error)
@@ -95,9 +84,9 @@ _WHY = {
 
 
 def _invalid(error: ValidationError) -> Refusal:
-    # Where there are alternatives, the one that was followed furthest was meant.
+    # The client probably meant the alternative of a union whose error lies deepest.
     first = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
-    # Names of alternatives are no fields.
+    # The location of an error also holds names of alternatives, which are not fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
     fields = [part for part in place[1:] if part not in ("str", "int", "list", "text", "NamedTool")]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None

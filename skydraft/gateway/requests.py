@@ -1,4 +1,4 @@
-"""From what a client sends to what skydraft generates: one GenerateRequest for each choice of the answer."""
+"""Client requests to GenerateRequests: one for each choice of the answer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import binascii
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
-from skydraft.gateway.pair import Pair, plan_of
-from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.pair import ModelNames
+from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, SchemaFormat, TextRequest
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
@@ -22,15 +25,17 @@ from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.tool_calls import as_objects, calling_grammar, writes_calls
 
-_TEXT_TOKENS = 16  # OpenAI's default for completions; a chat goes on to the end of the context
+R = TypeVar("R", ChatRequest, TextRequest)
+_TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
+_MAX_CHARS = 2 * 1024 * 1024  # of text, as each choice encodes all of it before it can be refused as too long
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where a client says nothing: decoding options, a system prompt, and what the target hears.
+    """The gateway's defaults for clients: decoding options, a system prompt, and the shared part of recordings.
 
-    `given` are the names of the options that somebody chose. Without it an answer may fill the context, and seeds are
-    drawn.
+    `given` are the names of the options that the operator set. Without `max_new_tokens` among them an answer may fill
+    the context, and without `seed` seeds are random.
     """
 
     params: DecodingParams
@@ -47,17 +52,66 @@ class Defaults:
         return self.params.seed if "seed" in self.given else random.SystemRandom().randrange(2**32)
 
 
-def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str) -> list[GenerateRequest]:
-    """One request for each choice. `scope` is whose conversations may share KV. Raises Refusal or UsageError."""
+def read_body(data: bytes, kind: type[R]) -> R:
+    """Parse and check a body. Raises Refusal."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "The body is not valid JSON.") from error
+    if not isinstance(content, dict):
+        raise Refusal(400, "The body must be a JSON object.")
+    if b"\\u" in data and not _is_text(content):
+        raise Refusal(400, "The body holds half of a character (a lone surrogate).")
+    try:
+        body = kind.model_validate(content)
+    except ValidationError as error:
+        raise refusal_of(error) from error
+    if (
+        len(data) > _MAX_CHARS
+        and (num_chars := len(json.dumps(content, ensure_ascii=False)) - _speech_chars(body)) > _MAX_CHARS
+    ):
+        message = f"There are {num_chars} characters beside recordings; at most {_MAX_CHARS} are read."
+        raise Refusal(400, message, code="context_length_exceeded")
+    return body
+
+
+def _speech_chars(body: ChatRequest | TextRequest) -> int:
+    contents = [message.content for message in body.messages] if isinstance(body, ChatRequest) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return sum(len(part.input_audio.data) for part in parts if isinstance(part, AudioPart))
+
+
+def _is_text(content: Any) -> bool:
+    """Whether every text in the content can be encoded."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def has_audio(body: ChatRequest | TextRequest) -> bool:
+    """Whether a message has parts, which may be recordings."""
+    return isinstance(body, ChatRequest) and any(isinstance(message.content, list) for message in body.messages)
+
+
+def chat_requests(
+    body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
+) -> list[GenerateRequest]:
+    """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
     messages = _messages(body.messages)
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
-    max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(pair.edge.context_len)
-    if body.callable_tools and not writes_calls(pair.edge.vocab.chat_template):
-        raise Refusal(400, "This model's chat template does not call tools in a way that is known here.", param="tools")
+    max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
+    if body.callable_tools and not writes_calls(edge.vocab.chat_template):
+        raise Refusal(
+            400,
+            "This model's chat template does not write calls as <tool_call>, so it cannot use tools.",
+            param="tools",
+        )
     request = GenerateRequest(
         tuple(messages),
-        plan=plan_of(pair.mode_of(body.model), body.choice, pair),
+        plan=names.plan_of(body.model, body.choice),
         params=_params(body, defaults, max_tokens, _grammar(body)),
         tools=tuple(tool.model_dump(exclude_unset=True) for tool in body.tools or ()) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
@@ -67,7 +121,7 @@ def chat_requests(body: ChatRequest, pair: Pair, defaults: Defaults, scope: str)
 
 
 def _grammar(body: ChatRequest) -> str:
-    """What the answer has to follow; "" where it is free. Raises Refusal or UsageError."""
+    """The grammar of the answer, or "". Raises Refusal or UsageError."""
     wanted = body.response_format
     schema = wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
     if wanted is not None and wanted.type == "json_object":
@@ -80,16 +134,18 @@ def _grammar(body: ChatRequest) -> str:
 
 
 def _named(param: str, make: Callable[[], str]) -> str:
-    """A grammar; what is wrong with it is refused with the name of the field."""
+    """A grammar. Raises Refusal with the name of the field if it cannot be made."""
     try:
         return make()
     except UsageError as error:
         raise Refusal(400, error.message, param=param) from error
 
 
-def text_requests(body: TextRequest, pair: Pair, defaults: Defaults, scope: str) -> list[GenerateRequest]:
+def text_requests(
+    body: TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
+) -> list[GenerateRequest]:
     """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
-    plan = plan_of(pair.mode_of(body.model), body.choice, pair)
+    plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     requests = [
@@ -124,11 +180,7 @@ def _params(
     chosen = {name: value for name, value in given.items() if value is not None}
     if body.choice.style is not None:
         return decoding_params(body.choice.style, **chosen)
-    return decoding_params(None, **{**_fields(defaults.params), **chosen})
-
-
-def _fields(params: DecodingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in DecodingParams.__dataclass_fields__}
+    return decoding_params(None, **{**asdict(defaults.params), **chosen})
 
 
 def _messages(given: list[ChatMessage]) -> list[Message]:
@@ -138,7 +190,7 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
         if recordings:
             text = text if text.strip() else CAPTION_PROMPT
         if message.role == "system" and not text.strip():
-            continue  # some clients always send one
+            continue  # some clients always send an empty one
         calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
         more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
@@ -152,7 +204,7 @@ def _content(message: ChatMessage, number: int) -> tuple[str, list[Audio]]:
     texts = [part.text for part in message.content if not isinstance(part, AudioPart)]
     recordings = [part for part in message.content if isinstance(part, AudioPart)]
     if recordings and message.role != "user":
-        raise Refusal(400, "Only a user can speak.", param=f"messages.{number}.content")
+        raise Refusal(400, "Only user messages may hold recordings.", param=f"messages.{number}.content")
     return "\n".join(texts), [_audio(part, f"messages.{number}.content") for part in recordings]
 
 

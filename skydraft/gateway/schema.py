@@ -1,7 +1,7 @@
-"""What OpenAI's clients send, as pydantic models: what is known is checked, what is not is ignored.
+"""Bodies of OpenAI's requests as pydantic models. Known fields are checked, and unknown ones are ignored.
 
-Ours stands under the key `skydraft`, where nothing unknown is ignored. What a client asks for and cannot get is refused
-with the name of the field; what changes nothing (`user`, `store`, `metadata`, ...) is accepted.
+Our own fields are under the key `skydraft`, where an unknown field is an error. A field for an unsupported feature is
+refused by its name; fields without effect (`user`, `store`, `metadata`, ...) are accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASES = 1024
-_CALLER_FIELDS = {"max_new_tokens", "stop", "logit_bias"}  # as OpenAI names them, or not by this key
+_CALLER_FIELDS = {"max_new_tokens", "stop", "logit_bias"}  # OpenAI's own fields set these
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -28,7 +28,7 @@ class _Model(BaseModel):
 
 
 class _Choice(_Model):
-    """What our extension may ask for besides decoding options."""
+    """The fields of our extension without the decoding options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,16 +48,13 @@ class _Choice(_Model):
 
 
 _OPTIONS: dict[str, Any] = {
-    known.name: (type(known.default) | None, None)
-    for known in fields(DecodingParams)
+    known.name: (type(known.default) | None, None) for known in fields(DecodingParams)
     if known.name not in _CALLER_FIELDS
-}
+}  # fmt: skip
 Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
 
 
 class TextPart(_Model):
-    """A part of a message that is text."""
-
     type: Literal["text"]
     text: str
 
@@ -70,8 +67,6 @@ class InputAudio(_Model):
 
 
 class AudioPart(_Model):
-    """A part of a message that is speech."""
-
     type: Literal["input_audio"]
     input_audio: InputAudio
 
@@ -80,7 +75,7 @@ Part = Annotated[TextPart | AudioPart, Field(discriminator="type")]
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """No longer lists or objects are looked at: of nonsense, each item would make an error of its own."""
+    """Refuse longer lists and objects before their items are checked, since each item could cause an error."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > num_items:
@@ -91,22 +86,20 @@ def at_most(num_items: int) -> BeforeValidator:
 
 
 class CalledFunction(_Model):
-    """What an earlier turn called. Arguments are JSON; some clients send them as an object."""
+    """A function that an earlier turn called. Arguments are JSON; some clients send them as an object."""
 
     name: str
     arguments: str | dict[str, Any] = ""
 
 
 class ToolCall(_Model):
-    """A call in an earlier turn."""
-
     type: Literal["function"] = "function"
     id: str | None = None
     function: CalledFunction
 
 
 class Function(_Model):
-    """A function that the model may call; the chat template reads what else it has."""
+    """A function that the model may call. Other keys are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -115,8 +108,6 @@ class Function(_Model):
 
 
 class Tool(_Model):
-    """A tool, of the only kind that there is here."""
-
     type: Literal["function"]
     function: Function
 
@@ -126,23 +117,18 @@ class _Name(_Model):
 
 
 class NamedTool(_Model):
-    """The tool that has to be called."""
+    """The tool that must be called."""
 
     type: Literal["function"]
     function: _Name
 
 
-def _no_logprobs(value: Any) -> Any:
-    if value not in (None, False) or (value == 0 and value is not False):
-        raise ValueError("not available")
-    return value
-
-
-NoLogprobs = Annotated[bool | None, BeforeValidator(_no_logprobs)]
+# False asks for none; 0 asks for those of the chosen tokens.
+NoLogprobs = Annotated[None, BeforeValidator(lambda value: None if value is False else value)]
 
 
 class ChatMessage(_Model):
-    """One message. A developer is a system; a turn that only called tools has no content."""
+    """One message. The role developer is read as system; a turn that only called tools has no content."""
 
     role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
     content: Annotated[str | list[Part] | None, at_most(256)] = None
@@ -152,8 +138,6 @@ class ChatMessage(_Model):
 
 
 class StreamOptions(_Model):
-    """What a stream holds besides text."""
-
     include_usage: bool | None = None
 
 
@@ -161,13 +145,13 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
 
 class AnyFormat(_Model):
-    """An answer in text, or in some JSON object."""
+    """An answer in text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
 class NamedSchema(_Model):
-    """A JSON schema; its name and whether it is `strict` change nothing: it is always followed."""
+    """A JSON schema. It is always followed, with `strict` or without."""
 
     schema_: dict[str, Any] = Field(alias="schema")
 
@@ -182,16 +166,12 @@ class SchemaFormat(_Model):
 ResponseFormat = Annotated[AnyFormat | SchemaFormat, Field(discriminator="type")]
 
 
-def _without_max(value: Any) -> Any:
-    """Some clients write -1 for no limit."""
-    return None if value == -1 else value
-
-
-MaxTokens = Annotated[Count | None, BeforeValidator(_without_max)]
+# Some clients write -1 for no limit.
+MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
 
 
 class _Request(_Model):
-    """What both kinds of completions have."""
+    """Fields of both kinds of completions."""
 
     model: str = Field(max_length=256)
     stream: bool | None = None
@@ -220,7 +200,7 @@ class _Request(_Model):
 
     @property
     def choice(self) -> Any:
-        """Our extension, with nothing asked for where there is none."""
+        """Our extension; an empty one if the client sends none."""
         return self.skydraft or Extension()
 
     @property
@@ -272,24 +252,24 @@ class ChatRequest(_Request):
 
     @property
     def calls_in_parallel(self) -> bool:
-        """Whether there may be several calls; one that is named is called once."""
+        """Whether several calls are allowed. A named tool is called once."""
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
 
     @property
     def calls_are_certain(self) -> bool:
-        """Whether a grammar makes the calls, if there are any."""
+        """Whether a grammar enforces the format of calls."""
         return self.must_call or (self.response_format is not None and self.response_format.type != "text")
 
     @property
     def grammar_field(self) -> str:
-        """What the answer's grammar comes from, if it has one."""
+        """The field of the answer's grammar."""
         if self.must_call:
             return "tools"
         return "skydraft.grammar" if self.response_format is None else "response_format"
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer is calls and nothing else."""
+        """Whether the answer must consist of calls."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
@@ -305,14 +285,8 @@ class TextRequest(_Request):
     @field_validator("prompt", mode="before")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> Any:
-        is_ids = isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt)
-        if is_ids:
-            raise ValueError("token ids are not taken; give text")
-        return prompt
-
-    @field_validator("prompt")
-    @classmethod
-    def _check_number(cls, prompt: str | list[str]) -> str | list[str]:
+        if isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt):
+            raise ValueError("token ids are not accepted; give text")
         if isinstance(prompt, list) and not 1 <= len(prompt) <= MAX_CHOICES:
             raise ValueError(f"1 to {MAX_CHOICES} prompts at once")
         return prompt

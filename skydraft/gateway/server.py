@@ -1,4 +1,4 @@
-"""The gateway as a process: uvicorn around the application, with patience for slow clients, but not for ever."""
+"""The gateway as a process: uvicorn around the application, with limits for slow clients."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
 
-_HEADER_S = 15.0  # how long a client may take to send the head of a request
-_UNREAD_S = 60.0  # how long a client may read nothing of what waits for it
+_IDLE_S = 30  # how long a connection may be without a request, before the first one or after an answer
+_HEAD_S = 15.0  # how long the head of a request may take from its first byte
+_UNREAD_S = 60.0  # how long a client may leave an answer unread
 _MAX_CONNECTIONS = 512
 _GRACE_S = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Where the gateway listens. Beyond this machine it wants keys, so that nobody is let in by mistake."""
+    """The address and certificate of the gateway. Other machines can reach it only with keys."""
 
     host: str = "127.0.0.1"
-    port: int = 0  # any free one
+    port: int = 0  # 0: any free port
     tls_cert: Path | None = None
     tls_key: Path | None = None
     has_keys: bool = False
@@ -57,7 +58,7 @@ class ListenOptions:
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds it, without the port."""
+        """The URL for a browser on this machine, without the port."""
         host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1", "") else self.host
         return f"{'https' if self.tls_cert else 'http'}://{host}"
 
@@ -70,62 +71,53 @@ def _is_loopback(host: str) -> bool:
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection on which a request does not arrive in time, byte by byte as it may come.
+    """HTTP/1.1 that closes a connection if the head of a request takes too long, or the client does not read.
 
-    So it does where nobody reads the answer, or a few who never read would take all connections.
+    Without this a few slow clients would occupy all connections. uvicorn itself closes idle connections.
     """
 
-    _waiting: asyncio.TimerHandle | None = None
+    _head: asyncio.TimerHandle | None = None  # runs from the first byte of a head to its end
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._wait()
+        # uvicorn starts its own timer only after the first answer.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_waiting()  # its head has come; the body has a limit of its own
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._wait()
+            self._stop_head()  # the body has its own limit
+        elif self._head is None:
+            self._head = self.loop.call_later(_HEAD_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        self._is_read()
+        self._stop_head()
+        self._stop_unread()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._is_read()
+        self._stop_unread()
         self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._is_read()
+        self._stop_unread()
 
-    def _is_read(self) -> None:
+    def _stop_unread(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
-    def _wait(self) -> None:
-        self._stop_waiting()
-        self._waiting = self.loop.call_later(_HEADER_S, self._give_up)
-
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def _give_up(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
+    def _stop_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which says when it listens and lets go of streams when it ends."""
+    """uvicorn, which calls `ready` when it listens, and ends streams when it stops."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, ready: Callable[[int], None]) -> None:
         super().__init__(config)
@@ -133,7 +125,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end it, a second one at once. uvicorn would raise them again at the end."""
+        """Stop at Ctrl-C or SIGTERM, at a second one at once. uvicorn would raise the signals again at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -155,7 +147,7 @@ class _Server(uvicorn.Server):
 
 
 def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> uvicorn.Server:
-    """A server for `gateway`; `ready` is told its port. Raises OptionError for certificates that do not load."""
+    """A server for `gateway`; `ready` gets its port. Raises OptionError for certificates that do not load."""
     try:
         config = uvicorn.Config(
             gateway.app,
@@ -168,7 +160,7 @@ def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], N
             access_log=False,
             server_header=False,
             limit_concurrency=_MAX_CONNECTIONS,
-            timeout_keep_alive=30,
+            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=str(options.tls_cert) if options.tls_cert else None,
             ssl_keyfile=str(options.tls_key) if options.tls_key else None,
@@ -180,7 +172,7 @@ def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], N
 
 
 def listen(options: ListenOptions) -> socket.socket:
-    """The socket that it listens on. Raises OptionError where the port is taken."""
+    """The listening socket. Raises OptionError if the port is taken."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     # asyncio switches off Nagle's algorithm only where TCP is named: else each first token comes 40 ms late.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -198,10 +190,10 @@ def listen(options: ListenOptions) -> socket.socket:
 
 
 def serve(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises OptionError where the port is taken."""
+    """Serve until Ctrl-C or SIGTERM. Raises OptionError if the port is taken."""
     server = server_of(gateway, options, ready)
     with listen(options) as listening:
         try:
             server.run([listening])
         finally:
-            gateway.close()
+            gateway.desk.close()

@@ -1,30 +1,39 @@
-"""A calibration: how likely the target disagrees with a drafted token, and which limit keeps which agreement.
+"""The chance that the target disagrees with a drafted token: calibrated for a pair of models, or learned from verdicts.
 
-Made by `skydraft calibrate` for one pair of models, shipped for the demo pair.
+A `Calibration` also has the agreement that each limit on the risk of a block keeps, which `CalibratedGate` uses.
+`skydraft calibrate` makes one for a pair; that of the demo pair is shipped. `decoding/block_length.py` uses a `Risk` to
+end blocks: it changes how many tokens are drafted, never the text.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, RecordsError
-from skydraft.types import Signals
+from skydraft.gating.gates import GateSpec, History, Reason, text_reason
+from skydraft.types import DraftBlock, Round, Signals
 
 SCHEMA = 1
 FEATURES = ("entropy", "log_entropy", "margin", "log_odds")
 MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
+_PRIOR = 4.0  # expected disagreements, or judged tokens of a bin, by which the first guess outweighs one text
+_EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)  # of the top probability
+_MEMORY = 400.0  # judged tokens in a bin; older ones fade, since a text may change its kind
+_MAKE_ONE = "Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y"
 
 
 def features(signals: Signals) -> tuple[float, ...]:
-    """What the risk of a token is computed from, in the order of FEATURES."""
+    """The inputs of a token's risk, in the order of FEATURES."""
     top = min(max(signals.top_prob, 1e-9), 1 - 1e-6)
     return (signals.entropy, math.log(signals.entropy + 1e-3), signals.margin, math.log(top / (1 - top)))
 
@@ -47,7 +56,7 @@ class PairSide(_Value):
 
 
 class CurvePoint(_Value):
-    """What a limit on the risk of a block gave on the prompts that were fitted."""
+    """The agreement and the calls that a limit on the risk of a block gave on the fitted prompts."""
 
     limit: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)
@@ -55,7 +64,7 @@ class CurvePoint(_Value):
 
 
 class Curve(_Value):
-    """What limits gave for blocks of up to `k` tokens, from the lowest limit to the highest."""
+    """The points of blocks of up to `k` tokens, from the lowest limit to the highest."""
 
     k: int = Field(ge=1)
     points: tuple[CurvePoint, ...] = Field(min_length=2)
@@ -69,9 +78,9 @@ class Curve(_Value):
         return self
 
     def limit(self, agreement: float) -> float | None:
-        """The loosest limit that keeps this agreement; None where none does.
+        """The loosest limit that keeps this agreement; None if no limit keeps it.
 
-        For one that the draft model reaches alone it is the limit at which no call was made.
+        If the draft model alone reaches the agreement, it is the limit at which no call was made.
         """
         if agreement <= self.points[-1].agreement:
             return self.points[-1].limit
@@ -84,7 +93,7 @@ class Curve(_Value):
 
 
 class Fitted(_Value):
-    """What the calibration was made from."""
+    """The data that the calibration was made from."""
 
     workload: str
     sha256: str
@@ -98,16 +107,16 @@ class Fitted(_Value):
 class Calibration(_Value):
     """The chance that the target disagrees with a drafted token is 1 / (1 + exp(−(bias + weights · features))).
 
-    The risk of a block is the sum over its tokens: how many disagreements skipping it is expected to leave in the
-    text. `curves` say which agreement a limit on that risk gave: short blocks gather less of it than long ones, so
-    there is one for each of several k.
+    The risk of a block is the sum over its tokens: the number of disagreements to expect from skipping it. `curves`
+    give the agreement that each limit on that risk kept. Short blocks have less risk than long ones, so there is a
+    curve for each of several k.
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
     schema_number: Literal[1] = Field(default=1, alias="schema")
     draft: PairSide
     target: PairSide
-    features: tuple[str, ...]
+    features: tuple[str, ...] = FEATURES
     weights: tuple[float, ...]
     bias: float
     curves: tuple[Curve, ...] = Field(min_length=1)
@@ -132,7 +141,7 @@ class Calibration(_Value):
     def limit(self, agreement: float, k: int) -> float:
         """The limit on the risk of a block of up to `k` tokens that kept this agreement.
 
-        Raises OptionError for one that no skipping keeps.
+        Raises OptionError if no limit keeps it.
         """
         curve = self.curve(k)
         if (limit := curve.limit(agreement)) is None:
@@ -144,7 +153,7 @@ class Calibration(_Value):
         return limit
 
     def fits(self, draft: str, target: str | None) -> bool:
-        """Whether it was made with models of these fingerprints; None where the target cannot be asked for its own."""
+        """Whether it was made with models of these fingerprints; `target` None stands for any target."""
         return self.draft.fingerprint == draft and target in (None, self.target.fingerprint)
 
 
@@ -159,16 +168,15 @@ def read_calibration(path: Path) -> Calibration:
 
 def _parse(name: str, text: str) -> Calibration:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
+        schema = parsed.get("schema") if isinstance(parsed, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise RecordsError(f"The calibration {name} has schema {schema}; this version reads up to {SCHEMA}.")
+        return Calibration.model_validate(parsed)
     except json.JSONDecodeError as error:
         raise RecordsError(
             f"The calibration {name} is not JSON: {error.msg}.", hint="Make it again with: skydraft calibrate."
         ) from error
-    schema = found.get("schema") if isinstance(found, dict) else None
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise RecordsError(f"The calibration {name} has schema {schema}; this version reads up to {SCHEMA}.")
-    try:
-        return Calibration.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
@@ -183,13 +191,10 @@ def find_calibration(folders: Iterable[Path], draft: str, target: str | None, na
             if (calibration := read()).fits(draft, target):
                 return calibration
         except RecordsError as error:
-            broken = error  # of another pair, perhaps
+            broken = error  # it may be of another pair
     if broken:
         raise broken
-    raise OptionError(
-        f"There is no calibration for {names}.",
-        hint="Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y, or use --mode quality.",
-    )
+    raise OptionError(f"There is no calibration for {names}.", hint=f"{_MAKE_ONE}, or use --mode quality.")
 
 
 def _all(folders: Iterable[Path]) -> Iterator[Callable[[], Calibration]]:
@@ -206,5 +211,101 @@ def check_fits(calibration: Calibration, draft: str, target: str | None, names: 
         raise OptionError(
             f"This calibration was made for {calibration.draft.name} and {calibration.target.name}; it does not fit "
             f"{names}, because the models or their weights differ.",
-            hint="Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y.",
+            hint=f"{_MAKE_ONE}.",
         )
+
+
+class CalibratedGate:
+    """Keeps the wanted agreement with the target in one generation.
+
+    It escalates a block whose risk, the sum over its tokens, exceeds the calibrated limit for that agreement and blocks
+    of up to `k` tokens. Risks are multiplied by (4 + disagreements seen) / (4 + disagreements expected among the
+    audited tokens), so a text that is harder than the calibration expected is escalated more. Audits come with the
+    verdicts of escalated blocks.
+    """
+
+    def __init__(self, spec: GateSpec, calibration: Calibration, k: int) -> None:
+        self._spec = spec
+        self._calibration = calibration
+        self._limit = calibration.limit(spec.threshold, k)
+        self._unaudited: list[float] = []  # risks of tokens committed since the last verdict
+        self._num_seen = self._num_expected = _PRIOR
+
+    @property
+    def correction(self) -> float:
+        """The factor by which risks are multiplied."""
+        return self._num_seen / self._num_expected
+
+    def is_unsure(self, signals: Sequence[Signals]) -> bool:
+        """Whether skipping tokens with these signals together would risk too many disagreements."""
+        return self.correction * sum(map(self._calibration.risk, signals)) > self._limit
+
+    def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
+        """Why the block has to be escalated, or "" to skip it."""
+        if not block.token_ids:
+            return "always"
+        return "uncertain" if self.is_unsure(block.free_signals) else text_reason(self._spec, history, block, vocab)
+
+    def _risks(self, block: DraftBlock) -> list[float]:
+        """The chance that the target disagrees, for each token; 0 for a token that the grammar forces."""
+        risks = map(self._calibration.risk, block.signals)
+        return [0.0 if block.is_forced(index) else risk for index, risk in enumerate(risks)]
+
+    def observe(self, done: Round) -> None:
+        """Take in a committed round: the risks of tokens that it skipped, or the audits of tokens skipped before."""
+        if done.record.outcome != "verified":
+            self._unaudited += self._risks(done.block)
+            return
+        self._num_expected += sum(self._unaudited[: len(done.audit)])
+        self._num_seen += done.audit.count(False)
+        self._unaudited.clear()
+
+
+class Risk(Protocol):
+    """The chance of a disagreement, which learns from verdicts."""
+
+    def of(self, signals: Signals) -> float:
+        """The chance that the target would write another token."""
+
+    def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
+        """Take in the tokens of a verdict: the first `num_accepted` were accepted, the next one, if any, was not."""
+
+
+class LearnedRisk:
+    """The risk by the top probability alone, in bins. Each bin starts with a guess and then counts verdicts."""
+
+    def __init__(self) -> None:
+        middles = [(low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
+        self._num_judged = [_PRIOR] * len(middles)
+        self._num_wrong = [_PRIOR * (1 - middle) * 0.8 for middle in middles]
+
+    def of(self, signals: Signals) -> float:
+        """The share of wrong tokens in the bin of this token."""
+        at = bisect(_EDGES, signals.top_prob)
+        return self._num_wrong[at] / self._num_judged[at]
+
+    def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
+        """Count each token in its bin."""
+        for index, signals in enumerate(judged[: num_accepted + 1]):
+            at = bisect(_EDGES, signals.top_prob)
+            fading = min(1.0, _MEMORY / (self._num_judged[at] + 1))
+            self._num_judged[at] = (self._num_judged[at] + 1) * fading
+            self._num_wrong[at] = (self._num_wrong[at] + (index == num_accepted)) * fading
+
+
+class CalibratedRisk:
+    """The risk of the pair's calibration, multiplied by (4 + disagreements seen) / (4 + disagreements expected)."""
+
+    def __init__(self, risk: Callable[[Signals], float]) -> None:
+        self._risk = risk
+        self._num_seen = self._num_expected = _PRIOR
+
+    def of(self, signals: Signals) -> float:
+        """The calibrated chance, corrected by the verdicts of this text."""
+        return min(self._risk(signals) * self._num_seen / self._num_expected, 1.0)
+
+    def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
+        """Add the expected and the seen disagreements of the judged tokens."""
+        tokens = judged[: num_accepted + 1]
+        self._num_expected += sum(map(self._risk, tokens))
+        self._num_seen += len(tokens) > num_accepted

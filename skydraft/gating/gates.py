@@ -1,30 +1,52 @@
-"""Gates: which blocks go to the target. `GateSpec` is what was asked for; what decides is a `Gate`.
+"""Signals say how sure the draft model is of a token; gates decide by them which blocks go to the target.
 
+A `GateSpec` is the request of the user; a `Gate` made of it decides.
 To add a gate on one signal, add a line to `SIGNALS`; see CONTRIBUTING.md for the others.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from skydraft.characters import punctuation_density
+from skydraft.engines.base import at_least_float32, namespace_of
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
-from skydraft.gating.repetition import unverified_cycles
 from skydraft.types import DraftBlock, Round, Signals
 
 Reason = Literal["always", "uncertain", "density", "repetition", "content", ""]
 MAX_DENSITY = 0.4
+CERTAIN = Signals(entropy=0.0, margin=1.0, top_prob=1.0)  # of a token that was the only one allowed
+MAX_PERIOD = 8  # tokens of a cycle
+MAX_DISTINCT = 4  # a longer phrase said twice is an echo; cycles seen in practice have up to four tokens
+_MIN_RUN_OF_ONE = 4
+_NO_WEIGHT = -200.0  # exp of it is 0 in float32
+
+
+def measure(row: Any) -> Signals:
+    """Signals of one row of raw logits [vocab], numpy or torch, unchanged. Entropy in nats, in float32 at least."""
+    row = at_least_float32(row)
+    xp = namespace_of(row)
+    best = int(row.argmax())
+    # A model rules a token out by -inf; a weight that rounds to 0 does the same without a NaN.
+    shifted = xp.clip(row - row[best], min=_NO_WEIGHT)
+    weights = xp.exp(shifted)
+    total = float(weights.sum())
+    entropy = math.log(total) - float(weights @ shifted) / total
+    weights[best] = 0
+    second = float(weights.max())
+    return Signals(max(entropy, 0.0), (1.0 - second) / total, 1.0 / total)
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """What the number behind a gate's name means: its unit, its highest value, and an example of it.
+    """The number after a gate's name: its unit, its highest value, and an example.
 
-    `is_unsure` says whether a token is too uncertain at that threshold; None where more than one token decides.
+    `is_unsure` says whether a token is too uncertain at that threshold; None if several tokens decide together.
     """
 
     unit: str
@@ -103,15 +125,18 @@ def _no_gate(text: str) -> OptionError:
 
 def _bad_threshold(kind: str, value: str) -> OptionError:
     known = SIGNALS[kind]
+    example = f"{kind}:{known.example}"
+    if not value:
+        return OptionError(f"The gate {kind} needs a threshold, for example {example}.")
     upper = "" if known.highest == float("inf") else f" and at most {known.highest:g}"
     return OptionError(
         f"The threshold of the gate {kind} must be {known.unit}, at least 0{upper}, not '{value}'.",
-        hint=f"For example {kind}:{known.example}.",
+        hint=f"For example {example}.",
     )
 
 
 class History(Protocol):
-    """What a gate may know of the text so far."""
+    """The part of the text so far that a gate may read."""
 
     @property
     def generated(self) -> TokenIds:
@@ -136,7 +161,7 @@ class Gate(Protocol):
 
 
 class ThresholdGate:
-    """A spec that decides by itself: `always`, `never`, or by the least certain token; it learns nothing."""
+    """The gate of a spec: `always`, `never`, or one signal of the least certain token. It does not learn."""
 
     def __init__(self, spec: GateSpec) -> None:
         self._spec = spec
@@ -144,14 +169,14 @@ class ThresholdGate:
         self._is_unsure = signal.is_unsure if signal else None
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
-        """Whether one of the tokens is."""
+        """Whether one of the tokens is too uncertain."""
         is_unsure, threshold = self._is_unsure, self._spec.threshold
         return is_unsure is not None and any(is_unsure(token, threshold) for token in signals)
 
     def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
-        """Why the block has to be escalated, or "" to skip it. `never` means never, whatever the text.
+        """Why the block has to be escalated, or "" to skip it. `never` skips a block of any text.
 
-        A round that drafted nothing is the target's.
+        A round without a draft always goes to the target.
         """
         if self._spec.kind == "always" or not block.token_ids:
             return "always"
@@ -160,14 +185,13 @@ class ThresholdGate:
         return "uncertain" if self.is_unsure(block.free_signals) else text_reason(self._spec, history, block, vocab)
 
     def observe(self, done: Round) -> None:
-        """What happened changes nothing here."""
+        """Does nothing: this gate does not learn."""
 
 
 def text_reason(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
-    """What the text of a block says against skipping it, however certain it was.
+    """The reason in a block's text to escalate it, although its tokens are certain; "" if there is none.
 
-    What a grammar forced says nothing: the target has no other choice there. Where there is a grammar, much of the
-    punctuation is its own, and no sign of a text that fell apart.
+    Tokens that a grammar forces are ignored. With a grammar, much punctuation is the grammar's own.
     """
     if block.forced and all(block.forced):
         return ""
@@ -181,17 +205,58 @@ def text_reason(spec: GateSpec, history: History, block: DraftBlock, vocab: Voca
 
 
 def _matches_content(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> bool:
-    """Whether a content rule matches text that reaches into the block, perhaps from before it, and was not forced."""
+    """Whether a content rule matches text of the block that was not forced; a match may begin before the block."""
     if not spec.content_rules:
         return False
     before = vocab.decode(history.generated[-_LOOKBACK:])
     text = before + vocab.decode(block.token_ids)
-    found = [match for rule in spec.content_rules for match in _CONTENT_RULES[rule].finditer(text)]
+    matches = [match for rule in spec.content_rules for match in _CONTENT_RULES[rule].finditer(text)]
     # Where each token of the block ends in the text; half a character counts as one.
     ends = [len(before) + len(vocab.decode(block.token_ids[: index + 1])) for index in range(len(block.token_ids))]
     starts = [len(before), *ends[:-1]]
     return any(
         match.start() < end and match.end() > start and not block.is_forced(index)
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
-        for match in found
+        for match in matches
     )
+
+
+def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> list[int]:
+    """Lengths at which `generated` came to hold a cycle that reaches into generated[base:], unjudged by the target.
+
+    No gate on uncertainty sees a cycle, since a model that repeats itself is confident (F6). A phrase of up to 8 tokens
+    is a cycle from its second copy on, a single token from four in a row. A cycle that was complete at `num_seen`, the
+    length that the target knows, is the target's own choice and is left out.
+    """
+    return [
+        length
+        for period in range(1, MAX_PERIOD + 1)
+        for length in _lengths(generated, period, base)
+        if length > max(base, num_seen)
+    ]
+
+
+def _lengths(generated: Sequence[int], period: int, base: int) -> list[int]:
+    """Lengths at which a run became a cycle of that period, for the runs that reach into generated[base:]."""
+    needed = _MIN_RUN_OF_ONE - 1 if period == 1 else period
+    lengths, run = [], 0
+    start = max(period, base - 2 * MAX_PERIOD - needed)
+    while start > period and generated[start - 1] == generated[start - 1 - period]:
+        start -= 1  # a run that began long before the block was a cycle before the block, too
+    for index in range(start, len(generated)):
+        run = run + 1 if generated[index] == generated[index - period] else 0
+        if run == needed and _is_primitive(generated[index + 1 - period : index + 1]):
+            lengths.append(index + 1)
+    return lengths
+
+
+def _is_primitive(phrase: Sequence[int]) -> bool:
+    """Whether the phrase has few distinct tokens and is not itself a shorter phrase repeated."""
+    period = len(phrase)
+    shorter = (part for part in range(1, period) if period % part == 0)
+    return len(set(phrase)) <= MAX_DISTINCT and not any(phrase[part:] == phrase[:-part] for part in shorter)
+
+
+def num_cycles(generated: Sequence[int]) -> int:
+    """The number of cycles in a whole text: places where a run became a cycle."""
+    return sum(len(_lengths(generated, period, 0)) for period in range(1, MAX_PERIOD + 1))

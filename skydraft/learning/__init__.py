@@ -1,1 +1,1 @@
-"""What corrections teach the draft model: collected where the user asks for it, and kept on this device."""
+"""The draft model learns from corrections. They are collected where the user asks for it, and stay on this device."""

@@ -1,7 +1,8 @@
-"""The file of an adapter: low-rank changes of some matrices of one model, and what they were made from.
+"""Adapters: low-rank changes of some matrices of one model. Their files, and draft models that are merged with one.
 
-A safetensors file: for each matrix NAME of the base `NAME.lora_A` [rank, in] and `NAME.lora_B` [out, rank] in float32;
-the change is scale · B · A. Its metadata says of which base it is.
+The file is a safetensors file: for each matrix NAME of the base `NAME.lora_A` [rank, in] and `NAME.lora_B` [out, rank]
+in float32; the change is scale · B · A. Its metadata names the base. The merged model is as fast as its base; its
+fingerprint names base and adapter.
 """
 
 from __future__ import annotations
@@ -9,22 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from skydraft.errors import MissingDependency, OptionError, RecordsError
+from skydraft.engines.base import Engine
+from skydraft.errors import BrokenModel, ModelFilesError, OptionError, RecordsError, importing
+from skydraft.models.adapted import Applied, applied, changing, merged_dir, publish, set_applied
 
 Matrix = npt.NDArray[np.float32]
+Load: TypeAlias = Callable[[str], Engine]
 
 
 class AdapterCard(BaseModel):
-    """Where an adapter comes from: names and fingerprints, and what was measured when it was trained."""
+    """Names the models and the prompts that an adapter was made from, and what was measured when it was trained."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -42,14 +49,18 @@ class AdapterCard(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank pairs (A, B) by the name of the matrix that they change, and their card."""
+    """Low-rank pairs (A, B) by the name of the matrix that they change, and their card.
+
+    `file` is the file that it was read from, or "".
+    """
 
     card: AdapterCard
     pairs: Mapping[str, tuple[Matrix, Matrix]]
+    file: str = ""
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits of what it changes."""
+        """32 hex digits that name its base and its matrices."""
         total = hashlib.sha256(f"{self.card.base} {self.card.scale}".encode())
         for name in sorted(self.pairs):
             total.update(name.encode())
@@ -58,22 +69,23 @@ class Adapter:
         return total.hexdigest()[:32]
 
     def change(self, name: str) -> Matrix:
-        """What is added to a matrix, [out, in]."""
+        """Return what the adapter adds to a matrix, [out, in]."""
         low, high = self.pairs[name]
         return np.asarray(self.card.scale * (high @ low), np.float32)
 
-    def check_base(self, fingerprint: str, name: str) -> None:
-        """Raise OptionError unless it was trained for these weights."""
-        if fingerprint != self.card.base:
-            raise OptionError(
-                f"This adapter was trained for {self.card.base_name} ({self.card.base[:8]}), not for {name} "
-                f"({fingerprint[:8]}).",
-                hint="Name the model that it was trained for, or train another.",
-            )
+
+def file_of(engine: Engine) -> Path:
+    """Return the file or folder that an engine was opened from. Raises OptionError where there is none."""
+    path = getattr(engine, "path", None)
+    if not isinstance(path, Path):
+        raise OptionError(
+            f"{engine.name} has no weights that can be trained.", hint="Name a .gguf file or a checkpoint."
+        )
+    return path
 
 
 def write_adapter(path: Path, adapter: Adapter) -> None:
-    """Write it, whole or not at all, readable by the user alone. Raises OptionError where that is not possible."""
+    """Write an adapter's file, which only the user can read. Raises OptionError."""
     save = _library().save
     tensors = {
         f"{name}.lora_{side}": np.ascontiguousarray(matrix, np.float32)
@@ -85,19 +97,19 @@ def write_adapter(path: Path, adapter: Adapter) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that only the user can read; it is there whole or not at all. Raises OptionError."""
-    partial = path.with_name(path.name + ".partial")
+    """Write a file that only the user can read; no process ever sees a part of it. Raises OptionError."""
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
+        with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
+            partial = Path(scratch) / path.name
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(data)
+            os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True) if partial.parent.is_dir() else None
         raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
 
 
 def read_adapter(path: Path) -> Adapter:
-    """An adapter from its file. Raises RecordsError for what is none, OptionError for a file that cannot be read."""
+    """Read an adapter from its file. Raises RecordsError if it holds none, OptionError if it cannot be read."""
     library = _library()
     try:
         data = path.read_bytes()
@@ -115,7 +127,7 @@ def read_adapter(path: Path) -> Adapter:
         raise RecordsError(
             f"{path} is not an adapter of this version, or it is damaged.", hint="Make one with: skydraft learn train."
         ) from error
-    return Adapter(card, pairs)
+    return Adapter(card, pairs, str(path.absolute()))
 
 
 def _checked(tensors: Mapping[str, Any], name: str) -> tuple[Matrix, Matrix]:
@@ -127,11 +139,137 @@ def _checked(tensors: Mapping[str, Any], name: str) -> tuple[Matrix, Matrix]:
 
 
 def _library() -> Any:
-    try:
+    with importing("Adapters need", "learn"):
         import safetensors.numpy
-    except ImportError as error:
-        raise MissingDependency(
-            "Adapters need safetensors, which is not installed.", hint="Run: pip install 'skydraft[learn]'."
-        ) from error
     safetensors.numpy.SafetensorError = safetensors.SafetensorError  # type: ignore[attr-defined]
     return safetensors.numpy
+
+
+def open_learned(name: str, learned: Path | Applied, load: Load, cache: Path) -> Engine:
+    """Open the draft model `name` with an adapter's file, or with what was applied to it; its name says both.
+
+    Raises ModelFilesError where what was applied is gone.
+    """
+    if isinstance(learned, Path):
+        adapter = read_adapter(learned)
+        merged, file = merged_with(adapter, load(name), cache), learned
+    else:
+        merged, file = Path(learned.merged), Path(learned.adapter)
+        if not merged.exists():
+            raise ModelFilesError(
+                f"{name} was merged with {file}, and {merged} is gone.",
+                hint=f"Run: skydraft learn apply {file} --edge-model {name}, or: skydraft learn revert.",
+            )
+    engine = load(str(merged))
+    engine.name = f"{name}+{file.stem}"
+    return engine
+
+
+def trained_on(learned: Path | Applied | None) -> frozenset[str]:
+    """Return the digests of the prompts that an adapter was trained on; none for no adapter. Raises OptionError."""
+    if learned is None:
+        return frozenset()
+    digests = learned.trained_on if isinstance(learned, Applied) else read_adapter(learned).card.trained_on
+    if not digests:
+        raise OptionError(
+            "The adapter does not say what it was trained on, so no limits can be found for it.",
+            hint="Train it again with: skydraft learn train.",
+        )
+    return frozenset(digests)
+
+
+def apply(adapter: Path, model: str, bare: Engine, cache: Path) -> Path:
+    """Use the model with this adapter alone from now on, and close the engine `bare`.
+
+    Returns the place of the merged model. Raises a SkydraftError.
+    """
+    read = read_adapter(adapter)
+    merged = merged_with(read, bare, cache)
+    set_applied(cache, model, Applied(str(adapter.absolute()), str(merged), read.card.trained_on))
+    return merged
+
+
+def revert(model: str, cache: Path) -> Applied:
+    """Use the model as it was, and delete the merged one. Raises OptionError where nothing is applied."""
+    entry = applied(cache).get(model)
+    if entry is None:
+        raise OptionError(f"No adapter is applied to {model}.", hint="Name the model with --edge-model.")
+    set_applied(cache, model, None)
+    return entry
+
+
+def merged_with(adapter: Adapter, bare: Engine, cache: Path) -> Path:
+    """Merge an adapter into the model of an engine, and close the engine. Returns and raises what `merge` does."""
+    with bare:
+        return merge(file_of(bare), bare.fingerprint, bare.name, adapter, cache)
+
+
+def merge(base: Path, fingerprint: str, name: str, adapter: Adapter, cache: Path) -> Path:
+    """Merge an adapter into the model at `base`, whose weights are called `fingerprint`, unless that was done before.
+
+    A GGUF file gives a GGUF file, a folder gives a folder. Returns its place. Raises OptionError for an adapter of
+    another base, ModelFilesError and NotEnoughDisk.
+    """
+    card = adapter.card
+    if fingerprint != card.base:
+        raise OptionError(
+            f"This adapter was trained for {card.base_name} ({card.base[:8]}), not for {name} ({fingerprint[:8]}).",
+            hint="Name the model that it was trained for, or train another.",
+        )
+    is_file = base.is_file()
+    stem = base.stem if is_file else base.name
+    out = merged_dir(cache) / f"{stem}-{adapter.fingerprint[:16]}{'.gguf' if is_file else ''}"
+    if out.exists():
+        return out
+    notes = {"skydraft.base": fingerprint, "skydraft.adapter": adapter.fingerprint}
+    with changing(cache) as scratch:
+        if out.exists():  # another process made it meanwhile
+            return out
+        made = scratch / out.name
+        if is_file:
+            from skydraft.engines.trainable import write_changed
+
+            write_changed(base, made, {name: partial(adapter.change, name) for name in adapter.pairs}, notes)
+        else:
+            _write_folder(base, made, adapter, notes)
+        return publish(made, adapter.file, cache)
+
+
+def _write_folder(base: Path, out: Path, adapter: Adapter, notes: dict[str, str]) -> None:
+    out.mkdir()
+    waiting = dict.fromkeys(adapter.pairs)
+    for path in sorted(base.iterdir()):
+        if path.suffix == ".safetensors":
+            _write_changed(path, out / path.name, adapter, waiting)
+        elif path.is_file():
+            shutil.copyfile(path, out / path.name)
+    if waiting:
+        raise OptionError(f"{base} has no matrix {next(iter(waiting))} in its .safetensors files.")
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    (out / "config.json").write_text(json.dumps(config | {"skydraft": notes}, indent=1), encoding="utf-8")
+
+
+def _write_changed(path: Path, out: Path, adapter: Adapter, waiting: dict[str, Any]) -> None:
+    """Copy one file of weights, change the matrices in it, and take their names out of `waiting`."""
+    with importing("Merging an adapter needs", "learn"):
+        import torch
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+    try:
+        with safe_open(path, "pt") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise BrokenModel(f"{path} cannot be read.", hint="Fetch it again.") from error
+    for key, value in tensors.items():
+        for name in [name for name in waiting if _is_weight_of(key, name)]:
+            changed = value.float() + torch.from_numpy(adapter.change(name))
+            tensors[key] = changed.to(value.dtype).contiguous()
+            del waiting[name]
+    save_file(tensors, out, metadata)
+
+
+def _is_weight_of(key: str, name: str) -> bool:
+    """Whether a tensor in a file is the matrix that the loaded model calls `name`: what precedes the layers differs."""
+    if "audio" in key or "visual" in key:
+        return False
+    return key.partition("layers.")[2] == f"{name.rpartition('layers.')[2]}.weight"

@@ -1,44 +1,62 @@
-"""From a folder of lessons to what is trained and tested with: one vocabulary, one target, no prompt on both sides."""
+"""Chooses lessons of one vocabulary and one target, holds some out, and adds the guard.
+
+The guard is general prompts that come along, so that what is learned in one field does not cost the others.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from skydraft import api
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.target import target_of
+from skydraft.engines.base import Engine
+from skydraft.engines.trainable import check_trainable
 from skydraft.errors import RecordsError
-from skydraft.learning.lesson import Lesson
-from skydraft.learning.store import Store
+from skydraft.learning.adapter import AdapterCard, file_of
+from skydraft.learning.collect import lesson_of
+from skydraft.learning.lessons import Lesson, Store, encode
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import read_prompt
+
+if TYPE_CHECKING:
+    from skydraft.edge.cloud import Cloud
 
 MIN_GENERATIONS = 24  # below, what is held out says nothing
 MAX_GENERATIONS = 4000  # the newest; they are in memory while they are used
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
+_GUARD_FILE, GUARD_TOKENS = "guard_prompts.txt", 32
+_SCALE = 2.0  # of low-rank changes, alpha / rank in the words of peft
+
+# What is under way, how much of it is done, of how much, and a note: "α 0.71".
+OnProgress: TypeAlias = Callable[[str, int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Usable:
-    """Which lessons are wanted: of a vocabulary of `vocab_size` tokens, judged by one target, and drafted by one model.
-
-    None, or a size of 0, is any.
-    """
+    """Usable lessons have one vocabulary of `vocab_size` tokens and one target. None, or size 0, means any."""
 
     vocab: str | None = None
     vocab_size: int = 0
     target: str | None = None
-    draft: str | None = None
 
     def refusal(self, lesson: Lesson) -> str:
-        """Why a lesson is not wanted; "" where it is."""
+        """Say why a lesson is not usable; "" where it is."""
         if self.vocab is not None and lesson.vocab != self.vocab:
             return "of another vocabulary"
         if self.target is not None and lesson.target != self.target:
             return "of another target"
-        if self.draft is not None and lesson.draft != self.draft:
-            return "of another draft model"
         if self.vocab_size and max(max(lesson.prompt_ids), max(lesson.token_ids)) >= self.vocab_size:
             return "with tokens that the vocabulary does not have"
         return ""
@@ -46,7 +64,7 @@ class Usable:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Lessons that are wanted, the oldest first, and how many others there were, by what they are."""
+    """Usable lessons, the oldest first; `skipped` counts the others by what they are."""
 
     lessons: tuple[Lesson, ...]
     target: str
@@ -54,12 +72,11 @@ class Chosen:
 
     @property
     def left_out(self) -> str:
-        """What was left out, in words; "" where nothing was."""
+        """`skipped` in words; "" where nothing was left out."""
         return ", ".join(f"{number} {what}" for what, number in sorted(self.skipped.items()))
 
 
-def wanted(store: Store, usable: Usable, skipped: Counter[str]) -> Iterator[Lesson]:
-    """The lessons of a store that are wanted, one at a time."""
+def _usable_lessons(store: Store, usable: Usable, skipped: Counter[str]) -> Iterator[Lesson]:
     for lesson in store.lessons(skipped):
         if refusal := usable.refusal(lesson):
             skipped[refusal] += 1
@@ -67,20 +84,20 @@ def wanted(store: Store, usable: Usable, skipped: Counter[str]) -> Iterator[Less
             yield lesson
 
 
-def choose(store: Store, usable: Usable, limit: int = MAX_GENERATIONS) -> Chosen:
-    """The newest lessons with tokens of the target's. Where `usable` names no target, that of most of them is it.
+def choose(store: Store, usable: Usable) -> Chosen:
+    """Choose the newest usable lessons that have tokens of the target's; equal lessons count once.
 
-    The same answer to the same prompt counts once. Raises RecordsError for too few.
+    Where `usable` names no target, it is the one that judged most lessons. Raises RecordsError for too few.
     """
     if usable.target is None:
-        targets = Counter(lesson.target for lesson in wanted(store, usable, Counter()) if lesson.known)
+        targets = Counter(lesson.target for lesson in _usable_lessons(store, usable, Counter()) if lesson.known)
         if not targets:
             raise _too_few(store, 0)
-        usable = Usable(usable.vocab, usable.vocab_size, targets.most_common(1)[0][0], usable.draft)
+        usable = Usable(usable.vocab, usable.vocab_size, targets.most_common(1)[0][0])
     skipped: Counter[str] = Counter()
-    newest: deque[Lesson] = deque(maxlen=limit)
+    newest: deque[Lesson] = deque(maxlen=MAX_GENERATIONS)
     seen: set[bytes] = set()
-    for lesson in wanted(store, usable, skipped):
+    for lesson in _usable_lessons(store, usable, skipped):
         key = _digest(*lesson.prompt_ids, -1, *lesson.token_ids)
         if not lesson.known or key in seen:
             skipped["that say nothing new"] += 1
@@ -105,32 +122,130 @@ def _too_few(store: Store, number: int) -> RecordsError:
     )
 
 
-def split(lessons: Iterable[Lesson], seed: int = 0) -> tuple[list[Lesson], list[Lesson]]:
-    """(to train with, held out): about a sixth is held out, and a prompt is on one side with all its answers.
+def split(lessons: Iterable[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
+    """Split lessons into (to train with, held out). About a sixth is held out; all answers to a prompt stay together.
 
-    A function of the lessons and the seed. Raises RecordsError for too few prompts.
+    The result depends on the lessons alone. Raises RecordsError for too few prompts.
     """
     groups: dict[bytes, list[Lesson]] = {}
     for lesson in lessons:
         groups.setdefault(_digest(*lesson.prompt_ids), []).append(lesson)
-    order = sorted(groups, key=lambda key: hashlib.sha256(key + seed.to_bytes(8, "little")).digest())
+    order = sorted(groups, key=lambda key: hashlib.sha256(key + bytes(8)).digest())
     total = sum(map(len, groups.values()))
     held_out: list[Lesson] = []
-    while order and len(held_out) < max(_MIN_HELD_OUT, total * _HELD_OUT):
-        held_out += groups[order.pop()]
-    trained = [lesson for key in groups if key in set(order) for lesson in groups[key]]
-    if len(trained) < total / 2:
+    wanted = max(_MIN_HELD_OUT, total * _HELD_OUT)
+    for key in reversed(order):
+        if len(held_out) < wanted and len(held_out) + len(groups[key]) <= total / 2:
+            held_out += groups.pop(key)
+    if len(held_out) < wanted:
         raise RecordsError(
-            f"The {total} answers are to {len(groups)} prompts, which are too few to hold some out.",
+            f"The {total} answers are to {len(order)} prompts, which are too few to hold some out.",
             hint="Collect answers to more prompts.",
         )
-    return trained, held_out
+    return [lesson for group in groups.values() for lesson in group], held_out
 
 
 def prompt_digest(lesson: Lesson) -> str:
-    """16 hex digits that stand for the prompt of a lesson: an adapter remembers by them what it was trained on."""
+    """Return 16 hex digits that stand for a lesson's prompt; an adapter lists those that it was trained on."""
     return _digest(*lesson.prompt_ids).hex()[:16]
 
 
 def _digest(*token_ids: int) -> bytes:
     return hashlib.sha256(np.array(token_ids, "<i8").tobytes()).digest()
+
+
+def guard_prompts() -> tuple[str, ...]:
+    """General prompts: descriptions, questions, lists, code, English; one a line."""
+    text = resources.files("skydraft.learning").joinpath(_GUARD_FILE).read_text(encoding="utf-8")
+    return tuple(line for line in text.splitlines() if line.strip())
+
+
+def guard_lessons(
+    folder: Path, edge: Engine, cloud: Engine | Cloud, weights: str, progress: OnProgress
+) -> list[Lesson]:
+    """Return the target's greedy answers to the guard's prompts, as the draft model reads them.
+
+    `weights` names the target. Its answers are kept in `folder`, so that it is asked once. Raises a SkydraftError.
+    """
+    store, vocab = Store(folder), edge.vocab.fingerprint
+    kept = {
+        lesson.prompt_ids: lesson
+        for lesson in store.lessons(Counter())
+        if (lesson.target, lesson.vocab) == (weights, vocab)
+    }
+    params, prompts = DecodingParams(max_new_tokens=GUARD_TOKENS), guard_prompts()
+    lessons = []
+    for number, prompt in enumerate(prompts):
+        progress("general prompts", number, len(prompts), "")
+        messages = asked(prompt)
+        lesson = kept.get(read_prompt(edge, messages).edge.token_ids)
+        if lesson is None:
+            request = GenerateRequest(messages, plan=make_plan("cloud"), params=params)
+            with api.start(request, edge=edge, cloud=cloud) as generation:
+                lesson = lesson_of(generation.run(), edge.fingerprint, weights, vocab)
+            if lesson is None:
+                continue  # the target wrote nothing
+            store.add(lesson)
+        lessons.append(lesson)
+    return lessons
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """Lessons to train with, held out, and of the guard."""
+
+    trained: Sequence[Lesson]
+    held_out: Sequence[Lesson]
+    guard: Sequence[Lesson]
+
+    def digest(self) -> str:
+        """Return a name for exactly these lessons."""
+        total = hashlib.sha256()
+        for part in (self.trained, self.held_out, self.guard):
+            for lesson in part:
+                total.update(encode(lesson))
+            total.update(b"|")
+        return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTask:
+    """All that a training needs, so that both models can be closed before it begins.
+
+    `path` is the draft model's file, `card` becomes its adapter's card, `vocab_size` is the length of the tokenizer.
+    `left_out` says in words which lessons are not in `data`.
+    """
+
+    path: Path
+    card: AdapterCard
+    data: TrainingData
+    vocab_size: int
+    left_out: str = ""
+
+
+def trainable_file(engine: Engine) -> Path:
+    """Return the file of a model that can be trained. Raises OptionError, or MissingDependency."""
+    path = file_of(engine)
+    check_trainable(path)
+    return path
+
+
+def prepare(
+    store: Store, edge: Engine, cloud: Engine | Cloud, guard_folder: Path, progress: OnProgress
+) -> TrainingTask:
+    """Choose and split the lessons for a draft model and its target, and let the target answer the guard's prompts.
+
+    A model that takes speech has no guard, since the guard has no speech. Raises a SkydraftError.
+    """
+    path = trainable_file(edge)
+    facts = target_of(cloud).facts(None)
+    assert facts is not None  # it was waited for
+    weights = facts.weights
+    chosen = choose(store, Usable(edge.vocab.fingerprint, edge.vocab.size, weights))
+    trained, held_out = split(chosen.lessons)
+    guard = [] if edge.takes_audio else guard_lessons(guard_folder, edge, cloud, weights, progress)
+    card = AdapterCard(
+        base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights, scale=_SCALE,
+        num_trained=0, held_out=(0.0, 0.0), guard=(0.0, 0.0),
+    )  # fmt: skip
+    return TrainingTask(path, card, TrainingData(trained, held_out, guard), edge.vocab.size, chosen.left_out)

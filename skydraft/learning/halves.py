@@ -1,13 +1,12 @@
-"""The draft model in two halves: lower layers that stay as they are and run once a text, and upper ones to train."""
+"""Splits the draft model into lower layers, which run once a text, and upper layers, which are trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skydraft.engines.trainable import TrainableModel
-from skydraft.learning.lesson import WRONG, Lesson
+from skydraft.learning.lessons import WRONG, Lesson
 
 MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
 
@@ -16,8 +15,8 @@ MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained
 class Activations:
     """What the upper layers read of one lesson, [1, len, hidden_size], and the other arguments of a layer.
 
-    `at` are the places whose rows say the tokens `labels`; `num_wrong` tokens besides are known to be wrong, and the
-    right ones are not.
+    The rows at the places `at` should give the tokens `labels`. `num_wrong` more tokens of the text are wrong, and the
+    right ones are not known.
     """
 
     hidden: Any
@@ -70,7 +69,7 @@ class Halves:
         return Activations(caught["hidden"], caught["arguments"], at, labels, lesson.marks.count(WRONG))
 
     def _embed(self, lesson: Lesson) -> tuple[Any, Any]:
-        """(embeddings [1, len, hidden_size], positions as the decoder counts them); the last token predicts nothing."""
+        """Return (embeddings [1, len, hidden_size], the decoder's positions) of all tokens but the last."""
         torch, model = self._torch, self._trainable.model
         device = self._trainable.head.weight.device
         ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids[:-1]]], device=device)
@@ -84,7 +83,7 @@ class Halves:
         return embeddings, positions
 
     def _heard(self, features: Any) -> Any:
-        """The embeddings of one recording, [num_tokens, hidden_size]."""
+        """Return the embeddings of one recording, [num_tokens, hidden_size]."""
         torch, model = self._torch, self._trainable.model
         # [1, num_mels, num_frames]
         mels = torch.tensor(features, device=self._trainable.head.weight.device)[None]
@@ -92,7 +91,7 @@ class Halves:
         return model.get_audio_features(mels, mask, return_dict=True).last_hidden_state
 
     def rows(self, activations: Activations) -> Any:
-        """What the upper half makes of it at the places that have labels, [num_labels, hidden_size]."""
+        """Run the upper half, and return its rows at the places that have labels, [num_labels, hidden_size]."""
         hidden = activations.hidden
         for layer in self._trainable.layers[self.first :]:
             hidden = layer(hidden, **activations.arguments)
@@ -100,14 +99,12 @@ class Halves:
         return self._trainable.decoder.norm(hidden[0, activations.at])
 
     def choices(self, activations: Activations, best: int = 1) -> Any:
-        """The likeliest tokens at those places, [num_labels, best], over the whole vocabulary."""
+        """Return the likeliest tokens at those places, [num_labels, best], over the whole vocabulary."""
         with self._torch.no_grad():
             return self._trainable.head(self.rows(activations))[:, : self._vocab_size].topk(best).indices
 
-    def num_right(self, activations: Sequence[Activations]) -> list[tuple[int, int]]:
-        """For each lesson: (tokens that the model says like the target, tokens whose answer is known)."""
-        counts = []
-        for each in activations:
-            right = int((self.choices(each)[:, 0] == each.labels).sum()) if len(each.labels) else 0
-            counts.append((right, len(each.labels) + each.num_wrong))
-        return counts
+    def num_right(self, activations: Activations) -> tuple[int, int]:
+        """Return (tokens of a lesson that the model and the target agree on, tokens judged)."""
+        labels = activations.labels
+        right = int((self.choices(activations)[:, 0] == labels).sum()) if len(labels) else 0
+        return right, len(labels) + activations.num_wrong

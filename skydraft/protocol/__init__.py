@@ -1,1 +1,1 @@
-"""`skydraft.verifier.v1`: what edge and cloud say to each other, and how it becomes bytes and back."""
+"""`skydraft.verifier.v2`: the messages between edge and cloud, as values and as bytes."""

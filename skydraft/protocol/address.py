@@ -1,4 +1,4 @@
-"""Where a server is, and whether the way there leaves this machine."""
+"""Addresses of servers, and whether an address is on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_PORT = 7373
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address never leaves this machine."""
+    """Whether connections to this host stay on this machine."""
     if host == "localhost":
         return True
     try:
@@ -37,7 +37,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def parse_addresses(text: str) -> list[str]:
-    """HOST:PORT of each server of a list with commas. Raises OptionError, for one that is there twice too."""
+    """HOST:PORT of each server of a comma-separated list. Raises OptionError, also for a repeated server."""
     entries = [entry.strip() for entry in text.split(",")]
     if len(entries) > 1 and not all(entries):
         raise OptionError(f"'{text}' has nothing between two commas, or at an end.", hint="Write HOST:PORT,HOST:PORT.")
@@ -51,7 +51,7 @@ def parse_addresses(text: str) -> list[str]:
 
 
 def _canonical(host: str) -> str:
-    """One spelling of a name or an address."""
+    """One spelling for each name or address."""
     try:
         return str(ipaddress.ip_address(host.strip("[]")))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Values to bytes and back. Decoding what was encoded gives the same value; whatever else comes is a ProtocolError."""
+"""Values to bytes and back. Decoding encoded bytes gives the same value; malformed bytes raise ProtocolError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +17,17 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from skydraft.config import DecodingParams
 from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import Emission, Opened, Opening, SessionCall, TargetId, VerifyCall
+from skydraft.protocol.values import Call, CloseCall, OpenCall, Opened, Opening, StopCall, TargetId, VerifyCall, Written
 from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
 P = ParamSpec("P")
-OpenedKind = type[pb.OpenReply] | type[pb.VerifyReply]
 
 FINGERPRINT_DIGITS = 16
 _MAX_ID = 2**31 - 1
 _MAX_RECORDINGS = 256
-_MAX_LISTED = 4096  # stop strings, or biases: a server may take far fewer, but looks no further than this
+_MAX_LISTED = 4096  # stop strings, or biases: longer lists are refused unread; a server may accept far fewer
 _FINISH: dict[FinishReason | None, pb.Finish] = {
     None: pb.FINISH_NONE,
     "eos": pb.FINISH_EOS,
@@ -42,19 +41,19 @@ _DEFAULT_PARAMS = DecodingParams()
 
 
 def digest(*token_ids: npt.NDArray[np.int32]) -> int:
-    """CRC-32 of ids as little-endian 32-bit integers: by it both sides notice that they hold different tokens."""
+    """CRC-32 of ids as little-endian 32-bit integers; a difference shows that the two sides hold different tokens."""
     return functools.reduce(lambda crc, ids: zlib.crc32(ids.astype("<i4").tobytes(), crc), token_ids, 0)
 
 
 def short_fingerprint(fingerprint: str) -> str:
-    """As much of a vocabulary's fingerprint as crosses the wire."""
+    """The part of a vocabulary's fingerprint that crosses the wire."""
     return fingerprint[:FINGERPRINT_DIGITS]
 
 
 def decoder(kind: type[M]) -> Callable[[Callable[Concatenate[M, P], V]], Callable[Concatenate[bytes, P], V]]:
-    """Turn a function of a parsed message into one of bytes, in which every defect is a ProtocolError.
+    """Turn a function of a parsed message into a function of bytes, which raises ProtocolError for every defect.
 
-    GrammarRefused stays what it is: it is no defect of the message.
+    GrammarRefused passes unchanged: it is no defect of the message.
     """
 
     def decorate(read: Callable[Concatenate[M, P], V]) -> Callable[Concatenate[bytes, P], V]:
@@ -73,7 +72,7 @@ def decoder(kind: type[M]) -> Callable[[Callable[Concatenate[M, P], V]], Callabl
 
 
 def encoder(write: Callable[P, Message]) -> Callable[P, bytes]:
-    """Turn a function that makes a message into one that makes its bytes; what cannot be said is a ProtocolError."""
+    """Turn a function that makes a message into one that makes its bytes, or raises ProtocolError if it cannot."""
 
     @functools.wraps(write)
     def encode(*args: P.args, **kwargs: P.kwargs) -> bytes:
@@ -86,7 +85,7 @@ def encoder(write: Callable[P, Message]) -> Callable[P, bytes]:
 
 
 def _checked(token_ids: Any, most: int = _MAX_ID) -> tuple[int, ...]:
-    if len(token_ids) > most:  # before each of them becomes an object, which takes longer than all else
+    if len(token_ids) > most:  # before each id becomes an object, the slowest part
         raise LimitExceeded(f"{len(token_ids)} tokens do not fit in the context of {most}.")
     ids = tuple(token_ids)
     if ids and max(ids) > _MAX_ID:
@@ -110,7 +109,7 @@ def _params_message(params: DecodingParams) -> pb.DecodingParams:
 
 
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
-    if len(UnknownFieldSet(message)):  # ignored, it would change tokens silently
+    if len(UnknownFieldSet(message)):  # to ignore an option would change tokens silently
         raise ValueError("it has a decoding option that this older version does not know; upgrade it")
     if max(len(message.stop), len(message.logit_bias)) > _MAX_LISTED:
         raise LimitExceeded(f"There are more than {_MAX_LISTED} stop strings, or biased tokens.")
@@ -137,7 +136,7 @@ def _opening_message(opening: Opening) -> pb.Opening:
 
 
 def target_id(weights: str, execution: str, context_len: int) -> TargetId:
-    """How a target is named in openings, from what GetInfo says of it."""
+    """The identity of a target in openings, from the fields of its GetInfo reply."""
     return TargetId(hashlib.sha256(f"{weights} {execution}".encode()).hexdigest()[:8], context_len)
 
 
@@ -158,7 +157,7 @@ def _media_message(media: Media) -> pb.Media:
 
 
 def media_bytes(opening: Opening) -> int:
-    """Bytes of speech features in an opening."""
+    """Number of bytes of speech features in an opening."""
     return sum(2 * media.features.size for media in opening.prompt.media)
 
 
@@ -205,38 +204,16 @@ def _read_cost(numbers: Sequence[int]) -> Cost:
 
 
 @encoder
-def encode_session_call(call: SessionCall) -> pb.OpenRequest:
-    """Bytes of an OpenRequest or a GenerateRequest, which have the same fields."""
-    return pb.OpenRequest(session=call.session, epoch=call.epoch, opening=_opening_message(call.opening))
-
-
-@decoder(pb.OpenRequest)
-def decode_session_call(message: pb.OpenRequest, most: int = _MAX_ID) -> SessionCall:
-    """The value of an OpenRequest or a GenerateRequest. Raises LimitExceeded for lists of more than `most` tokens."""
-    if not message.HasField("opening"):
-        raise ValueError("it has no opening")
-    return SessionCall(_named(message.session), message.epoch, _read_opening(message.opening, most))
+def encode_open(call: OpenCall) -> pb.SessionRequest:
+    """Bytes of a message that opens a session without a block."""
+    opening = _opening_message(call.opening)
+    return pb.SessionRequest(session=call.session, epoch=call.epoch, opening=opening, action=pb.ACTION_OPEN)
 
 
 @encoder
-def encode_opened(opened: Opened, target: TargetId | None = None, reply: OpenedKind = pb.OpenReply) -> Message:
-    """Bytes of an OpenReply, which says who opened where the call did not; in a Session of a VerifyReply."""
-    return reply(base=opened.base, cost=_cost_list(opened.cost), target=_target_message(target))
-
-
-def _read_opened(message: pb.OpenReply | pb.VerifyReply) -> Opened:
-    """The value of an OpenReply, or of what stands for one in a Session."""
-    return Opened(message.base, _read_cost(message.cost))
-
-
-decode_opened = decoder(pb.OpenReply)(_read_opened)
-decode_streamed_opened = decoder(pb.VerifyReply)(_read_opened)
-
-
-@encoder
-def encode_verify_call(call: VerifyCall) -> pb.VerifyRequest:
-    """Bytes of a VerifyRequest."""
-    return pb.VerifyRequest(
+def encode_verify(call: VerifyCall) -> pb.SessionRequest:
+    """Bytes of a message that asks for the verdict on a block."""
+    return pb.SessionRequest(
         session=call.session,
         epoch=call.epoch,
         base=call.base,
@@ -244,30 +221,25 @@ def encode_verify_call(call: VerifyCall) -> pb.VerifyRequest:
         draft_ids=call.draft_ids,
         digest=call.digest,
         opening=_opening_message(call.opening) if call.opening else None,
+        write=call.write,
     )
 
 
 @encoder
-def encode_streamed_open(call: SessionCall) -> pb.VerifyRequest:
-    """Bytes of a message of a Session that opens it and judges nothing yet."""
-    opening = _opening_message(call.opening)
-    return pb.VerifyRequest(session=call.session, epoch=call.epoch, opening=opening, action=pb.ACTION_OPEN)
+def encode_stop(call: StopCall) -> pb.SessionRequest:
+    """Bytes of a message that ends the writing after a verify."""
+    return pb.SessionRequest(base=call.base, action=pb.ACTION_STOP)
 
 
-CLOSES = pb.VerifyRequest(action=pb.ACTION_CLOSE).SerializeToString()  # a message that ends a Session
+@encoder
+def encode_close(session: int) -> pb.SessionRequest:
+    """Bytes of a message that ends a session; `session` is 0 in a stream that has named the session."""
+    return pb.SessionRequest(session=session, action=pb.ACTION_CLOSE)
 
 
-@decoder(pb.VerifyRequest)
-def decode_verify_call(message: pb.VerifyRequest, most: int = _MAX_ID) -> VerifyCall:
-    """The value of a VerifyRequest. Raises LimitExceeded for lists of more than `most` tokens."""
-    if message.action:
-        raise ValueError("it asks for what only a Session does")
-    return _read_verify_call(message, message.session, most)
-
-
-@decoder(pb.VerifyRequest)
-def decode_streamed(message: pb.VerifyRequest, session: int, most: int = _MAX_ID) -> VerifyCall | SessionCall | None:
-    """What a message of a Session asks for: None is its end. `session` is the one that it is about, 0 before the first.
+@decoder(pb.SessionRequest)
+def decode_call(message: pb.SessionRequest, session: int, most: int = _MAX_ID) -> Call:
+    """The request of an edge's message. `session` is the session of the stream, 0 before its first message.
 
     Raises LimitExceeded for lists of more than `most` tokens.
     """
@@ -275,15 +247,26 @@ def decode_streamed(message: pb.VerifyRequest, session: int, most: int = _MAX_ID
         raise ValueError(f"this stream is about session {session}, and none but that")
     number = session or message.session
     if message.action == pb.ACTION_VERIFY:
-        return _read_verify_call(message, number, most)
+        return _read_verify(message, number, most)
+    if message.action == pb.ACTION_STOP:
+        return StopCall(message.base)
     if message.action == pb.ACTION_CLOSE:
-        return None
+        return CloseCall(_named(number))
     if message.action != pb.ACTION_OPEN or not message.HasField("opening"):
         raise ValueError("it has no opening, or asks for something unknown")
-    return SessionCall(_named(number), message.epoch, _read_opening(message.opening, most))
+    return OpenCall(_named(number), message.epoch, _read_opening(message.opening, most))
 
 
-def _read_verify_call(message: pb.VerifyRequest, session: int, most: int) -> VerifyCall:
+def stopped_base(data: bytes) -> int | None:
+    """The base of a stop message; None for any other message, also a malformed one."""
+    try:
+        message = pb.SessionRequest.FromString(data)
+    except DecodeError:
+        return None
+    return message.base if message.action == pb.ACTION_STOP else None
+
+
+def _read_verify(message: pb.SessionRequest, session: int, most: int) -> VerifyCall:
     call = VerifyCall(
         session=_named(session),
         epoch=message.epoch,
@@ -292,6 +275,7 @@ def _read_verify_call(message: pb.VerifyRequest, session: int, most: int) -> Ver
         draft_ids=_checked(message.draft_ids, most),
         digest=message.digest,
         opening=_read_opening(message.opening, most) if message.HasField("opening") else None,
+        write=message.write,
     )
     if call.base < len(call.catch_up_ids):
         raise ValueError(f"{len(call.catch_up_ids)} catch-up tokens are more than its base of {call.base}")
@@ -301,9 +285,24 @@ def _read_verify_call(message: pb.VerifyRequest, session: int, most: int) -> Ver
 
 
 @encoder
-def encode_verdict(verdict: Verdict, target: TargetId | None = None) -> pb.VerifyReply:
-    """Bytes of a VerifyReply, which says who judges where the call opened a session and did not."""
-    return pb.VerifyReply(
+def encode_opened(opened: Opened, target: TargetId | None = None) -> pb.SessionReply:
+    """Bytes of the reply to an opening; `target` is given if the opening named none."""
+    return pb.SessionReply(base=opened.base, cost=_cost_list(opened.cost), target=_target_message(target))
+
+
+@decoder(pb.SessionReply)
+def decode_opened(message: pb.SessionReply) -> Opened:
+    """The value of the reply to an opening."""
+    return Opened(message.base, _read_cost(message.cost))
+
+
+@encoder
+def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> pb.SessionReply:
+    """Bytes of a verdict; `target` is given if the call opened the session and named none.
+
+    `is_last` marks the verdict of a call that let the target write, if the target writes nothing.
+    """
+    return pb.SessionReply(
         base=verdict.base,
         num_accepted=verdict.num_accepted,
         token_id=verdict.token_id,
@@ -312,73 +311,58 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None) -> pb.Verif
         audit_ranks=verdict.audit_ranks,
         cost=_cost_list(verdict.cost),
         target=_target_message(target),
+        last=is_last,
     )
 
 
-def decode_verdict(data: bytes, num_audited: int) -> Verdict:
-    """The value of a VerifyReply to a request with `num_audited` catch-up tokens."""
+def decode_verdict(data: bytes, num_audited: int) -> tuple[Verdict, bool]:
+    """(verdict, whether it is marked as the last reply), from the reply to a block with `num_audited` catch-up ids."""
     return _read_verdict(data)(num_audited)
 
 
-@decoder(pb.VerifyReply)
-def _read_verdict(message: pb.VerifyReply) -> Callable[[int], Verdict]:
+@decoder(pb.SessionReply)
+def _read_verdict(message: pb.SessionReply) -> Callable[[int], tuple[Verdict, bool]]:
     token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
     finish, cost = _FINISH_OF[message.finish], _read_cost(message.cost)
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
 
-    def of_request(num_audited: int) -> Verdict:
+    def of_request(num_audited: int) -> tuple[Verdict, bool]:
         if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
             raise ProtocolError(f"A verdict with {len(message.audit)} bytes of audit for {num_audited} tokens.")
         audit = tuple(bits[:num_audited].tolist())
         try:
-            return Verdict(
+            verdict = Verdict(
                 message.base, message.num_accepted, token_id, finish, audit, tuple(message.audit_ranks), cost=cost
             )
         except ValueError as error:
-            raise ProtocolError(f"This is no valid VerifyReply: {error}") from error
+            raise ProtocolError(f"This is no valid SessionReply: {error}") from error
+        return verdict, message.last
 
     return of_request
 
 
 @encoder
-def encode_emission(emission: Emission, target: TargetId | None = None) -> pb.GenerateReply:
-    """Bytes of a GenerateReply, the first of which says who writes where the call did not."""
-    return pb.GenerateReply(
-        base=emission.base,
-        token_ids=emission.token_ids,
-        finish=_FINISH[emission.finish],
-        cost=_cost_list(emission.cost),
-        target=_target_message(target),
+def encode_written(written: Written) -> pb.SessionReply:
+    """Bytes of a reply with tokens that the target wrote after a verdict."""
+    return pb.SessionReply(
+        base=written.base,
+        written_ids=written.token_ids,
+        finish=_FINISH[written.finish],
+        cost=_cost_list(written.cost),
+        last=written.is_last,
     )
 
 
-@decoder(pb.GenerateReply)
-def decode_emission(message: pb.GenerateReply) -> Emission:
-    """The value of a GenerateReply."""
-    if not message.token_ids:
+@decoder(pb.SessionReply)
+def decode_written(message: pb.SessionReply) -> Written:
+    """The value of a reply with tokens that the target wrote after a verdict; only the last reply may hold none."""
+    if not message.written_ids and not message.last:
         raise ValueError("it holds no tokens")
-    return Emission(message.base, _checked(message.token_ids), _FINISH_OF[message.finish], _read_cost(message.cost))
+    cost = _read_cost(message.cost)
+    return Written(message.base, _checked(message.written_ids), _FINISH_OF[message.finish], message.last, cost)
 
 
-def decode_target(data: bytes, reply: Literal["OpenReply", "VerifyReply", "GenerateReply"]) -> TargetId | None:
-    """Who sent a reply, where that was not known. Raises ProtocolError."""
-    return _TARGET_OF[reply](data)
-
-
-_TARGET_OF: dict[str, Callable[[bytes], TargetId | None]] = {
-    "OpenReply": decoder(pb.OpenReply)(_read_target),
-    "VerifyReply": decoder(pb.VerifyReply)(_read_target),
-    "GenerateReply": decoder(pb.GenerateReply)(_read_target),
-}
-
-
-@encoder
-def encode_close(session: int) -> pb.CloseRequest:
-    """Bytes of a CloseRequest."""
-    return pb.CloseRequest(session=session)
-
-
-@decoder(pb.CloseRequest)
-def decode_close(message: pb.CloseRequest) -> int:
-    """The session in a CloseRequest."""
-    return message.session
+@decoder(pb.SessionReply)
+def decode_target(message: pb.SessionReply) -> TargetId | None:
+    """The target that a reply names, or None."""
+    return _read_target(message)

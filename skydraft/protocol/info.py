@@ -1,4 +1,4 @@
-"""What a server says of itself, to bytes and back."""
+"""The GetInfo reply of a server, to bytes and back."""
 
 from __future__ import annotations
 

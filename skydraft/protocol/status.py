@@ -1,4 +1,4 @@
-"""Errors across the wire: each class of the tree has one gRPC status, and comes back as the same class."""
+"""Errors across the wire: each class of the tree has one gRPC status, which decodes to the same class."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _DOMAIN = "skydraft"
 
 
 def _tree(kind: type[SkydraftError]) -> list[type[SkydraftError]]:
-    return [kind, *(found for child in kind.__subclasses__() for found in _tree(child))]
+    return [kind, *(each for child in kind.__subclasses__() for each in _tree(child))]
 
 
 _CLASSES = {kind.__name__: kind for kind in _tree(SkydraftError)}
 
-# What gRPC itself, or another server, answers without naming one of our errors.
+# Statuses of gRPC itself, or of another server, that name none of our errors.
 _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.CloudLost,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.CloudTimeout,
@@ -37,14 +37,14 @@ _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
 }
 
 
-# What gRPC says of a connection that no other try will make better.
+# Messages of gRPC about a connection that a retry cannot repair.
 _TLS = {
     "Hostname Verification": (
         "The certificate of the server names another host.", "Give the name in it with --tls-name, or its own address."
     ),
-    "certificate has expired": ("The certificate of the server has expired.", "Ask whoever runs the server."),
+    "certificate has expired": ("The certificate of the server has expired.", "Ask the operator of the server."),
     "CERTIFICATE_VERIFY_FAILED": (
-        "The certificate of the server is not signed by anybody trusted here.",
+        "This machine trusts no signer of the server's certificate.",
         "Give the certificate that signed it with --tls-ca.",
     ),
     "WRONG_VERSION_NUMBER": (
@@ -55,7 +55,7 @@ _TLS = {
 
 
 def to_status(error: SkydraftError) -> Any:
-    """The grpc.Status that a server ends a call with."""
+    """The grpc.Status with which a server ends a call."""
     info = error_details_pb2.ErrorInfo(reason=_reason(type(error)), domain=_DOMAIN)
     if isinstance(error, errors.BaseMismatch):
         info.metadata["base"], info.metadata["length"] = str(error.base), str(error.length)
@@ -82,9 +82,9 @@ def _packed(message: Any) -> any_pb2.Any:
 
 
 def from_rpc(rpc: Any) -> SkydraftError:
-    """The error that a failed call stands for. `rpc` is a grpc.RpcError that is also a grpc.Call.
+    """The error of a failed call. `rpc` is a grpc.RpcError that is also a grpc.Call.
 
-    What the other side wrote becomes one line without control characters: it is shown and logged.
+    The server's text becomes one line without control characters, since it is shown and logged.
     """
     text = one_line(rpc.details() or "") or "no reason given"
     info, delay_s = _details(rpc)
@@ -114,6 +114,6 @@ def _details(rpc: Any) -> tuple[error_details_pb2.ErrorInfo, float]:
         status = rpc_status.from_call(rpc)
         for detail in status.details if status else ():
             detail.Unpack(info) or detail.Unpack(retry)
-    except (ValueError, DecodeError):  # a status in the trailers that is none
+    except (ValueError, DecodeError):  # a malformed status in the trailers
         pass
     return info, max(retry.retry_delay.ToMilliseconds(), 0) / 1e3

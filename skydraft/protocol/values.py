@@ -1,17 +1,18 @@
-"""The requests and answers of the protocol as values. verifier.proto says what each field means."""
+"""The requests and answers of the protocol as values. verifier.proto explains each field."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
 
 from skydraft.config import DecodingParams, Execution
 from skydraft.types import Cost, DraftBlock, FinishReason, Prompt
 
-SERVICE = "skydraft.verifier.v1.Verifier"
+SERVICE = "skydraft.verifier.v2.Verifier"
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
 
-# How both sides set up their channels: no pings that probe the bandwidth; and a stream's window well below that of the
-# connection, which is 64 kB, so that the latter is not renewed with each message before 48 kB have come.
+# Channel options of both sides: no bandwidth probes; and a stream window well below the connection's 64 kB, so that
+# the connection's window is not renewed with each message before 48 kB have come.
 FEW_FRAMES = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 * 1024))
 
 TokenTuple = tuple[int, ...]
@@ -19,24 +20,24 @@ TokenTuple = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TargetId:
-    """What decides a target's choices: 8 hex digits of its weights and execution, and the tokens of its context."""
+    """The identity of a target: 8 hex digits of its weights and execution, and its context length in tokens."""
 
     weights: str
     context_len: int
 
     def will_do_for(self, begun: TargetId) -> bool:
-        """Whether a text that `begun` began can go on here."""
+        """Whether a text that began at the target `begun` can continue at this one."""
         return self.weights == begun.weights and self.context_len >= begun.context_len
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """All that a session needs to begin, or to begin again.
+    """Everything that a session needs to begin, or to begin again.
 
-    `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are generated tokens that the server
-    had seen before. `model` "" means the one that the server has; `top` 0 exact acceptance. Speech in the prompt
-    crosses in half precision, so it has to be rounded before: `Media.rounded`. KV may be shared with earlier prompts of
-    the same owner and `cache_scope`; with "" it is not. `target` is what the text was begun with, None before.
+    `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are the generated tokens that the
+    target has seen. `model` "" means the server's model; `top` 0 means exact acceptance. Speech in the prompt crosses
+    in half precision, so round it before with `Media.rounded`. KV is shared with earlier prompts of the same owner and
+    `cache_scope`, and not at all with "". `target` is the target at which the text began, None before that.
     """
 
     fingerprint: str
@@ -50,36 +51,38 @@ class Opening:
 
     @property
     def num_ids(self) -> int:
-        """Tokens of the prompt and committed ones: rows that it takes to open."""
+        """Number of prompt and committed tokens: the rows that the opening takes."""
         return len(self.prompt.token_ids) + len(self.committed_ids)
 
     def begins_like(self, other: Opening) -> bool:
-        """Whether both belong to one generation, however far it had come."""
+        """Whether both openings belong to one generation, whatever their committed tokens."""
         mine, theirs = ((o.prompt, o.params, o.top, o.cache_scope) for o in (self, other))
         return mine == theirs
 
 
 @dataclass(frozen=True, slots=True)
-class SessionCall:
-    """Open, or Generate: `opening` begins epoch `epoch` of session `session`."""
+class OpenCall:
+    """`opening` begins epoch `epoch` of session `session`."""
 
+    kind: ClassVar[str] = "open"
     session: int
     epoch: int
     opening: Opening
 
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A session holds `base` generated tokens; `cost`, of its prompt, is no part of equality."""
-
-    base: int
-    cost: Cost = field(default=Cost(), compare=False)
+    @property
+    def num_rows(self) -> int:
+        """The most rows of the target that this call may take."""
+        return self.opening.num_ids
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyCall:
-    """Judge `draft_ids` after `base` generated tokens, the last of which are `catch_up_ids`."""
+    """Asks for the verdict on `draft_ids` after `base` generated tokens, the last of which are `catch_up_ids`.
 
+    After the verdict the target may write `write` more tokens.
+    """
+
+    kind: ClassVar[str] = "verify"
     session: int
     epoch: int
     base: int
@@ -87,33 +90,60 @@ class VerifyCall:
     draft_ids: TokenTuple
     digest: int
     opening: Opening | None = None
+    write: int = 0
 
     @property
     def block(self) -> DraftBlock:
-        """The draft as the verifier takes it."""
+        """The draft as a block for the verifier."""
         return DraftBlock(self.base, self.draft_ids)
 
     @property
     def num_rows(self) -> int:
-        """Rows of the target that this may take, prompt and replay included."""
+        """The most rows of the target for the verdict, prompt and replay included, written tokens excluded."""
         return len(self.catch_up_ids) + len(self.draft_ids) + 1 + (self.opening.num_ids if self.opening else 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Emission:
-    """Tokens of the target alone, streamed: they extend `base` generated tokens."""
+class StopCall:
+    """Ends the writing after the verify of this base."""
+
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseCall:
+    """Ends the session and its stream."""
+
+    session: int
+
+
+Call: TypeAlias = OpenCall | VerifyCall | StopCall | CloseCall
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Answers an opening: the session holds `base` generated tokens. `cost`, of the prompt, is no part of equality."""
+
+    base: int
+    cost: Cost = field(default=Cost(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Tokens that the target wrote after a verdict; they follow `base` generated tokens."""
 
     base: int
     token_ids: TokenTuple
     finish: FinishReason | None = None
+    is_last: bool = False
     cost: Cost = field(default_factory=Cost)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server runs: sizes in tokens and rows; `forward_ms[n - 1]` is a forward of n rows when it was loaded.
+    """Describes a server: sizes in tokens and rows; `forward_ms[n - 1]` is the time of a forward of n rows at the load.
 
-    `fingerprint` is the vocabulary's, `weights` the model's. `engine` and `dtype` are "" for an engine of ours.
+    `fingerprint` is the vocabulary's, `weights` the model's. `engine` and `dtype` are "" for our own engines.
     """
 
     version: str

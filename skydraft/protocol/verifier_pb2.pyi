@@ -11,6 +11,7 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ACTION_VERIFY: _ClassVar[Action]
     ACTION_OPEN: _ClassVar[Action]
+    ACTION_STOP: _ClassVar[Action]
     ACTION_CLOSE: _ClassVar[Action]
 
 class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -28,6 +29,7 @@ class Execution(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXECUTION_THROUGHPUT: _ClassVar[Execution]
 ACTION_VERIFY: Action
 ACTION_OPEN: Action
+ACTION_STOP: Action
 ACTION_CLOSE: Action
 FINISH_NONE: Finish
 FINISH_EOS: Finish
@@ -130,28 +132,8 @@ class Media(_message.Message):
     features: bytes
     def __init__(self, num_mels: _Optional[int] = ..., features: _Optional[bytes] = ...) -> None: ...
 
-class OpenRequest(_message.Message):
-    __slots__ = ("session", "epoch", "opening")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    OPENING_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    epoch: int
-    opening: Opening
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
-
-class OpenReply(_message.Message):
-    __slots__ = ("base", "cost", "target")
-    BASE_FIELD_NUMBER: _ClassVar[int]
-    COST_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
-    base: int
-    cost: _containers.RepeatedScalarFieldContainer[int]
-    target: TargetId
-    def __init__(self, base: _Optional[int] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
-
-class VerifyRequest(_message.Message):
-    __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening", "action")
+class SessionRequest(_message.Message):
+    __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening", "action", "write")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +142,7 @@ class VerifyRequest(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
+    WRITE_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base: int
@@ -168,10 +151,11 @@ class VerifyRequest(_message.Message):
     digest: int
     opening: Opening
     action: Action
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ...) -> None: ...
+    write: int
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., write: _Optional[int] = ...) -> None: ...
 
-class VerifyReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "cost", "target")
+class SessionReply(_message.Message):
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "cost", "target", "written_ids", "last")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +164,8 @@ class VerifyReply(_message.Message):
     AUDIT_RANKS_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     base: int
     num_accepted: int
     token_id: int
@@ -188,41 +174,9 @@ class VerifyReply(_message.Message):
     audit_ranks: _containers.RepeatedScalarFieldContainer[int]
     cost: _containers.RepeatedScalarFieldContainer[int]
     target: TargetId
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
-
-class CloseRequest(_message.Message):
-    __slots__ = ("session",)
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    def __init__(self, session: _Optional[int] = ...) -> None: ...
-
-class CloseReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class GenerateRequest(_message.Message):
-    __slots__ = ("session", "epoch", "opening")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    OPENING_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    epoch: int
-    opening: Opening
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
-
-class GenerateReply(_message.Message):
-    __slots__ = ("base", "token_ids", "finish", "cost", "target")
-    BASE_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_FIELD_NUMBER: _ClassVar[int]
-    COST_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
-    base: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    finish: Finish
-    cost: _containers.RepeatedScalarFieldContainer[int]
-    target: TargetId
-    def __init__(self, base: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
+    written_ids: _containers.RepeatedScalarFieldContainer[int]
+    last: bool
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

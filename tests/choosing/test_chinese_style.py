@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from skydraft.choosing.chinese_style import num_cjk_since_punctuation
 from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.constraints import num_cjk_since_punctuation
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
@@ -34,17 +34,11 @@ def banned(written, **options):
     [
         ([], set()),
         (["员"], {"员"}),
-        (["我"], {"我", "我们"}),
-        (["我们"], set()),
-        (["，我"], {"我", "我们"}),  # merged tokens end in a character, too
+        *((written, {"我", "我们"}) for written in (["我"], ["，我"])),  # merged tokens end in a character, too
         (["在"], {"在", " 在"}),
-        (["员", "，"], set()),
-        (["员", "a"], set()),
-        (["员", "\n"], set()),
+        *((written, set()) for written in (["我们"], ["员", "，"], ["员", "a"], ["员", "\n"], ["，"], ["3"])),
         (["a", *YUAN], {"员"}),  # a character that was spelled in bytes
         ([*YUAN[:2]], set()),  # half a character is none
-        (["，"], set()),
-        (["3"], set()),
     ],
 )
 def test_no_adjacent_repeat(written, expected):
@@ -92,10 +86,8 @@ WIDE_COMMAS = COMMAS - {","}
     [
         ([], COMMAS),
         (["我", "你", "他"], COMMAS),
-        (["我", "你", "他", "在"], set()),
-        (["我们", "在", "说"], set()),
-        (["我们", "在", "说", "，"], COMMAS),
-        (["我们", "在", "说", "。\n"], COMMAS),
+        *((written, set()) for written in (["我", "你", "他", "在"], ["我们", "在", "说"])),
+        *((["我们", "在", "说", mark], COMMAS) for mark in ("，", "。\n")),
         (["我们", "在", "说", "，我"], COMMAS),  # one character since the comma inside
         (["我们", "在", "说", "，我", "你", "他"], COMMAS),
         (["我们", "在", "说", "，我", "你", "他", "大"], set()),
@@ -104,13 +96,12 @@ WIDE_COMMAS = COMMAS - {","}
         (["我", "你", "他", *YUAN], set()),
         (["我", "你", *YUAN[:1]], COMMAS),
         (["我", "你", "他", *YUAN[:1]], set()),  # the fourth has begun
-        (["我", "3"], WIDE_COMMAS),  # 3,000
-        (["3"], WIDE_COMMAS),
-        (["a"], WIDE_COMMAS),
+        *((written, WIDE_COMMAS) for written in (["我", "3"], ["3"], ["a"])),  # 3,000
         (["3", " "], COMMAS),
     ],
 )
 def test_commas_wait_for_four_characters(written, expected):
+    """F10: a comma after every second character."""
     assert banned(written, comma_gap=4) == expected
 
 
@@ -121,7 +112,7 @@ STOPS = {"。", "！", "？", "。\n", "？”", ".", ".g"}
     ("written", "expected"),
     [
         ([], STOPS),
-        (["我们", "在", "说", "高", "兴", "大", "的"][:6], STOPS),
+        (["我们", "在", "说", "高", "兴", "大"], STOPS),
         (["我们", "在", "说", "高", "兴", "大", "的"], set()),
         (["我们", "在", "说", "高", "兴", "大", "的", "，"], STOPS),
         (["我", "3"], STOPS - {".", ".g"}),  # 3.5
@@ -143,19 +134,16 @@ def test_characters_inside_a_candidate_count_up_to_its_first_mark():
         assert [2 * bool(value == -np.inf) for value in edited[1:]] == expected
 
 
-@pytest.mark.parametrize("mark", "，,、；;：:﹐﹑﹔﹕､")
-def test_every_width_of_a_comma_is_a_comma(mark):
+@pytest.mark.parametrize(
+    ("marks", "options", "value"),
+    [("，,、；;：:﹐﹑﹔﹕､", {"comma_gap": 4}, -np.inf), ("。．.！!？?｡﹒﹗﹖", {"full_stop_gap": 8}, -7)],
+)
+def test_every_width_of_a_mark_is_that_mark(marks, options, value):
     """F11: classes come from characters, so no variant slips through."""
-    vocab = Vocab(["我".encode(), mark.encode(), f"你{mark}".encode()], list)
-    edited = Chooser(DecodingParams(comma_gap=4), vocab, 1).constrain(np.ones(3, np.float32), toys.array([0, 0]))
-    assert edited.tolist() == [1, -np.inf, -np.inf]
-
-
-@pytest.mark.parametrize("mark", "。．.！!？?｡﹒﹗﹖")
-def test_every_width_of_a_full_stop_is_a_full_stop(mark):
-    vocab = Vocab(["我".encode(), mark.encode(), f"{mark}\n".encode()], list)
-    edited = Chooser(DecodingParams(full_stop_gap=8), vocab, 1).constrain(np.ones(3, np.float32), toys.array([0, 0]))
-    assert edited.tolist() == [1, -7, -7]
+    for mark in marks:
+        vocab = Vocab(["我".encode(), mark.encode(), f"你{mark}".encode(), f"{mark}\n".encode()], list)
+        edited = Chooser(DecodingParams(**options), vocab, 1).constrain(np.ones(4, np.float32), toys.array([0, 0]))
+        assert edited.tolist() == [1, value, value, value], mark
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.constraints import Edit, apply
 from skydraft.choosing.incremental import Repeats
-from skydraft.config import DecodingParams
+from skydraft.config import DecodingParams, decoding_params
+from skydraft.errors import OptionError
 
 from .. import reference, toys
 from ..toys import EOS, VOCAB, law
@@ -67,9 +70,8 @@ def test_banned_tokens(history, size, banned):
 def edited(row, prefix, prompt_len=1, **options):
     full = np.full(VOCAB.size, -50.0, np.float32)
     full[: len(row)] = row
-    return (
-        Chooser(DecodingParams(**options), VOCAB, prompt_len).constrain(full, toys.array(prefix))[: len(row)].tolist()
-    )
+    chooser = Chooser(DecodingParams(**options), VOCAB, prompt_len)
+    return chooser.constrain(full, toys.array(prefix))[: len(row)].tolist()
 
 
 @pytest.mark.parametrize(
@@ -135,3 +137,43 @@ def test_rank_counts_what_the_edited_row_puts_before_a_token():
     row = np.full(VOCAB.size, -9.0, np.float32)
     row[:4] = 4.0, 3.0, 2.0, 2.0
     assert [chooser.rank(row, toys.array([0]), token_id) for token_id in range(4)] == [3, 0, 1, 1]
+
+
+ids, amounts = st.integers(0, VOCAB.size - 1), st.floats(-2, 2)
+biases = st.dictionaries(ids, st.floats(-100, 100), max_size=6)
+
+
+@law(500)
+@given(st.integers(0, 9999), st.lists(ids, max_size=30), st.lists(ids, max_size=5), amounts, amounts, biases)
+def test_frequency_presence_and_bias_are_those_of_openais_formula(
+    seed: int, generated: list[int], prompt: list[int], frequency: float, presence: float, bias: dict[int, float]
+) -> None:
+    """As OpenAI's reference has it: mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence, then + bias[j],
+    where mu[j] is the logit of token j and c[j] how often it was sampled before."""
+    params = decoding_params(frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias.items())
+    row = np.random.default_rng(seed).normal(0, 5, VOCAB.size).astype(np.float32)
+    prefix = np.array([*prompt, *generated], np.int32)
+    got = Chooser(params, VOCAB, len(prompt)).constrain(row, prefix)
+    count = [generated.count(j) for j in range(VOCAB.size)]  # the prompt was not sampled
+    expected = [
+        float(row[j]) - count[j] * frequency - float(count[j] > 0) * presence + bias.get(j, 0.0)
+        for j in range(VOCAB.size)
+    ]
+    assert np.allclose(got, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"frequency_penalty": 2.1}, {"presence_penalty": float("nan")}, {"logit_bias": [(3, 101.0)]},
+        {"logit_bias": [(-1, 1.0)]}, {"logit_bias": [(3, 1.0), (3, 2.0)]},
+    ],
+)  # fmt: skip
+def test_penalties_and_biases_outside_their_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        decoding_params(**wrong)
+
+
+def test_a_bias_of_an_id_that_is_no_token_is_refused() -> None:
+    with pytest.raises(OptionError, match="has no id"):
+        Chooser(decoding_params(logit_bias=[(VOCAB.size, 1.0)]), VOCAB, 1)

@@ -11,17 +11,18 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from skydraft import DecodingParams, generate, make_plan
-from skydraft.choosing import picking
-from skydraft.choosing.noise import MAX_NOISE, MIN_NOISE, gumbel_noise
-from skydraft.choosing.sampling import sample
+from skydraft.choosing import chooser
+from skydraft.choosing.sampling import MAX_NOISE, MIN_NOISE, gumbel_noise, sample
 from skydraft.config import decoding_params
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
 
 from .. import reference
+from ..later import later
+
+stats = later("scipy.stats")
 
 SIGNIFICANCE = 1e-4
 NUM_SEEDS = 1000
@@ -94,8 +95,7 @@ def test_the_target_alone_follows_its_distribution(options):
     assert min(p_values(sampled(make_plan("cloud"), None, options), options).values()) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("k", [1, 3, 5])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "k"), list(zip(DRAFTERS, (3, 5, 1), strict=True)))
 def test_speculation_follows_the_distribution_of_the_target_whatever_the_drafter(name, k):
     options = list(WARPERS.values())[(k + len(name)) % len(WARPERS)]
     assert min(p_values(sampled(make_plan(k=k), DRAFTERS[name], options), options).values()) > SIGNIFICANCE
@@ -122,7 +122,7 @@ def shared_by_neighbours(scores, params, position):
 @pytest.mark.parametrize("broken", [heated_twice, same_noise_everywhere, shared_by_neighbours, squeezed_tails])
 def test_a_broken_sampler_is_rejected_at_the_same_level(monkeypatch, broken):
     """F7 and the classic mistakes: temperature twice, one noise for several positions, squeezed tails."""
-    monkeypatch.setattr(picking, "sample", broken)
+    monkeypatch.setattr(chooser, "sample", broken)
     assert min(p_values(sampled(make_plan("cloud"), None, WARPERS["cool"]), WARPERS["cool"]).values()) < SIGNIFICANCE
 
 
@@ -131,9 +131,6 @@ def test_a_drafter_taken_at_its_word_is_rejected_at_the_same_level(name):
     plan = make_plan(gate="always", k=3, accept="top:7")
     counts = sampled(plan, DRAFTERS[name], WARPERS["cool"])
     assert min(p_values(counts, WARPERS["cool"]).values()) < SIGNIFICANCE
-
-
-# --- the noise
 
 
 def uniforms(seed: int, position: int, num_ids: int) -> np.ndarray:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.characters import CLOSING, FULL_STOP_LIKE
-from skydraft.choosing.chinese_style import num_cjk_since_punctuation
+from skydraft.choosing.constraints import num_cjk_since_punctuation
 from skydraft.choosing.incremental import Along, Repeats, Tally
-from skydraft.choosing.sentences import said_along
+from skydraft.choosing.stopping import said_along
 from skydraft.engines.vocab import Vocab
 from tests.toys import law
 

@@ -11,12 +11,14 @@ import pytest
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import character_vocab
-from skydraft.gating.signals import measure
+from skydraft.gating.gates import measure
 
-torch = pytest.importorskip("torch")
+from ..later import later
+
+torch = later("torch")
 
 VOCAB = character_vocab("今天天气很好我们去公园走，。员在的一是")
-HALVES = [torch.bfloat16, torch.float16]
+HALVES = ["bfloat16", "float16"]
 
 
 def random_params(rng: np.random.Generator) -> DecodingParams:
@@ -61,35 +63,23 @@ def test_a_torch_row_gives_the_token_of_the_same_numpy_row() -> None:
     assert len(tokens) > 100
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-def test_a_vocabulary_of_full_size(temperature: float) -> None:
-    rng = np.random.default_rng(0)
-    vocab = character_vocab("".join(map(chr, range(0x4E00, 0x4E00 + 20_000))))
-    prefix = rng.integers(0, vocab.size, 300).astype(np.int32)
-    for seed in range(20):
-        row = rng.normal(0, 2, vocab.size).astype(np.float32)
-        params = DecodingParams(temperature=temperature, repetition_penalty=1.1, no_repeat_ngram_size=2, seed=seed)
-        chooser = Chooser(params, vocab, prompt_len=1)
-        assert chooser.choose(torch.from_numpy(row), prefix) == chooser.choose(row, prefix)
-
-
 @pytest.mark.parametrize("dtype", HALVES)
-def test_a_half_precision_row_gives_the_token_of_its_float32_copy(dtype: Any) -> None:
+def test_a_half_precision_row_gives_the_token_of_its_float32_copy(dtype: str) -> None:
     for seed in range(800):
         row, prefix, chooser = random_case(seed)
-        half = torch.from_numpy(row).to(dtype)
+        half = torch.from_numpy(row).to(getattr(torch, dtype))
         token_id = chooser.choose(half.float().numpy(), prefix)
         assert chooser.choose(half, prefix) == token_id, seed
-        if dtype == torch.float16:
+        if dtype == "float16":
             assert chooser.choose(half.numpy(), prefix) == token_id, seed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
 @pytest.mark.parametrize("size", [300, 152_000])
-def test_signals_agree_and_leave_the_row_alone(dtype: Any, size: int) -> None:
+def test_signals_agree_and_leave_the_row_alone(dtype: str, size: int) -> None:
     rng = np.random.default_rng(0)
     for scale in [0.01, 1, 3, 30] * (1 if size > 1000 else 25):
-        tensor = torch.from_numpy(rng.normal(0, scale, size).astype(np.float32)).to(dtype)
+        tensor = torch.from_numpy(rng.normal(0, scale, size).astype(np.float32)).to(getattr(torch, dtype))
         before, exact = tensor.clone(), tensor.double().numpy()
         expected = exact_signals(exact)
         for row in (tensor, tensor.float(), tensor.float().numpy()):

@@ -10,6 +10,7 @@ import pytest
 from skydraft.cli.main import run
 
 Invoke = Callable[..., tuple[int, str, str]]
+Refused = Callable[..., None]
 
 
 @pytest.fixture
@@ -21,5 +22,17 @@ def invoke(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
         status = run(args)
         captured = capsys.readouterr()
         return status, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def refused(invoke: Invoke) -> Refused:
+    """Run a command that must print one line on stderr, which says this, and nothing on stdout."""
+
+    def call(*args: str, says: str, status: int = 2) -> None:
+        found, out, err = invoke(*args)
+        assert (found, out) == (status, ""), err
+        assert says in err and err.startswith("skydraft: ") and err.count("\n") == 1
 
     return call

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-COMMAND = (sys.executable, "-m", "skydraft.cli.main")
+from ..starting import command as skydraft
+
 _WAIT_S = 60.0
 
 
-def on_screen(home: Path, *args: str, command: Seq[str] = COMMAND, piped: str = "", **env: str) -> tuple[int, str]:
+class Stream(io.StringIO):
+    """What was written to a stream that is a terminal, or is none."""
+
+    def __init__(self, is_terminal: bool = True) -> None:
+        super().__init__()
+        self.isatty = lambda: is_terminal  # type: ignore[method-assign]
+
+
+def on_screen(home: Path, *args: str, command: Seq[str] = (), piped: str = "", **env: str) -> tuple[int, str]:
     """(Exit status, the screen) of a command; `piped` names the streams, out or err, that are no terminal."""
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
     main, screen = pty.openpty()
     with subprocess.Popen(
-        [*command, *args],
+        [*(command or [skydraft()]), *args],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if piped == "out" else screen,
         stderr=subprocess.DEVNULL if piped == "err" else screen,

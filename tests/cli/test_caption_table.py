@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skydraft.cli.caption_table import TableChoice
+from skydraft.cli.caption import TableChoice
 from skydraft.errors import OptionError
 
-from .conftest import Invoke
+from .conftest import Invoke, Refused
+from .screen import Stream
 
 CLIP = str(Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
 FORMULAS = ["=1+1", "+1", "-1", "@A1", "\t=1", "\r=1"]
@@ -88,19 +88,18 @@ FOREIGN: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("case", FOREIGN)
-def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, invoke: Invoke, case: str) -> None:
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, refused: Refused, case: str) -> None:
     name, content = FOREIGN[case]
     (tmp_path / name).write_bytes(content)
-    status, out, err = invoke("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(tmp_path / name))
-    assert (status, out) == (2, "") and err.count("\n") == 1 and "something else than captions" in err
+    table = ("--out", str(tmp_path / name))
+    refused("caption", CLIP, "--edge-model", "not-looked-for", *table, says="something other than captions")
     assert (tmp_path / name).read_bytes() == content
 
 
 @pytest.mark.parametrize("ending", [".xlsx", ".tsv", ".txt", ".csv.gz"])
-def test_another_ending_is_refused_before_models_load(tmp_path: Path, invoke: Invoke, ending: str) -> None:
+def test_another_ending_is_refused_before_models_load(tmp_path: Path, refused: Refused, ending: str) -> None:
     out = tmp_path / f"a{ending}"
-    status, stdout, err = invoke("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(out))
-    assert (status, stdout) == (2, "") and err.count("\n") == 1 and ".csv or .jsonl" in err
+    refused("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(out), says=".csv or .jsonl")
     assert not out.exists()
     assert TableChoice(out, "csv").is_csv  # who says it, gets it
 
@@ -134,11 +133,7 @@ def test_what_is_piped_has_no_mark_before_it(capsys: pytest.CaptureFixture[str])
 def test_a_terminal_is_not_moved_by_what_a_model_writes(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, shown: str
 ) -> None:
-    class Stream(io.StringIO):
-        def isatty(self) -> bool:
-            return is_terminal
-
-    monkeypatch.setattr("sys.stdout", out := Stream())
+    monkeypatch.setattr("sys.stdout", out := Stream(is_terminal))
     with TableChoice(None, "csv").open() as table:
         table.write(said("a.wav", "\x1b[2J快"))
     assert next(csv.DictReader(out.getvalue().splitlines()))["text"] == shown

@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,16 @@ import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 
+from ..starting import command as skydraft_command
+from .conftest import Invoke
+
 TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
 
 
 def talk(tmp_path: Path, *lines: str, options: tuple[str, ...] = (), expect: int = 0) -> tuple[list[str], str]:
     """(Lines of stdout, stderr) of a conversation that is piped in."""
     done = subprocess.run(
-        [sys.executable, "-m", "skydraft.cli.main", "chat", *TOYS, "-n", "12", *options],
+        [skydraft_command(), "chat", *TOYS, "-n", "12", *options],
         input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, timeout=60, check=False,
         env=os.environ | {"SKYDRAFT_HOME": str(tmp_path)},
     )  # fmt: skip
@@ -52,17 +54,13 @@ def test_each_answer_follows_all_that_was_said(tmp_path: Path) -> None:
     assert said[2]["content"] == answer(said[:2]) and said[4]["content"] == answer(said[:4], "lossless")
 
 
-def test_a_saved_conversation_goes_on_and_generate_reads_it(tmp_path: Path) -> None:
+def test_a_saved_conversation_goes_on_and_generate_reads_it(tmp_path: Path, invoke: Invoke) -> None:
     saved = tmp_path / "talk.json"
     saved.write_text(json.dumps([user("语速"), {"role": "assistant", "content": "快"}, user("情绪")]))
     out, _ = talk(tmp_path, f"/load {saved}", "/retry", options=("-q",))
     assert "\n".join(out) == answer(json.loads(saved.read_text()))
-    done = subprocess.run(
-        [sys.executable, "-m", "skydraft.cli.main", "generate", "--messages", str(saved), *TOYS, "-n", "12",
-         "-m", "quality", "-q"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stdout.rstrip("\n") == "\n".join(out)
+    generate = ["generate", "--messages", str(saved), *TOYS, "-n", "12", "-m", "quality", "-q"]
+    assert invoke(*generate)[1].rstrip("\n") == "\n".join(out)
 
 
 def test_retry_is_another_answer_to_the_same_question(tmp_path: Path) -> None:
@@ -79,15 +77,8 @@ def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path) -> None:
         tmp_path, "语速", "/nope", "/mode best", "/load /nowhere", "/save", "/retry", "", "   ", "语" * 5000, "快",
         f"/save {saved}", "/clear", "/retry", "/help", "/quit", "never asked",
     )  # fmt: skip
-    for says in (
-        "no command /nope",
-        "no mode 'best'",
-        "/nowhere cannot be read",
-        "/save needs",
-        "/clear",
-        "no question",
-    ):
-        assert says in err
+    says = ("no command /nope", "no mode 'best'", "/nowhere cannot be read", "/save needs", "/clear", "no question")
+    assert all(each in err for each in says), err
     assert [turn["content"] for turn in json.loads(saved.read_text())][::2] == ["语速", "快"]
 
 
@@ -101,7 +92,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None
     master, slave = pty.openpty()
     arguments = ["chat", *TOYS, "-n", "4000", "--min-new-tokens", "4000", "-m", "edge", "--color", "never"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "skydraft.cli.main", *arguments], stdin=slave, stdout=slave, stderr=slave,
+        [skydraft_command(), *arguments], stdin=slave, stdout=slave, stderr=slave,
         env=os.environ | {"SKYDRAFT_HOME": str(tmp_path), "TERM": "dumb"}, start_new_session=True,
         preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )  # fmt: skip
@@ -144,7 +135,7 @@ def test_what_stands_between_fences_is_said_and_a_failed_retry_loses_nothing(tmp
 def test_a_byte_that_is_no_text_is_no_traceback(tmp_path: Path) -> None:
     for encoding in ("utf-8", "ascii"):
         done = subprocess.run(
-            [sys.executable, "-m", "skydraft.cli.main", "chat", *TOYS, "-n", "4"], input=b"\xff\n", timeout=60,
+            [skydraft_command(), "chat", *TOYS, "-n", "4"], input=b"\xff\n", timeout=60,
             capture_output=True, check=False,
             env=os.environ | {"SKYDRAFT_HOME": str(tmp_path), "PYTHONIOENCODING": encoding},
         )  # fmt: skip

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import pytest
 from skydraft.engines.toy import open_toy
 
 from ..serving import Serving, serving
-from .conftest import Invoke
+from ..starting import command
+from .conftest import Invoke, Refused
 
 EDGE = ["--edge-model", "toy:drift=0.2"]
 
@@ -56,7 +56,7 @@ def test_the_trace_tells_bytes_and_audits(invoke: Invoke, server: Serving, tmp_p
     [
         (["--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
         (["--cloud", "localhost:1", "--mode", "edge"], "works alone"),
-        (["--cloud", "localhost:1", "--execution", "exact"], "for the server to choose"),
+        (["--cloud", "localhost:1", "--execution", "exact"], "A server chooses its own"),
         (["--cloud", "localhost:1", "--require-cloud"], "changes nothing"),
         (["--cloud", "localhost:1", "--open", "ahead"], "opens at once"),
         (["--cloud", "nonsense:port"], "not a port"),
@@ -68,16 +68,14 @@ def test_the_trace_tells_bytes_and_audits(invoke: Invoke, server: Serving, tmp_p
         (["--insecure"], "with --cloud HOST:PORT"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_status_2(invoke: Invoke, options: list[str], says: str) -> None:
-    status, out, err = invoke("generate", "你好", *EDGE, *options)
-    assert status == 2 and out == ""
-    assert says in err and err.count("\n") == 1 and err.startswith("skydraft: ")
+def test_wrong_use_is_one_line_and_exit_status_2(refused: Refused, options: list[str], says: str) -> None:
+    refused("generate", "你好", *EDGE, *options, says=says)
 
 
-def test_a_cloud_that_is_not_there_is_one_line_and_exit_status_1(invoke: Invoke) -> None:
-    status, out, err = invoke("generate", "你好", *EDGE, "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3")
-    assert status == 1 and out == ""
-    assert "did not answer" in err and "doctor --cloud 127.0.0.1:9" in err and err.count("\n") == 1
+def test_a_cloud_that_is_not_there_is_one_line_and_exit_status_1(refused: Refused) -> None:
+    away = ["--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3"]
+    for says in ("did not answer", "doctor --cloud 127.0.0.1:9"):
+        refused("generate", "你好", *EDGE, *away, says=says, status=1)
 
 
 def test_a_gated_run_without_its_cloud_says_so_once_and_succeeds(invoke: Invoke) -> None:
@@ -120,14 +118,11 @@ def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, server: Serv
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--host", "0.0.0.0"], "unencrypted"),
-        (["--tls-cert", "x"], "belong together"),
-        (["--token-file", "/nonexistent"], "cannot be read"),
-        (["--max-sessions", "0"], "must be positive"),
-        (["--port", "99999"], "0 to 65535"),
-        (["--model", "nonsense-model"], "nonsense-model"),
+        (["--host", "0.0.0.0"], "unencrypted"), (["--tls-cert", "x"], "belong together"),
+        (["--token-file", "/nonexistent"], "cannot be read"), (["--max-sessions", "0"], "must be positive"),
+        (["--port", "99999"], "0 to 65535"), (["--model", "nonsense-model"], "nonsense-model"),
     ],
-)
+)  # fmt: skip
 def test_serve_refuses_what_cannot_be(invoke: Invoke, options: list[str], says: str) -> None:
     status, out, err = invoke("serve", "--model", "toy", "--port", "0", *options)
     assert status in (1, 2) and out == ""
@@ -136,8 +131,8 @@ def test_serve_refuses_what_cannot_be(invoke: Invoke, options: list[str], says: 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "skydraft.cli.main", "serve", "--model", "toy", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    serve = [command(), "serve", "--model", "toy", "--port", "0"]
+    process = subprocess.Popen(serve, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     first = process.stderr.readline()
     assert re.match(r"skydraft: toy on 127\.0\.0\.1:\d+ \(plaintext, .*exact.*8 sessions of 4096 tokens", first)
@@ -155,23 +150,19 @@ def test_doctor_asks_a_server_whether_it_answers_without_loading_a_model(invoke:
     assert status == 1 and "To do: " in out
 
 
-def test_generate_takes_several_servers_and_names_the_one_that_is_not_there(invoke: Invoke, server: Serving) -> None:
+def test_generate_takes_several_servers_one_of_which_is_not_there(invoke: Invoke, server: Serving) -> None:
     common = ["generate", "你好", *EDGE, "--max-new-tokens", "20"]
     near = invoke(*common, "--cloud-model", "toy", "-q")[1]
     status, out, err = invoke(*common, "--cloud", f"127.0.0.1:9,{server.address}", "-q")
-    assert (status, out) == (0, near)
-    assert "The server at 127.0.0.1:9 is left out: no connection" in err and err.count("skydraft:") == 1
+    assert (status, out, "skydraft:" in err) == (0, near, False)
     for bad, says in ((f"{server.address},", "nothing between"), (f"{server.address},{server.address}", "twice")):
         status, out, err = invoke(*common, "--cloud", bad)
         assert (status, out) == (2, "") and says in err and err.count("skydraft:") == 1
 
 
-def test_servers_with_other_models_are_named_by_generate_and_by_the_doctor(invoke: Invoke, server: Serving) -> None:
+def test_servers_with_other_models_are_named_by_the_doctor(invoke: Invoke, server: Serving) -> None:
     with serving(open_toy("toy:drift=0.4")) as odd:
         names = f"{server.address},{odd.address}"
-        status, out, err = invoke("generate", "你好", *EDGE, "--cloud", names)
-        assert (status, out) == (1, "") and err.count("skydraft:") == 1
-        assert odd.address in err and server.address in err and "differ in their model" in err
         status, out, _ = invoke("doctor", "--cloud", f"{names},127.0.0.1:9", "--cloud-timeout", "0.5", "--no-measure")
     out = out.replace("\n", " ")
     assert status == 1 and out.count("round trip") == 2

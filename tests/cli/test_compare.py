@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skydraft.cli.main import run
-
 from ..comparing import PROMPTS, TOYS, compare_args, compared, generations, read_lines, write_prompts
-from .conftest import Invoke
+from ..starting import Started
+from .conftest import Invoke, Refused
 
-MODES = "edge,cloud,lossless,quality,edge;style=zh-short"
+MODES = "edge,cloud,lossless;k=5,quality,edge;style=zh-short"
 NAMES = MODES.split(",")
 
 
@@ -42,25 +47,6 @@ def said(line: dict[str, Any]) -> tuple[Any, ...]:
     return key(line), line["token_ids"], line["pieces"], line["origins"], line["finish"], rounds
 
 
-def test_modes_take_turns_prompt_by_prompt(out: Path) -> None:
-    ids = ["weather", "line-2", "line-3", "line-4", "last"]
-    assert [prompt["id"] for prompt in read_lines(out)[0]["prompts"]] == ids
-    expected = [(prompt, mode, repetition, None) for repetition in range(2) for prompt in ids for mode in NAMES]
-    assert [key(line) for line in generations(out)] == expected
-
-
-def test_the_run_is_described(out: Path) -> None:
-    first, *rest = read_lines(out)
-    assert (first["kind"], first["schema"], first["links"]) == ("run", 2, [None])
-    assert [mode["name"] for mode in first["modes"]] == NAMES
-    assert (first["draft"]["name"], first["target"]["name"]) == ("toy:drift=0.2", "toy")
-    assert {mode["params"]["max_new_tokens"] for mode in first["modes"]} == {24}
-    assert [mode["params"]["sentences"] for mode in first["modes"]] == [0, 0, 0, 0, 1]  # of the style
-    assert [mode["plan"]["k"] for mode in first["modes"][2:4]] == [5, 6]
-    assert [line["kind"] for line in rest] == sorted(line["kind"] for line in rest)  # generations, then scores
-    assert all(line["kind"] in ("generation", "score") for line in rest)
-
-
 def test_baselines_carry_no_extra_work(out: Path) -> None:
     for line in generations(out):
         for entry in line["rounds"]:
@@ -73,29 +59,10 @@ def test_baselines_carry_no_extra_work(out: Path) -> None:
                 assert (entry["draft_ids"], entry["signals"]) == ([], [])
                 assert not any(draft.values())
                 assert (target["num_passes"], target["num_rows"], record["num_committed"]) == (1, 1, 1)
-            if line["mode"] == "lossless":
+            if line["mode"] == "lossless;k=5":
                 assert entry["signals"] == []
             if line["mode"] == "quality":
                 assert len(entry["signals"]) == record["num_draft"] > 0
-
-
-def test_what_must_be_equal_is(out: Path) -> None:
-    by_key = {key(line): line["token_ids"] for line in generations(out)}
-    for (prompt, mode, repetition, _), token_ids in by_key.items():
-        assert token_ids == by_key[prompt, mode, 1 - repetition, None]
-        if mode == "lossless":
-            assert token_ids == by_key[prompt, "cloud", repetition, None]
-    assert len({tuple(ids) for (prompt, mode, *_), ids in by_key.items() if prompt == "last"}) == 4
-
-
-def test_each_text_is_judged_once(out: Path) -> None:
-    texts = {(line["prompt"], "zh-short" if "style" in line["mode"] else None, tuple(line["token_ids"]))
-             for line in generations(out)}  # fmt: skip
-    scores = [line for line in read_lines(out) if line["kind"] == "score"]
-    judged = [(line["prompt"], line["style"], tuple(line["token_ids"])) for line in scores]
-    assert len(judged) == len(set(judged)) and set(judged) == texts
-    clouds = {tuple(line["token_ids"]) for line in generations(out) if line["mode"] == "cloud"}
-    assert all(line["choices"] == line["token_ids"] for line in scores if tuple(line["token_ids"]) in clouds)
 
 
 def cut(out: Path, whole_lines: int, more_bytes: int) -> bytes:
@@ -114,7 +81,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
     records = again / "out" / "records.jsonl"
     left = cut(out, whole_lines, more_bytes)
     records.write_bytes(left)
-    status, _, err = invoke(*compare_args(again, "--repetitions", "2", modes=MODES))
+    status, _, err = invoke(*compare_args(again, "--repetitions", "2", "--no-report", modes=MODES))
     assert status == 0
     kept = left[: left.rindex(b"\n") + 1]
     assert records.read_bytes().startswith(kept)  # with the times that were measured then
@@ -136,14 +103,8 @@ def test_a_finished_comparison_computes_nothing_again(out: Path, again: Path, in
 
 OTHER: dict[str, tuple[list[str], str]] = {
     "modes": (["--modes", "edge,cloud"], "modes differs"),
-    "order of modes": (["--modes", ",".join(reversed(NAMES))], "modes differs"),
-    "repetitions": (["--repetitions", "3"], "repetitions differs"),
-    "tokens": (["--max-new-tokens", "25"], "modes differs"),
-    "temperature": (["--temperature", "0.5"], "modes differs"),
-    "a style for all": (["--style", "zh-short"], "modes differs"),
     "context": (["--context", "512"], "engine options differs"),
     "fewer prompts": (["--limit", "2"], "prompts differs"),
-    "draft model": (["--edge-model", "toy:drift=0.3"], "draft model differs"),
     "target model": (["--cloud-model", "toy:drift=0.3"], "target model differs"),
 }
 
@@ -160,26 +121,8 @@ def test_another_run_in_the_same_folder_is_refused(out: Path, again: Path, invok
     assert (again / "out" / "records.jsonl").read_bytes() == content
 
 
-def test_throughput_is_refused_where_a_mode_is_exact_and_another_run_where_none_is(
-    out: Path, again: Path, invoke: Invoke, tmp_path: Path
-) -> None:
-    status, stdout, err = invoke(*compare_args(again, modes=MODES), "--execution", "throughput")
-    assert (status, stdout) == (2, "") and err.count("\n") == 1 and "mode lossless is exact" in err
-    write_prompts(tmp_path)
-    args = compare_args(tmp_path, "--no-scores", modes="edge,cloud")
-    assert invoke(*args)[0] == 0
-    assert "execution differs" in invoke(*args, "--execution", "throughput")[2]
-
-
-def test_other_prompts_are_another_run(out: Path, again: Path, invoke: Invoke) -> None:
-    (again / "out" / "records.jsonl").write_bytes((out / "records.jsonl").read_bytes())
-    write_prompts(again, PROMPTS[::-1])
-    status, _, err = invoke(*compare_args(again, "--repetitions", "2", modes=MODES))
-    assert status == 2 and "another run" in err
-
-
 @pytest.mark.parametrize(
-    "line", ['{"kind": "run", "schema": 3}\n', '{"kind": "run", "schema": 1}\n', '{"kind": "run"}\n', "notes of mine\n"]
+    "line", ['{"kind": "run", "schema": 3}\n', '{"kind": "run"}\n', "notes of mine\n", "no last newline"]
 )
 def test_a_file_of_others_is_refused_and_left_alone(again: Path, invoke: Invoke, line: str) -> None:
     records = again / "out" / "records.jsonl"
@@ -187,13 +130,6 @@ def test_a_file_of_others_is_refused_and_left_alone(again: Path, invoke: Invoke,
     status, _, err = invoke(*compare_args(again, modes=MODES))
     assert status == 2 and err.startswith("skydraft: ") and err.count("\n") == 1
     assert records.read_text() == line
-
-
-def test_a_file_of_others_without_a_last_newline_is_left_alone(again: Path, invoke: Invoke) -> None:
-    records = again / "out" / "records.jsonl"
-    records.write_text("notes of mine")
-    assert invoke(*compare_args(again, modes=MODES))[0] == 2
-    assert records.read_text() == "notes of mine"
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
@@ -210,48 +146,31 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a negative round trip": (["--emulate-rtt", "-1"], "--emulate-rtt"),
     "unknown style": (["--style", "zh-long"], "zh-short"),
     "temperature not a number": (["--temperature", "nan"], "--temperature"),
-    "peers of a toy": (["--modes", "hf-target"], "models with files"),
+    "a mode of others": (["--modes", "hf-target"], "no mode 'hf-target'"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_use_is_one_clear_line(again: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_wrong_use_is_one_clear_line(again: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     args, says = WRONG[case]
     monkeypatch.chdir(again)
     Path("empty.txt").touch()
-    status, stdout, err = invoke(*compare_args(again, modes="edge"), *args)
-    assert (status, stdout) == (2, "")
-    assert err.startswith("skydraft: ") and err.count("\n") == 1 and says in err
+    refused(*compare_args(again, modes="edge"), *args, says=says)
     assert not (again / "out" / "records.jsonl").exists()
-
-
-def test_prompts_have_to_be_named(invoke: Invoke) -> None:
-    status, _, err = invoke("compare")
-    assert status == 2 and "--prompts" in err and err.count("\n") == 1
 
 
 UNHEARD: dict[str, tuple[list[str], str]] = {
     "no tokens asked for": (["--max-new-tokens", "0"], "--max-new-tokens"),
-    "a calibration that no mode asks": (["--calibration", "c.json"], "--calibration is for calibrated gates"),
-    "a bandwidth without a link": (["--emulate-kbps", "100"], "--emulate-kbps is about an emulated link"),
-    "prompts of a link without one": (["--link-prompts", "2"], "--link-prompts is about an emulated link"),
+    "a bandwidth without a link": (["--emulate-kbps", "100"], "--emulate-kbps needs an emulated link"),
+    "prompts of a link without one": (["--link-prompts", "2"], "--link-prompts needs an emulated link"),
     "audio that no prompt has": (["--share-audio", "none"], "--share-audio is about recordings"),
-    "a round trip twice": (["--emulate-rtt", "5", "--emulate-rtt", "5", "--modes", "lossless"], "twice"),
-    "a style for a peer": (["--modes", "hf-target", "--style", "zh-short"], "greedily and without a style"),
 }
 
 
 @pytest.mark.parametrize("case", UNHEARD)
-def test_an_option_that_cannot_apply_is_an_error(
-    again: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    from ..evaluation import pairs
-
+def test_an_option_that_cannot_apply_is_an_error(again: Path, refused: Refused, case: str) -> None:
     args, says = UNHEARD[case]
-    monkeypatch.chdir(again)
-    Path("c.json").write_text(pairs.calibration(0.2).model_dump_json(by_alias=True))
-    status, stdout, err = invoke(*compare_args(again, "--limit", "1", modes="edge", tokens=4), *args)
-    assert (status, stdout) == (2, "") and err.count("\n") == 1 and says in err
+    refused(*compare_args(again, "--limit", "1", modes="edge", tokens=4), *args, says=says)
     assert not (again / "out" / "records.jsonl").exists()
 
 
@@ -263,9 +182,9 @@ def test_a_pair_that_never_disagrees_has_a_summary_that_is_json(again: Path, inv
     json.loads((again / "out" / "summary.json").read_text(), parse_constant=refuse)
 
 
-@pytest.mark.parametrize("rtt_ms", [20])
+@pytest.mark.parametrize("rtt_ms", [60])
 def test_an_emulated_link_costs_its_round_trip_and_changes_no_text(tmp_path: Path, rtt_ms: int) -> None:
-    modes = "edge,cloud,lossless,gate=entropy:1.5;k=4"
+    modes = "edge,cloud,lossless;k=5,gate=entropy:1.5;k=4"
     out = compared(tmp_path, "--emulate-rtt", str(rtt_ms), "--limit", "2", modes=modes)
     lines = generations(out)
     near = {key(line)[:2]: said(line)[1:] for line in lines if line["link_ms"] is None}
@@ -285,14 +204,13 @@ def test_an_emulated_link_costs_its_round_trip_and_changes_no_text(tmp_path: Pat
             assert all(record["link"]["rtt_ms"] >= rtt_ms and record["wall_ms"] >= rtt_ms for record in judged)
             assert all(record["link"]["bytes_up"] > 0 and record["link"]["bytes_down"] > 0 for record in judged)
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "Links are emulated" in page and f"lossless @ {rtt_ms} ms" in page
+    assert "Links are emulated" in page and f"lossless;k=5 @ {rtt_ms} ms" in page
 
 
 def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) -> None:
     path = again / "c.json"
-    status, stdout, _ = invoke(
-        "calibrate", "--prompts", str(again / "prompts.jsonl"), *TOYS, "--max-new-tokens", "48", "--out", str(path)
-    )
+    prompts = ("--prompts", str(again / "prompts.jsonl"))
+    status, stdout, _ = invoke("calibrate", *prompts, *TOYS, "--max-new-tokens", "48", "--out", str(path))
     assert status == 0
     assert "toy:drift=0.2 alone agrees with toy on 0." in stdout and str(path) in stdout
     found = json.loads(path.read_text())
@@ -320,16 +238,84 @@ def test_a_calibration_made_here_is_found_without_being_named(again: Path, invok
 
 
 def test_too_little_to_calibrate_by_is_one_clear_line(again: Path, invoke: Invoke) -> None:
-    status, stdout, err = invoke(
-        "calibrate", "--prompts", str(again / "prompts.jsonl"), *TOYS, "--max-new-tokens", "8", "--limit", "2"
-    )
+    prompts = ("--prompts", str(again / "prompts.jsonl"))
+    status, stdout, err = invoke("calibrate", *prompts, *TOYS, "--max-new-tokens", "8", "--limit", "2")
     assert (status, stdout) == (2, "")
     assert "32 tokens" in err.splitlines()[-1] and "too few to calibrate with" in err
     assert not (again / "home" / "calibrations").exists()
 
 
-def test_help_names_the_commands(invoke: Invoke) -> None:
-    for command in ("compare", "report", "calibrate"):
-        status, stdout, _ = invoke(command, "--help")
-        assert status == 0 and f"skydraft {command}" in stdout
-    assert run(["compare", "--no-such-option"]) == 2
+RECORDS = "records.jsonl"
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Started]:
+    """A comparison that takes long and has begun to write; it is killed at the end."""
+    args = compare_args(folder, "--min-new-tokens", "900", "--repetitions", "500", modes="edge,cloud", tokens=900)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with Started(*args, **quiet, env=os.environ | {"SKYDRAFT_HOME": str(folder / "home")}) as child:
+        try:
+            end, records = time.monotonic() + 60, folder / "out" / RECORDS
+            while not (records.exists() and records.read_bytes().count(b"\n") > 1):
+                assert time.monotonic() < end and child.poll() is None
+                time.sleep(0.05)
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_second_comparison_in_a_folder_is_refused_and_harms_nothing(tmp_path: Path, invoke: Invoke) -> None:
+    write_prompts(tmp_path)
+    again = compare_args(tmp_path, modes="edge,cloud")
+    with running(tmp_path) as child:
+        status, out, err = invoke(*again)
+        assert (status, out) == (2, "")
+        assert err == (
+            f"skydraft: Another comparison is writing to {tmp_path / 'out'}. "
+            "Give another --out, or wait until that one is done.\n"
+        )
+        assert child.poll() is None
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    lines = (tmp_path / "out" / RECORDS).read_bytes().split(b"\n")[:-1]
+    assert [json.loads(line)["kind"] for line in lines] == ["run"] + ["generation"] * (len(lines) - 1)
+    # What a killed process leaves does not stand in the way.
+    assert "holds another run" in invoke(*again)[2]
+    (tmp_path / "out" / RECORDS).unlink()
+    assert invoke(*again)[0] == 0 and len(generations(tmp_path / "out")) == 10
+
+
+def test_a_refused_comparison_leaves_no_empty_folder(tmp_path: Path, invoke: Invoke) -> None:
+    write_prompts(tmp_path)
+    assert invoke(*compare_args(tmp_path, modes="edge"), "--edge-model", "qwen2.5-coder-0.5")[0] == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path, refused: Refused) -> None:
+    write_prompts(tmp_path)
+    (tmp_path / "out").touch()
+    refused(*compare_args(tmp_path, modes="edge"), says="cannot be written")
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "sacrebleu"])
+def test_what_a_report_lacks_is_said_before_models_load(
+    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    write_prompts(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    args = compare_args(tmp_path, "--no-scores", modes="edge,cloud")
+    status, out, err = invoke(*args, "--edge-model", "not-even-looked-for")
+    assert (status, out) == (1, "") and err.count("\n") == 1
+    assert package in err and "pip install 'skydraft[report]', or add --no-report." in err
+    assert not (tmp_path / "out").exists()
+    assert invoke(*args, "--no-report")[0] == 0
+    assert len(generations(tmp_path / "out")) == 10 and not (tmp_path / "out" / "report.html").exists()
+
+
+def test_texts_without_references_need_no_package_for_them(
+    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prompts(tmp_path, [prompt for prompt in PROMPTS if "references" not in prompt])
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    assert invoke(*compare_args(tmp_path, "--no-scores", modes="edge,cloud"))[0] == 0
+    assert (tmp_path / "out" / "report.html").exists()

@@ -6,15 +6,17 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from .conftest import Invoke
+from ..serving import free_port
+from ..starting import command
+from .conftest import Invoke, Refused
 
 TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
 
@@ -22,7 +24,7 @@ TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_is_answers_and_stops(tmp_path: Path, number: signal.Signals) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", "skydraft.cli.main", "gateway", *TOYS, "--port", "0", "-s", "慢", "--log-prompts"],
+        [command(), "gateway", *TOYS, "--port", "0", "-s", "慢", "--log-prompts"],
         stderr=subprocess.PIPE, text=True, env=os.environ | {"SKYDRAFT_HOME": str(tmp_path)},
     )  # fmt: skip
     assert child.stderr is not None
@@ -55,25 +57,17 @@ def test_it_says_where_it_is_answers_and_stops(tmp_path: Path, number: signal.Si
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--host", "0.0.0.0"], "API key is required"),
-        (["--parallel", "0"], "--parallel"),
-        (["--edge-only"], "--edge-only"),
-        (["--cloud", "localhost:1"], "choose one"),
-        (["--tls-cert", "nowhere"], "belong together"),
-        (["--api-key-file", "/nowhere"], "cannot be read"),
+        (["--host", "0.0.0.0"], "API key is required"), (["--parallel", "0"], "--parallel"),
+        (["--edge-only"], "--edge-only"), (["--cloud", "localhost:1"], "choose one"),
+        (["--tls-cert", "nowhere"], "belong together"), (["--api-key-file", "/nowhere"], "cannot be read"),
         (["--temperature", "-1"], "--temperature"),
     ],
-)
-def test_wrong_use_is_one_line(invoke: Invoke, options: list[str], says: str) -> None:
-    status, out, err = invoke("gateway", *TOYS, *options)
-    assert (status, out) == (2, "") and says in err and len(err.splitlines()) == 1
+)  # fmt: skip
+def test_wrong_use_is_one_line(refused: Refused, options: list[str], says: str) -> None:
+    refused("gateway", *TOYS, *options, says=says)
 
 
 def test_a_port_that_is_taken_is_one_line(invoke: Invoke) -> None:
-    import socket
-
-    from ..serving import free_port
-
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         status, _, err = invoke("gateway", *TOYS, "--port", str(port))

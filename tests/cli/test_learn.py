@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,31 +70,6 @@ def test_wrong_use_is_one_line(invoke: Invoke, tmp_path: Path, args: tuple[str, 
 
 
 def test_a_conversation_is_kept_too(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("你好\n我们\n".encode())))
     assert invoke("chat", *TOYS, "-n", "8", "--mode", "lossless", "--learn", str(tmp_path / "l"))[0] == 0
     assert "2 answers" in invoke("learn", "status", str(tmp_path / "l"))[1]
-
-
-@pytest.mark.parametrize(
-    ("num_answers", "args", "num_layers"), [(149, (), 4), (150, (), 12), (150, ("--layers", "3"), 3), (9, (), 4)]
-)
-def test_many_answers_are_learned_in_more_layers_unless_the_user_says_how_many(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    num_answers: int, args: tuple[str, ...], num_layers: int,
-) -> None:  # fmt: skip
-    from skydraft.errors import EngineError
-    from skydraft.learning.training import TrainingData, TrainSettings
-
-    asked: list[TrainSettings] = []
-
-    def train(path: Any, run_on: Any, data: Any, settings: TrainSettings, *_: Any) -> None:
-        asked.append(settings)
-        raise EngineError("enough")
-
-    gathered = (tmp_path, None, TrainingData([None] * num_answers, [], []), 9)  # type: ignore[list-item]
-    monkeypatch.setattr("skydraft.cli.learn_train._gather", lambda *_: gathered)
-    monkeypatch.setattr("skydraft.learning.training.train_file", train)
-    invoke("learn", "train", str(tmp_path), "--out", str(tmp_path / "a"), *args)
-    assert [each.num_layers for each in asked] == [num_layers]

@@ -1,18 +1,22 @@
-"""Sections: options become one frozen value, and what was given goes before defaults."""
+"""Options become one frozen value in sections; what was given goes before variables, a file and defaults."""
 
 from __future__ import annotations
 
-import dataclasses
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from skydraft.cli.cloud_options import CloudChoice
-from skydraft.cli.model_options import ModelChoice, models_section
-from skydraft.cli.options import DecodingChoice, decoding_section, gate_section
+from skydraft.cli import pair_options
+from skydraft.cli.gateway import gateway
+from skydraft.cli.generate import generate
+from skydraft.cli.main import run
+from skydraft.cli.options import DecodingChoice, decoding_section
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section
 from skydraft.cli.sections import Command, Section
-from skydraft.config import STYLES, DecodingParams, decoding_params
+from skydraft.cli.serve import serve
+from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import OptionError
 from skydraft.models import default_pair
 
@@ -29,13 +33,6 @@ def built(section: Section[Any], *args: str) -> Any:
     command.main(args, standalone_mode=False)
     (value,) = found
     return value
-
-
-@pytest.mark.parametrize("section", [decoding_section, gate_section(), gate_section("quality"), models_section])
-def test_a_value_is_frozen(section: Section[Any]) -> None:
-    value = built(section)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(value, dataclasses.fields(value)[0].name, None)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +72,82 @@ def test_the_default_target_is_that_of_the_default_pair() -> None:
 
 @pytest.mark.parametrize("given", [{"insecure": True}, {"timeout_s": 0.0}, {"require": True}, {"open_when": "lazy"}])
 def test_an_option_of_a_cloud_wants_a_cloud(given: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="about a cloud server") as raised:
+    with pytest.raises(OptionError, match="needs a cloud server") as raised:
         CloudChoice(**given)
     assert "--cloud HOST:PORT" in raised.value.line
     assert CloudChoice("localhost:1", **given).address
 
 
-def test_every_style_can_be_chosen() -> None:
-    for style in STYLES:
-        assert built(decoding_section, "--style", style).params() == decoding_params(style)
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The sections' values, without a server."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr("skydraft.cloud.server.serve", lambda engine, options, started: found.update(options=options))
+    monkeypatch.setattr(pair_options, "load_engine", lambda name, options, **more: _Nobody(found, name, options))
+    monkeypatch.setattr("skydraft.cloud.worker.Worker", lambda engine, limits, *, execution: engine)
+    return found
+
+
+class _Nobody:
+    def __init__(self, found: dict[str, Any], name: str, options: Any) -> None:
+        found.update(model=name, engine=options)
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_command_line_wins_over_variables_and_those_over_the_file(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('model = "toy"\nmax-queue = 64\nmax_sessions = 3\nport = 7000\ngrace = 1.5\nlog-prompts = true\n')
+    monkeypatch.setenv("SKYDRAFT_SERVE_PORT", "7001")
+    monkeypatch.setenv("SKYDRAFT_SERVE_MAX_SESSIONS", "4")
+    monkeypatch.setenv("SKYDRAFT_SERVE_SESSION_TTL", "9")
+    assert run(["serve", "--config", str(file), "--max-sessions", "5"]) == 0
+    options = served["options"]
+    assert (options.port, options.limits.max_queue, options.limits.max_sessions) == (7001, 64, 5)
+    assert (options.grace_s, options.log_prompts, options.limits.session_ttl_s) == (1.5, True, 9)
+    assert served["model"] == "toy" and served["engine"].max_sequences == 5
+    monkeypatch.setenv("SKYDRAFT_SERVE_CONFIG", str(file))
+    assert run(["serve"]) == 0 and served["options"].limits.max_queue == 64
+
+
+@pytest.mark.parametrize("command", [serve, gateway])
+def test_every_option_has_a_variable_and_no_two_the_same(command: click.Command) -> None:
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert all(isinstance(each.envvar, str) and each.envvar.startswith("SKYDRAFT_") for each in options)
+    assert len({each.envvar for each in options}) == len(options) > 10
+
+
+def test_other_commands_have_no_variables() -> None:
+    assert not any(param.envvar for param in generate.params)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max-quue = 3", "max-quue"), ("max-queue = ", "is not TOML"), ("max-queue = true", "max-queue in"),
+        ("log-prompts = 1", "true or false"), ("max-queue = [3]", "one value"),
+        ("[limits]\nmax-queue = 3", "an unknown option: limits"), ('max-queue = "many"', "many"),
+        ("max-queue = 0", "max-queue"), ('execution = "fast"', "fast"), ('config = "other.toml"', "config"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_one_line(
+    served: Any, tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    assert run(["serve", "--config", str(file)]) == 2 and not served
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_and_a_bad_variable(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "--config", str(tmp_path / "no.toml")]) == 2
+    assert "No such file" in capsys.readouterr().err
+    monkeypatch.setenv("SKYDRAFT_SERVE_MAX_QUEUE", "many")
+    assert run(["serve"]) == 2 and "many" in capsys.readouterr().err
+    assert not served

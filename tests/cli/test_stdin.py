@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
 
+from ..starting import command
+
 TOYS = ["--edge-model", "toy", "-m", "edge", "-n", "12", "-q"]
-COMMAND = [sys.executable, "-m", "skydraft.cli.main", "generate", *TOYS]
+GENERATE = ["generate", *TOYS]
 
 
 def said(*args: str, before: Seq[str] = (), expect: int = 0, **streams: object) -> str:
     """What a command prints, whose stdin is one of `streams`, as `subprocess.run` takes them."""
     done = subprocess.run(
-        [*before, *COMMAND, *args], capture_output=True, text=True, timeout=60, check=False, **streams
+        [*before, command(), *GENERATE, *args], capture_output=True, text=True, timeout=60, check=False, **streams
     )  # type: ignore[call-overload]
     assert done.returncode == expect and "Traceback" not in done.stderr, done.stderr
     return str(done.stdout if expect == 0 else done.stderr)
@@ -49,7 +50,7 @@ def test_a_file_is_read_like_a_pipe(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_takes_its_time_is_heard_to_the_end() -> None:
-    slow = f"{{ sleep 0.7; printf 语; sleep 3; printf 速; }} | {' '.join(COMMAND)} 情绪"
+    slow = f"{{ sleep 0.7; printf 语; sleep 3; printf 速; }} | {' '.join([command(), *GENERATE])} 情绪"
     done = subprocess.run(["bash", "-c", slow], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == said("情绪", input="语速")
 
@@ -71,7 +72,7 @@ def test_a_pipe_that_stays_silent_is_not_waited_for(alone: str) -> None:
         began = time.monotonic()
         assert said("情绪", stdin=read) == alone
         assert time.monotonic() - began > 2
-        loud = [*COMMAND[:-1], "情绪"]
+        loud = [command(), *GENERATE[:-1], "情绪"]
         done = subprocess.run(loud, stdin=read, capture_output=True, text=True, timeout=60, check=True)
     finally:
         os.close(read)
@@ -87,5 +88,7 @@ def test_stdin_that_is_spoken_for_is_read_once(alone: str) -> None:
 
 
 def test_bytes_that_are_no_text_are_one_line() -> None:
-    done = subprocess.run([*COMMAND, "情绪"], input=b"\xff\xfe", capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [command(), *GENERATE, "情绪"], input=b"\xff\xfe", capture_output=True, timeout=60, check=False
+    )
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"not valid UTF-8" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import re
@@ -14,8 +13,7 @@ import pytest
 
 from skydraft import api
 from skydraft.characters import json_line, one_line, visible
-from skydraft.cli.render import stats_table
-from skydraft.cli.terminal import Terminal
+from skydraft.cli.terminal import Terminal, stats_table
 from skydraft.cloud.logs import JsonLines
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import open_toy
@@ -23,7 +21,7 @@ from skydraft.protocol.status import from_rpc
 
 from ..serving import serving
 from .conftest import Invoke
-from .screen import on_screen
+from .screen import Stream, on_screen
 
 TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
 COLOR = "\x1b["
@@ -34,26 +32,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 @pytest.mark.parametrize(
     ("env", "color", "expected"),
     [
-        ({}, "auto", True),
-        ({}, "never", False),
-        ({"NO_COLOR": "1"}, "auto", False),
-        ({"NO_COLOR": "1"}, "always", True),
-        ({"NO_COLOR": ""}, "auto", True),
-        ({"TERM": "dumb"}, "auto", False),
-        ({"TERM": "dumb"}, "always", True),
-        ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
+        ({}, "auto", True), ({}, "never", False), ({"NO_COLOR": "1"}, "auto", False),
+        ({"NO_COLOR": "1"}, "always", True), ({"NO_COLOR": ""}, "auto", True), ({"TERM": "dumb"}, "auto", False),
+        ({"TERM": "dumb"}, "always", True), ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_of_colours_goes_before_what_is_guessed(
     tmp_path: Path, env: dict[str, str], color: str, expected: bool
 ) -> None:
-    status, screen = on_screen(
-        tmp_path, "generate", "你好", *TOYS, "--k", "5", "-n", "8", "--color", color, piped="err", **env
-    )
+    args = ("generate", "你好", *TOYS, "--k", "5", "-n", "8", "--color", color)
+    status, screen = on_screen(tmp_path, *args, piped="err", **env)
     assert status == 0 and (COLOR in screen) is expected
-    status, screen = on_screen(
-        tmp_path, "generate", "你好", *TOYS, "--k", "5", "-n", "8", "--color", color, piped="out", **env
-    )
+    status, screen = on_screen(tmp_path, *args, piped="out", **env)
     assert status == 0 and (f"{COLOR}32m" in screen) is expected and ("recovered" in screen) is expected
     assert not screen.startswith("\n")
 
@@ -70,11 +60,7 @@ def test_a_model_cannot_move_the_cursor(tmp_path: Path, invoke: Invoke) -> None:
 def test_a_notice_begins_on_a_new_line(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, is_open: bool, says: str
 ) -> None:
-    class Stream(io.StringIO):
-        def isatty(self) -> bool:
-            return is_terminal
-
-    out, err, terminal = Stream(), Stream(), Terminal()
+    out, err, terminal = Stream(is_terminal), Stream(is_terminal), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     terminal.write("海边" if is_open else "海边\n")
@@ -85,10 +71,6 @@ def test_a_notice_begins_on_a_new_line(
 
 
 def test_a_notice_takes_the_place_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stream(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", err := Stream())
     terminal = Terminal()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import grpc
 import pytest
 
 from skydraft.engines.toy import open_toy
 
-from ..serving import Serving, serving
+from ..serving import RawSession, Serving, serving
 
 
 @pytest.fixture
 def server() -> Iterator[Serving]:
-    with serving(open_toy("toy")) as running:
+    with serving(open_toy("toy"), max_prompt=50) as running:
         yield running
+
+
+@pytest.fixture
+def new(server: Serving) -> Iterator[Callable[[], RawSession]]:
+    """Opens streams, all over one connection."""
+    with grpc.insecure_channel(server.address) as channel:
+        yield lambda: RawSession(channel)

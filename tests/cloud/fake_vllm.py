@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.cloud.judge import Served
+from skydraft.cloud.seats import Served
 from skydraft.cloud.vllm.asking import Asking
 from skydraft.cloud.vllm.engine import Pooled
 from skydraft.cloud.vllm.pooling import BlockPooler, Computed

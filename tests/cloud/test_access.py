@@ -124,6 +124,16 @@ def test_a_change_is_seen_after_a_second_and_not_looked_for_before(path: Path, c
     assert keyring.label(f"Bearer {BOB}") == "bob"
 
 
+def test_a_token_that_was_replaced_is_seen_whatever_the_file_says_of_itself(path: Path, clock: Clock) -> None:
+    before, keyring = path.stat(), Keyring(path, clock)
+    path.write_text(path.read_text().replace(ANN, "c" * 16))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    clock.now += 2
+    assert keyring.label(f"Bearer {'c' * 16}") == "ann"
+    with pytest.raises(NotAuthorized):
+        keyring.label(f"Bearer {ANN}")
+
+
 def test_taking_out_the_last_token_lets_nobody_in(path: Path, clock: Clock) -> None:
     keyring = Keyring(path, clock)
     write(path, "# nobody\n")

@@ -12,8 +12,7 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.choosing.grammar import CompiledGrammar
-from skydraft.choosing.grammar_check import LIMITS
+from skydraft.choosing.grammar import LIMITS, CompiledGrammar
 from skydraft.cloud import service
 from skydraft.engines.toy import open_toy
 from skydraft.errors import GrammarRefused

@@ -6,6 +6,9 @@ import json
 import logging
 import threading
 import time
+import urllib.error
+import urllib.request
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,66 +23,54 @@ import skydraft
 from skydraft import Plan, make_plan
 from skydraft.cloud.logs import JsonLines
 from skydraft.cloud.server import ServeOptions
-from skydraft.edge.link import LinkOptions
-from skydraft.edge.token_stream import TokenStream
+from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
-from skydraft.errors import NotAuthorized, OptionError, RateLimited, SessionNotFound, SessionTaken, TlsFailure
+from skydraft.errors import (
+    LimitExceeded,
+    NotAuthorized,
+    OptionError,
+    ProtocolError,
+    RateLimited,
+    SessionNotFound,
+    SessionTaken,
+    TlsFailure,
+)
 from skydraft.protocol import codec
-from skydraft.protocol.values import SERVICE, SessionCall
+from skydraft.protocol.values import SERVICE
 
-from ..serving import PATIENCE_S, Serving, free_port, serving
-from .raw_calls import PARAMS, assert_serves, later, link_to, opening, verify_call
-
-TOKEN = "a-token-of-24-characters"
+from ..serving import RawSession, Serving, free_port, serving
+from .messages import ANN, BOB, PARAMS, TOKENS, assert_serves, later, open_message, opening, verdict_of, verify_message
 
 
-def test_tokens_are_wanted_by_every_method_but_not_for_health(tmp_path: Path) -> None:
-    token_file = tmp_path / "tokens"
-    token_file.write_text(f"# who\nphone {TOKEN}\n")
-    with serving(open_toy("toy"), token_file=token_file) as server:
-        for token in (None, "wrong-token-of-24-characters", TOKEN[:-1], "\x7f"):
-            link = link_to(server, token=token) if token != "\x7f" else link_to(server, token="!")
-            for method in ("GetInfo", "Open", "Verify", "Close"):
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    (tmp_path / "tokens").write_text(f"# who\n{TOKENS}")
+    return tmp_path / "tokens"
+
+
+def test_tokens_are_wanted_by_every_method_but_not_for_health(token_file: Path) -> None:
+    with serving(open_toy("toy"), token_file=token_file) as server, grpc.insecure_channel(server.address) as channel:
+        for token in ("", "wrong-token-of-24-characters", ANN[:-1], "!"):
+            for message in (verify_message(), open_message(), codec.encode_close(7)):
                 with pytest.raises(NotAuthorized):
-                    link.call(method, verify_call(), PATIENCE_S)
-            with pytest.raises(NotAuthorized):
-                list(
-                    TokenStream(link, codec.encode_session_call(SessionCall(1, 0, opening())), PATIENCE_S).messages(
-                        PATIENCE_S
-                    )
-                )
-            assert link.ping() > 0
-            link.close()
-        link = link_to(server, token=TOKEN)
-        assert link.info(PATIENCE_S).model == "toy"
-        link.close()
+                    RawSession(channel, token).ask(message)
+            with pytest.raises(NotAuthorized), closing(skydraft.connect(server.address, token=token or None)) as cloud:
+                cloud.info()
+        assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
+        with closing(skydraft.connect(server.address, token=ANN)) as cloud:
+            assert cloud.info().model == "toy"
 
 
-def test_a_token_cannot_touch_the_sessions_of_another(tmp_path: Path) -> None:
-    token_file = tmp_path / "tokens"
-    token_file.write_text(f"phone {TOKEN}\nrobot {TOKEN}-2\n")
-    with serving(open_toy("toy"), token_file=token_file) as server:
-        phone, robot = link_to(server, token=TOKEN), link_to(server, token=f"{TOKEN}-2")
-        verdict = codec.decode_verdict(phone.call("Verify", verify_call(), PATIENCE_S), 0)
-        robot.call("Close", codec.encode_close(7), PATIENCE_S)
-        with pytest.raises(SessionTaken):
-            robot.call("Verify", verify_call(), PATIENCE_S)
-        with pytest.raises(SessionNotFound):
-            robot.call("Verify", later(verdict.base + verdict.num_tokens), PATIENCE_S)
-        assert codec.decode_verdict(phone.call("Verify", verify_call(), PATIENCE_S), 0) == verdict
-        phone.close()
-        robot.close()
-
-
-def test_a_token_that_asks_for_too_many_rows_is_told_when_to_come_back() -> None:
-    with serving(open_toy("toy"), rows_per_s=50.0) as server:
-        link = link_to(server)
-        with pytest.raises(RateLimited) as raised:
-            for number in range(200):
-                link.call("Verify", verify_call(session=number + 1, draft=(5,) * 20), PATIENCE_S)
-        assert 0 < raised.value.retry_after_s < 2
-        link.close()
-        assert_serves(server)  # waits as told
+def test_a_token_cannot_touch_the_sessions_of_another(token_file: Path) -> None:
+    with serving(open_toy("toy"), token_file=token_file) as server, grpc.insecure_channel(server.address) as channel:
+        verdict = verdict_of(RawSession(channel, ANN).ask(verify_message()))
+        bob = RawSession(channel, BOB)
+        bob.send(codec.encode_close(7))
+        assert not list(bob.call)
+        for message, error in ((verify_message(), SessionTaken), (later(5, session=7), SessionNotFound)):
+            with pytest.raises(error):
+                RawSession(channel, BOB).ask(message)
+        assert verdict_of(RawSession(channel, ANN).ask(verify_message())) == verdict
 
 
 def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) -> None:
@@ -95,7 +86,7 @@ def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) ->
         cloud.close()
         strangers: list[tuple[dict[str, Any], str]] = [
             ({}, "wants TLS, and this connection is plaintext.*tls_ca"),
-            ({"tls_ca": trustme.CA().cert_pem.bytes()}, "not signed by anybody trusted here.*tls_ca"),
+            ({"tls_ca": trustme.CA().cert_pem.bytes()}, "trusts no signer.*tls_ca"),
             ({"tls_ca": ca, "tls_name": "elsewhere"}, "names another host.*tls_name"),
         ]
         for options, says in strangers:
@@ -119,9 +110,9 @@ def test_plaintext_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> No
         assert ServeOptions(host=host, insecure=True)
     for host in ("127.0.0.1", "localhost", "::1"):
         assert ServeOptions(host=host)
-    assert not LinkOptions("localhost:1").uses_tls
-    assert LinkOptions("cloud.example:1").uses_tls
-    assert not LinkOptions("cloud.example:1", insecure=True).uses_tls
+    assert not ServerOptions("localhost:1").uses_tls
+    assert ServerOptions("cloud.example:1").uses_tls
+    assert not ServerOptions("cloud.example:1", insecure=True).uses_tls
     with pytest.raises(OptionError, match="belong together"):
         ServeOptions(tls_cert=tmp_path)
 
@@ -176,6 +167,7 @@ def test_health_and_reflection_answer_and_health_ends_before_the_server(server: 
     stopping.join()
 
 
+@pytest.mark.usefixtures("fixed_k")
 def test_metrics_have_the_names_of_the_field_and_count_what_happened() -> None:
     with serving(open_toy("toy"), metrics_port=free_port()) as server:
         cloud = skydraft.connect(server.address)
@@ -198,6 +190,53 @@ def test_metrics_have_the_names_of_the_field_and_count_what_happened() -> None:
         assert server.metric('generated_tokens_total{model="toy"}') == stats.num_tokens
 
 
+def test_each_request_is_counted_once_with_what_became_of_it(token_file: Path) -> None:
+    """Refusals too, whoever refuses."""
+    with (
+        serving(open_toy("toy"), token_file=token_file, metrics_port=free_port(), rows_per_s=20.0) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+
+        def refused(error: type[Exception], message: bytes, token: str = ANN) -> None:
+            with pytest.raises(error):
+                RawSession(channel, token).ask(message)
+
+        refused(NotAuthorized, verify_message(), "nobody")
+        refused(LimitExceeded, verify_message(draft=(5,) * 40))
+        refused(LimitExceeded, open_message(1, opening(cache_scope="s" * 65)))
+        refused(ProtocolError, b"\xff")
+        assert RawSession(channel, ANN).ask(open_message(1))
+        assert RawSession(channel, ANN).ask(verify_message(2, opening=opening(*[1] * 70)))
+        refused(RateLimited, verify_message(3))
+        with closing(skydraft.connect(server.address, token=BOB)) as cloud:
+            cloud.info()
+        with pytest.raises(NotAuthorized), closing(skydraft.connect(server.address)) as cloud:
+            cloud.info()
+        counted = {
+            '{kind="session",outcome="NotAuthorized"}': 1, '{kind="verify",outcome="LimitExceeded"}': 1,
+            '{kind="open",outcome="LimitExceeded"}': 1, '{kind="session",outcome="ProtocolError"}': 1,
+            '{kind="open",outcome="ok"}': 1, '{kind="verify",outcome="ok"}': 1,
+            '{kind="verify",outcome="RateLimited"}': 1, '{kind="info",outcome="ok"}': 1,
+            '{kind="info",outcome="NotAuthorized"}': 1,
+        }  # fmt: skip
+        server.wait_until(lambda: server.metrics("requests_total") == counted)
+
+
+def test_the_metrics_stop_with_the_server_and_are_at_one_path() -> None:
+    port = free_port()
+    with serving(open_toy("toy"), metrics_port=port):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+            assert b"skydraft_" in reply.read()
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/elsewhere", timeout=5)
+        assert caught.value.code == 404
+        caught.value.close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+    with serving(open_toy("toy"), metrics_port=port):
+        pass  # the port is free
+
+
 @pytest.mark.parametrize("plan", [make_plan(k=3), make_plan("cloud")], ids=["lossless", "cloud"])
 def test_generated_tokens_are_counted_without_the_prompt(plan: Plan) -> None:
     with serving(open_toy("toy"), metrics_port=free_port()) as server:
@@ -214,7 +253,7 @@ def test_logs_are_json_with_session_and_token_label_but_without_prompts(
     server: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "skydraft.cloud"):
-        assert_serves(server)
+        assert_serves(server.address)
     lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
     rounds = [line for line in lines if line["event"] == "verify"]
     assert rounds and all({"session", "round", "token", "time", "level"} <= line.keys() for line in rounds)

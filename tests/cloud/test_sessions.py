@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.jobs import GenerateJob, Job, OpenJob
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.sessions import CloudSession, Sessions
 from skydraft.cloud.worker import EngineSeats
@@ -32,10 +31,10 @@ from skydraft.errors import (
     VocabularyMismatch,
 )
 from skydraft.protocol.codec import digest
-from skydraft.protocol.values import Opened, Opening, SessionCall, VerifyCall
+from skydraft.protocol.values import OpenCall, Opened, Opening, VerifyCall
 from skydraft.types import Prompt
 from tests import toys
-from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, opened
+from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, desk_of, opened
 from tests.toys import VOCAB, law
 
 SHORT = DecodingParams(max_new_tokens=1)
@@ -45,70 +44,69 @@ def changed(call: VerifyCall, **fields: Any) -> VerifyCall:
     return dataclasses.replace(call, **fields)
 
 
-def reopening(edge: Edge, call: VerifyCall, epoch: int, **fields: Any) -> VerifyCall:
+def reopening(edge: Edge, call: VerifyCall, epoch: int, *, write: int = 0, **fields: Any) -> VerifyCall:
     """The block with an opening of which some fields are changed."""
-    return changed(call, epoch=epoch, opening=dataclasses.replace(edge.opening(), **fields))
+    return changed(call, epoch=epoch, write=write, opening=dataclasses.replace(edge.opening(), **fields))
 
 
-Wrong = tuple[type[SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | SessionCall], str, type[Job] | None]
+Wrong = tuple[type[SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | OpenCall], str]
 WRONG: list[Wrong] = [
-    (Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann", None),
-    (Diverged, lambda e, c: changed(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann", None),
-    (Diverged, lambda e, c: changed(c, catch_up_ids=c.catch_up_ids[::-1]), "ann", None),
-    (BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann", None),
-    (BaseMismatch, lambda e, c: changed(c, base=c.base - 1), "ann", None),
-    (BaseMismatch, lambda e, c: changed(c, base=2**32 - 1), "ann", None),
-    (BaseMismatch, lambda e, c: changed(c, base=c.base + len(e.prompt)), "ann", None),
-    (BaseMismatch, lambda e, c: changed(c, base=0, catch_up_ids=()), "ann", None),
-    (BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann", None),
-    (ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann", None),
-    (ProtocolError, lambda e, c: changed(c, catch_up_ids=(1, 2**31 - 1)), "ann", None),
-    (SessionNotFound, lambda e, c: changed(c, epoch=2), "ann", None),
-    (SessionNotFound, lambda e, c: changed(c, epoch=4), "ann", None),
-    (SessionNotFound, lambda e, c: changed(c, session=77), "ann", None),
-    (SessionNotFound, lambda e, c: c, "bob", None),
-    (SessionTaken, lambda e, c: reopening(e, c, 3), "bob", None),
-    (SessionTaken, lambda e, c: reopening(e, c, 9), "bob", None),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann", None),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, params=DecodingParams()), "ann", None),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann", None),
-    (SessionNotFound, lambda e, c: reopening(e, c, 2), "ann", None),
-    (VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann", None),
-    (UnknownModel, lambda e, c: reopening(e, c, 9, model="other"), "ann", None),
-    (ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann", None),
-    (LimitExceeded, lambda e, c: reopening(e, c, 9, committed_ids=(1,) * 3000), "ann", None),
-    (SessionNotFound, lambda e, c: SessionCall(0, 2, e.opening()), "ann", OpenJob),
-    (SessionNotFound, lambda e, c: SessionCall(0, 2, e.opening()), "ann", GenerateJob),
-    (SessionTaken, lambda e, c: SessionCall(0, 9, e.opening()), "bob", GenerateJob),
-    (SessionTaken, lambda e, c: SessionCall(0, 9, Opening(FINGERPRINT, Prompt((1,)))), "ann", GenerateJob),
-    (UnknownModel, lambda e, c: SessionCall(0, 9, dataclasses.replace(e.opening(), model="x")), "ann", GenerateJob),
+    (Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann"),
+    (Diverged, lambda e, c: changed(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann"),
+    (Diverged, lambda e, c: changed(c, catch_up_ids=c.catch_up_ids[::-1]), "ann"),
+    (BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann"),
+    (BaseMismatch, lambda e, c: changed(c, base=c.base - 1), "ann"),
+    (BaseMismatch, lambda e, c: changed(c, base=2**32 - 1), "ann"),
+    (BaseMismatch, lambda e, c: changed(c, base=c.base + len(e.prompt)), "ann"),
+    (BaseMismatch, lambda e, c: changed(c, base=0, catch_up_ids=()), "ann"),
+    (BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann"),
+    (ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann"),
+    (ProtocolError, lambda e, c: changed(c, catch_up_ids=(1, 2**31 - 1)), "ann"),
+    (SessionNotFound, lambda e, c: changed(c, epoch=2), "ann"),
+    (SessionNotFound, lambda e, c: changed(c, epoch=4), "ann"),
+    (SessionNotFound, lambda e, c: changed(c, session=77), "ann"),
+    (SessionNotFound, lambda e, c: c, "bob"),
+    (SessionTaken, lambda e, c: reopening(e, c, 3), "bob"),
+    (SessionTaken, lambda e, c: reopening(e, c, 9), "bob"),
+    (SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann"),
+    (SessionTaken, lambda e, c: reopening(e, c, 9, params=DecodingParams()), "ann"),
+    (SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann"),
+    (SessionNotFound, lambda e, c: reopening(e, c, 2), "ann"),
+    (VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann"),
+    (UnknownModel, lambda e, c: reopening(e, c, 9, model="other"), "ann"),
+    (ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann"),
+    (LimitExceeded, lambda e, c: reopening(e, c, 9, committed_ids=(1,) * 3000), "ann"),
+    (SessionNotFound, lambda e, c: OpenCall(0, 2, e.opening()), "ann"),
+    (SessionNotFound, lambda e, c: reopening(e, c, 2, write=5), "ann"),
+    (SessionTaken, lambda e, c: OpenCall(0, 9, e.opening()), "bob"),
+    (SessionTaken, lambda e, c: OpenCall(0, 9, Opening(FINGERPRINT, Prompt((1,)))), "ann"),
+    (UnknownModel, lambda e, c: OpenCall(0, 9, dataclasses.replace(e.opening(), model="x")), "ann"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "spoil", "owner", "job"), WRONG)
+@pytest.mark.parametrize(("kind", "spoil", "owner"), WRONG)
 def test_what_does_not_fit_the_session_is_refused_and_changes_nothing(
-    kind: type[SkydraftError], spoil: Callable[..., Any], owner: str, job: type[Job] | None
+    kind: type[SkydraftError], spoil: Callable[..., Any], owner: str
 ) -> None:
-    desk, edge = Desk(toys.toy(3, kind=Watched), max_sessions=2), Edge(0, 3, ENDLESS)
+    desk, edge = desk_of(3, max_sessions=2), Edge(0, 3, ENDLESS)
     edge.epoch = 3
     opened(desk, edge)
     call = edge.call(edge.likely(2), edge.likely(5, miss=3)[2:])
     before = len(desk.engine.batches)
-    answer = desk.answer(spoil(edge, call), owner, job) if job else desk.answer(spoil(edge, call), owner)
+    answer = desk.answer(spoil(edge, call), owner)
     assert type(answer) is kind and "\n" not in str(answer)
     assert len(desk.engine.batches) == before
     assert desk.answer(call) == edge.judged(call)
-    assert desk.engine.num_prefills == 1 and desk.worker.num_sessions == 1
+    assert desk.engine.num_prefills == 1 and desk.num_sessions == 1
 
 
 def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
-    desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS)
+    desk, edge = desk_of(3), Edge(0, 3, ENDLESS)
     opened(desk, edge)
     answer = desk.answer(dataclasses.replace(edge.call((1, 2)), base=40))
     assert (answer.base, answer.length) == (38, edge.base)
 
 
-@pytest.mark.parametrize("job", [OpenJob, GenerateJob])
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -123,21 +121,21 @@ def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
     ],
 )
 def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
-    kind: type[SkydraftError], fields: dict[str, Any], job: type[Job]
+    kind: type[SkydraftError], fields: dict[str, Any]
 ) -> None:
     desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
     edge = Edge(0, 3, dataclasses.replace(ENDLESS, max_new_tokens=18))
     opened(desk, edge)
     opening = Opening(**{"fingerprint": FINGERPRINT, "prompt": Prompt((0, 3)), **fields})
-    assert type(desk.answer(SessionCall(5, 1, opening), kind=job)) is kind
+    assert type(desk.answer(OpenCall(5, 1, opening))) is kind
     call = edge.call(draft=edge.likely(3))
     assert desk.answer(call) == edge.judged(call) and desk.tally().num_evicted == 0
 
 
 def test_the_name_of_the_model_may_be_given() -> None:
-    desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS)
+    desk, edge = desk_of(3), Edge(0, 3, ENDLESS)
     opening = dataclasses.replace(edge.opening(), model="toy")
-    assert desk.answer(SessionCall(0, 1, opening), kind=OpenJob) == Opened(0)
+    assert desk.answer(OpenCall(0, 1, opening)) == Opened(0)
 
 
 def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:
@@ -150,42 +148,33 @@ def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:
 
 
 def test_a_finished_session_has_no_seat_repeats_its_verdict_and_takes_no_more() -> None:
-    desk = Desk(toys.toy(3, kind=Watched))
+    desk = desk_of(3)
     edge, call = finished(desk, 0)
-    assert desk.engine.num_open == desk.worker.num_sessions == 0
+    assert desk.engine.num_open == desk.num_sessions == 0
     num_forwards = len(desk.engine.batches)
-    assert desk.answer(call) == desk.answer(dataclasses.replace(call, opening=None)) == desk.asked[0].last
+    assert desk.answer(call) == desk.answer(dataclasses.replace(call, opening=None)) == desk.all_asked[0].last
     assert type(desk.answer(edge.call())) is LimitExceeded
     assert type(desk.answer(edge.call(draft=(1, 2)))) is LimitExceeded
     assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is BaseMismatch
-    assert desk.answer(SessionCall(0, 1, call.opening or edge.opening()), kind=OpenJob) == Opened(1)
+    assert desk.answer(OpenCall(0, 1, call.opening or edge.opening())) == Opened(1)
     assert len(desk.engine.batches) == num_forwards
 
 
-def test_a_stream_asked_of_a_finished_session_is_answered_and_the_worker_lives() -> None:
-    desk = Desk(toys.toy(3, kind=Watched))
-    call = finished(desk, 0)[1]
-    assert call.opening
-    desk.ask(SessionCall(0, 1, call.opening), kind=GenerateJob)
-    other = Edge(1, 3, ENDLESS)
-    opened(desk, other)  # finishes both
-
-
 def test_of_finished_sessions_four_per_seat_are_remembered() -> None:
-    desk = Desk(toys.toy(3, kind=Watched), max_sessions=1)
+    desk = desk_of(3, max_sessions=1)
     calls = [finished(desk, number)[1] for number in range(7)]
     answers = [desk.answer(dataclasses.replace(call, opening=None)) for call in calls]
     assert [isinstance(answer, SessionNotFound) for answer in answers] == [True] * 2 + [False] * 5
 
 
 def test_a_thousand_openings_without_a_close_hold_no_more_than_the_seats() -> None:
-    desk = Desk(toys.toy(3, kind=Watched), max_sessions=3, max_queue=1000)
+    desk = desk_of(3, max_sessions=3)
     opening = Opening(FINGERPRINT, Prompt((1, 2, 3)))
     for number in range(1000):
-        desk.ask(SessionCall(number, 1, opening), kind=OpenJob)
+        desk.ask(OpenCall(number, 1, opening))
         desk.step()
         assert desk.engine.num_open <= 3
-    assert all(asked.answers == [Opened(0)] for asked in desk.asked)
+    assert all(asked.answers == [Opened(0)] for asked in desk.all_asked)
     assert desk.tally().num_evicted == 997
     crc = digest(toys.array(opening.prompt.token_ids))
     late = [desk.ask(VerifyCall(number, 1, 0, (), (), crc)) for number in range(1000)]
@@ -195,9 +184,9 @@ def test_a_thousand_openings_without_a_close_hold_no_more_than_the_seats() -> No
 
 
 def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> None:
-    desk, edge = Desk(toys.toy(3, kind=Watched)), Edge(0, 3, ENDLESS, prompt=(0, 3) * 10)
+    desk, edge = desk_of(3), Edge(0, 3, ENDLESS, prompt=(0, 3) * 10)
     opened(desk, edge)
-    assert desk.answer(edge.open(), kind=OpenJob) == Opened(1)  # the same epoch: nothing changes
+    assert desk.answer(edge.open()) == Opened(1)  # the same epoch: nothing changes
     call = edge.call(draft=edge.likely(6))
     expected = desk.answer(call)
     again = edge.reopened(call)  # as it was before that verdict
@@ -209,22 +198,22 @@ def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> Non
 
 
 def test_closing_ends_ones_own_idle_session_and_nothing_else() -> None:
-    desk, edge = Desk(toys.toy(3, kind=Watched), max_rows=2), Edge(0, 3, ENDLESS)
+    desk, edge = desk_of(3, max_rows=2), Edge(0, 3, ENDLESS)
     opened(desk, edge)
-    desk.worker.close_session(0, "bob")
-    desk.worker.close_session(99, "ann")
+    desk.close(0, "bob")
+    desk.close(99)
     asked = desk.ask(call := edge.call(draft=edge.likely(5)))
     desk.step()
-    desk.worker.close_session(0, "ann")  # it is being worked on
+    desk.close(0)  # it is being worked on
     desk.finish()
     assert asked.last == edge.judged(call)
-    desk.worker.close_session(0, "ann")
+    desk.close(0)
     assert type(desk.answer(edge.call())) is SessionNotFound
     assert desk.engine.num_open == 0
 
 
 def test_an_idle_session_expires_and_one_that_is_worked_on_does_not() -> None:
-    desk = Desk(toys.toy(3, kind=Watched), max_rows=2, session_ttl_s=10)
+    desk = desk_of(3, max_rows=2, session_ttl_s=10)
     idle, used, busy = (Edge(number, 3, ENDLESS) for number in range(3))
     opened(desk, idle, used)
     desk.clock.now += 9.5
@@ -238,12 +227,12 @@ def test_an_idle_session_expires_and_one_that_is_worked_on_does_not() -> None:
     desk.clock.now += 11
     desk.finish()
     assert asked.last == busy.judged(late)
-    assert desk.tally().num_expired == 2 and desk.worker.num_sessions == 1
+    assert desk.tally().num_expired == 2 and desk.num_sessions == 1
     assert type(desk.answer(used.call())) is SessionNotFound
 
 
 def test_a_token_at_its_limit_makes_room_from_its_own_sessions_or_waits() -> None:
-    desk = Desk(toys.toy(3, kind=Watched), max_rows=2, max_sessions=9, sessions_per_token=2)
+    desk = desk_of(3, max_rows=2, max_sessions=9, sessions_per_token=2)
     first, second, third, bobs = (Edge(number, 3, ENDLESS) for number in range(4))
     call = bobs.call(opens=True)
     assert desk.answer(call, "bob") == bobs.judged(call)  # the least recently used of all
@@ -253,7 +242,7 @@ def test_a_token_at_its_limit_makes_room_from_its_own_sessions_or_waits() -> Non
     desk.step()
     waits = desk.ask(opening := third.call(opens=True))
     desk.step(5)
-    assert not waits.answers and desk.worker.num_sessions == 3
+    assert not waits.answers and desk.num_sessions == 3
     desk.finish()
     assert [asked.last for asked in under_way] == [first.judged(calls[0]), second.judged(calls[1])]
     assert waits.last == third.judged(opening) and desk.tally().num_evicted == 1
@@ -299,7 +288,7 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
             idle = [
                 n for n in full if n not in busy and (used[n] < clock.now - 10 or seats[n % 2] >= seats[number % 2])
             ]
-            session = sessions.admit(SessionCall(number, 1, Opening(FINGERPRINT, Prompt((1, 2)))), owner, busy)
+            session = sessions.admit(OpenCall(number, 1, Opening(FINGERPRINT, Prompt((1, 2)))), owner, busy)
             if number not in used and full and not idle:
                 assert session is None
                 continue
@@ -342,7 +331,7 @@ class Breaking(Watched):
 @pytest.mark.parametrize("error", [EngineError, RuntimeError])
 @pytest.mark.parametrize("stage", ["allocate", "prefill", "forward", "roll_back"])
 def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(stage: str, error: type[Exception]) -> None:
-    desk = Desk(toys.toy(5, kind=Breaking), max_rows=4)
+    desk = desk_of(5, kind=Breaking, max_rows=4)
     victim, other = Edge(0, 5, ENDLESS), Edge(1, 5, ENDLESS)
     opened(desk, other)
     if stage == "roll_back":
@@ -357,7 +346,7 @@ def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(stage: str,
     assert desk.answer(follow_up) == other.judged(follow_up)
     again = victim.reopened(call)
     assert desk.answer(again) == victim.judged(again)
-    assert desk.engine.num_open == desk.worker.num_sessions == 2
+    assert desk.engine.num_open == desk.num_sessions == 2
 
 
 @pytest.mark.parametrize("name", ["max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"])

@@ -1,285 +1,270 @@
-"""Sessions as streams, from the server's side: what a client may send there, and how much of it."""
+"""Sessions as streams, from the server's side: what a client may send there, and which streams the server ends."""
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft import DecodingParams
 from skydraft.cloud.server import ServeOptions
-from skydraft.edge.link import Link, LinkOptions, SessionStream
 from skydraft.engines.toy import open_toy
-from skydraft.errors import (
-    BaseMismatch,
-    CloudBusy,
-    CloudLost,
-    Diverged,
-    GrammarRefused,
-    LimitExceeded,
-    ProtocolError,
-    SessionNotFound,
-    SkydraftError,
-    TargetChanged,
-    UnknownModel,
-    VocabularyMismatch,
-)
+from skydraft.errors import BaseMismatch, ProtocolError
 from skydraft.protocol import codec
-from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import SessionCall, TargetId
-from skydraft.types import Prompt
+from skydraft.protocol.values import OpenCall, StopCall
 
-from ..serving import PATIENCE_S, Serving, serving
+from ..serving import PATIENCE_S, RawSession, Serving, free_port, serving
 from ..toys import law
-from .raw_streams import Stream, assert_serves, later, opening, verify_call
+from .messages import (
+    LONG,
+    assert_serves,
+    holding,
+    later,
+    long_text,
+    open_message,
+    opening,
+    slow_toy,
+    text,
+    tokens_written,
+    verdict_of,
+    verify_message,
+)
+
+New = Callable[[], RawSession]
+TEXT = text()
+STOP = codec.encode_stop(StopCall(0))
 
 
 @pytest.fixture
-def server() -> Iterator[Serving]:
-    with serving(open_toy("toy"), max_prompt=50) as running:
-        yield running
+def slow() -> Iterator[tuple[Serving, grpc.Channel]]:
+    """A server that writes 500 tokens a second, counts, and whom anyone may ask."""
+    with serving(slow_toy(), metrics_port=free_port()) as server, grpc.insecure_channel(server.address) as channel:
+        yield server, channel
 
 
-@pytest.fixture
-def new(server: Serving) -> Iterator[Callable[..., Stream]]:
-    """Opens streams, all over one connection."""
-    with grpc.insecure_channel(server.address) as channel:
-        yield lambda **given: Stream(channel, **given)
+LONG_TEXT = text(type(LONG)(max_new_tokens=150, min_new_tokens=150))
 
 
-ELSEWHERE = opening(target=TargetId("00112233", 40))
-WRONG = {
-    "id out of range": (verify_call(draft_ids=(5, 487)), ProtocolError),
-    "block too large": (verify_call(draft_ids=(5,) * 33), LimitExceeded),
-    "prompt too long": (verify_call(opening=opening(prompt=Prompt((1,) * 60))), LimitExceeded),
-    "other vocabulary": (verify_call(opening=opening(fingerprint="00" * 8)), VocabularyMismatch),
-    "other model": (verify_call(opening=opening(model="gpt-9")), UnknownModel),
-    "another target began it": (verify_call(opening=ELSEWHERE), TargetChanged),
-    "a grammar that is none": (verify_call(opening=opening(params=DecodingParams(grammar="regex:("))), GrammarRefused),
-    "unknown session": (later(9, session=9), SessionNotFound),
-    "nothing": (b"", ProtocolError),
-    "no session": (later(9), ProtocolError),
-    "noise": (b"\xff" * 40, ProtocolError),
-    "an action of another version": (pb.VerifyRequest(session=1, action=9).SerializeToString(), ProtocolError),
-    "an opening of nothing": (pb.VerifyRequest(session=1, action=pb.ACTION_OPEN).SerializeToString(), ProtocolError),
-    "too many bytes": (bytes(300 * 1024), LimitExceeded),
-}
+def stopped_text(stream: RawSession) -> tuple[int, ...]:
+    """Tokens of a text that is stopped after its first ones."""
+    verdict = verdict_of(stream.ask(long_text()))
+    first = codec.decode_written(stream.answer())
+    stream.send(STOP)
+    return verdict.token_id or 0, *first.token_ids, *tokens_written(stream)
 
 
-@pytest.mark.parametrize(("request_", "error"), WRONG.values(), ids=WRONG)
-def test_a_wrong_request_ends_the_stream_with_the_error_of_the_call(
-    server: Serving, new: Callable[..., Stream], request_: bytes, error: type[SkydraftError]
-) -> None:
-    link = Link(LinkOptions(server.address))
-    with pytest.raises(error) as by_call:
-        link.call("Verify", request_, PATIENCE_S)
+def test_an_opening_a_verdict_and_an_end_in_one_stream(server: Serving, new: New) -> None:
     stream = new()
-    with pytest.raises(error) as by_stream:
-        stream.ask(request_)
-    if not request_.startswith(b"\x08\x01"):  # what only a Session does
-        assert str(by_stream.value) == str(by_call.value) or "Session" in str(by_call.value)
-    assert not stream.call.is_active() and server.num_sessions == 0
-    link.close()
-
-
-def test_what_no_longer_fits_ends_the_stream_and_not_the_session(server: Serving, new: Callable[..., Stream]) -> None:
-    """The same statuses as the call has, with what they say beside."""
-    first = codec.decode_verdict(new().ask(verify_call()), 0)
-    for wrong, error in ((90, BaseMismatch), (first.num_tokens, Diverged)):
-        with pytest.raises(error) as raised:
-            new().ask(later(wrong, session=7, digest=1))
-        if isinstance(raised.value, BaseMismatch):
-            assert (raised.value.base, raised.value.length) == (90, first.num_tokens)
-    assert codec.decode_verdict(new().ask(verify_call()), 0) == first  # another stream gets the same verdict
-    assert server.num_sessions == 1
-
-
-def test_an_opening_a_verdict_and_an_end_in_one_stream(server: Serving, new: Callable[..., Stream]) -> None:
-    stream = new()
-    reply = stream.ask(codec.encode_streamed_open(SessionCall(7, 0, opening())))
-    assert codec.decode_streamed_opened(reply).base == 0 and codec.decode_target(reply, "VerifyReply") is not None
-    assert server.num_sessions == 1 or server.wait_until(lambda: server.num_sessions == 1) is None
-    ids = np.array((1, 2, 3), np.int32)
-    verdict = codec.decode_verdict(stream.ask(later(0, digest=codec.digest(ids))), 0)
-    assert verdict.base == 0 and verdict.num_tokens > 0
-    stream.send(codec.CLOSES, None)
-    with pytest.raises(StopIteration):
-        stream.answer()
-    assert stream.call.code() is grpc.StatusCode.OK
+    reply = stream.ask(open_message())
+    assert codec.decode_opened(reply).base == 0 and codec.decode_target(reply) is not None
+    server.wait_until(lambda: server.num_sessions == 1)
+    verdict, is_last = codec.decode_verdict(stream.ask(later()), 0)
+    assert verdict.base == 0 and verdict.num_tokens > 0 and not is_last
+    stream.send(codec.encode_close(0), None)
+    assert not list(stream.call) and stream.call.code() is grpc.StatusCode.OK
     server.wait_until(lambda: server.num_sessions == 0)
+
+
+@pytest.mark.parametrize("num_write", [1, 5, len(TEXT) - 1, 1000])
+def test_after_the_verdict_come_the_targets_own_tokens_and_the_last_reply_is_marked(new: New, num_write: int) -> None:
+    stream = new()
+    verdict, is_last = codec.decode_verdict(stream.ask(verify_message(draft=(), write=num_write)), 0)
+    assert (verdict.token_id, is_last) == (TEXT[0], False)
+    token_ids, base, written = [TEXT[0]], 1, None
+    while written is None or not written.is_last:
+        written = codec.decode_written(stream.answer())
+        assert written.base == base + len(token_ids) - 1
+        token_ids += written.token_ids
+    assert tuple(token_ids) == TEXT[: num_write + 1]
+    assert written.finish == ("length" if len(token_ids) == len(TEXT) else None)
+    if not written.finish:
+        assert verdict_of(stream.ask(later(*token_ids))).base == num_write + 1
+
+
+def test_a_verdict_with_nothing_written_after_it_is_marked_where_something_might_have_been(new: New) -> None:
+    stream = new()
+    assert not codec.decode_verdict(stream.ask(verify_message(1)), 0)[1]
+    verdict, is_last = codec.decode_verdict(new().ask(verify_message(2, draft=TEXT, write=9)), 0)
+    assert (verdict.finish, verdict.num_accepted, is_last) == ("length", len(TEXT), True)
+
+
+def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: Any) -> None:
+    server, channel = slow
+    stream = RawSession(channel)
+    written = stopped_text(stream)
+    assert written == LONG_TEXT[: len(written)]
+    stream.send(STOP, codec.encode_stop(StopCall(9)))  # both after the end, so that they mean nothing
+    verdict = verdict_of(stream.ask(later(*written, draft=LONG_TEXT[len(written) : len(written) + 3])))
+    assert (verdict.base, verdict.num_accepted) == (len(written), 3)
+    assert verdict.cost.prefill_ms == 0 and verdict.cost.num_rows == 4
+    server.wait_until(lambda: server.metrics("requests_total") == {'{kind="verify",outcome="ok"}': 2})
+
+
+def test_a_stop_that_names_another_base_is_ignored(slow: Any) -> None:
+    stream = RawSession(slow[1])
+    stream.ask(long_text(60))
+    stream.send(codec.encode_stop(StopCall(1)))
+    assert tokens_written(stream) == LONG_TEXT[1:61]
+
+
+def test_a_stop_that_comes_before_the_verdict_leaves_it(new: New) -> None:
+    stream = new()
+    stream.send(verify_message(draft=(), write=1000), STOP)
+    assert verdict_of(stream.answer()).token_id == TEXT[0]
+    token_ids = (TEXT[0], *tokens_written(stream))
+    assert token_ids == TEXT[: len(token_ids)]
+
+
+def test_a_block_that_is_sent_while_the_target_writes_ends_that_and_waits_for_its_turn(slow: Any) -> None:
+    stream = RawSession(slow[1])
+    verdict = verdict_of(stream.ask(long_text()))
+    stream.send(later(base=7, digest=1), STOP)
+    written = (verdict.token_id, *tokens_written(stream))
+    assert written == LONG_TEXT[: len(written)]
+    with pytest.raises(BaseMismatch) as raised:
+        stream.answer()
+    assert (raised.value.base, raised.value.length) == (7, len(written))
+
+
+def test_a_close_while_the_target_writes_ends_the_session(slow: Any) -> None:
+    server, channel = slow
+    stream = RawSession(channel)
+    stream.ask(long_text())
+    stream.send(codec.encode_close(0))
+    assert len(tokens_written(stream)) < 1000
+    assert not list(stream.call) and stream.call.code() is grpc.StatusCode.OK
+    server.wait_until(lambda: server.num_sessions == 0)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "cut"])
+def test_a_client_that_breaks_off_while_the_target_writes_ends_that_and_keeps_its_session(slow: Any, how: str) -> None:
+    server, _ = slow
+    channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+    stream = RawSession(channel)
+    stream.ask(long_text())
+    stream.answer()
+    stream.end() if how == "cancelled" else channel.close()
+    server.wait_until(lambda: server.metric("requests_waiting") == 0)
+    num_written = server.metric('generated_tokens_total{model="toy"}')
+    assert 1 < num_written < 1000 and server.num_sessions == 1
+    with grpc.insecure_channel(server.address) as other:
+        again = RawSession(other)
+        assert verdict_of(again.ask(later(session=7, draft=(), write=3))).token_id == LONG_TEXT[0]  # the same block
+        token_ids = (LONG_TEXT[0], *tokens_written(again))
+        assert len(token_ids) >= num_written and token_ids == LONG_TEXT[: len(token_ids)]
+        epoch = OpenCall(7, 1, opening(params=LONG, committed_ids=token_ids[:3]))
+        assert codec.decode_opened(RawSession(other).ask(codec.encode_open(epoch))).base == 3
+    assert server.num_sessions == 1
+    stream.end()
+    channel.close()
 
 
 @pytest.mark.parametrize("how", ["half closed", "cancelled", "cut"])
 def test_a_stream_that_ends_without_a_word_leaves_its_session(server: Serving, how: str) -> None:
     channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
-    stream = Stream(channel)
-    verdict = codec.decode_verdict(stream.ask(verify_call()), 0)
-    if how == "half closed":
-        stream.send(None)
-    elif how == "cancelled":
-        stream.end()
-    else:
-        channel.close()
+    stream = RawSession(channel)
+    verdict = verdict_of(stream.ask(verify_message()))
+    {"half closed": lambda: stream.send(None), "cancelled": stream.end, "cut": channel.close}[how]()
     time.sleep(0.2)
     with grpc.insecure_channel(server.address) as other:
-        assert codec.decode_verdict(Stream(other).ask(verify_call()), 0) == verdict
+        assert verdict_of(RawSession(other).ask(verify_message())) == verdict
     assert server.num_sessions == 1
     stream.send(None)
     channel.close()
 
 
-def test_a_stream_is_about_one_session(new: Callable[..., Stream]) -> None:
+def test_whoever_leaves_in_the_middle_may_come_back_for_the_verdict() -> None:
+    engine, go, was_asked = holding()
+    with serving(engine, max_queue=2) as server, grpc.insecure_channel(server.address) as channel:
+        left = RawSession(channel)
+        left.send(verify_message())
+        assert was_asked.wait(PATIENCE_S)
+        left.end()
+        back = RawSession(channel)
+        back.send(verify_message())
+        time.sleep(0.1)
+        go.set()
+        assert verdict_of(back.answer()).base == 0
+        for number in range(10, 20):  # each place was given back
+            assert RawSession(channel).ask(verify_message(number))
+
+
+def test_a_stream_is_about_one_session(new: New) -> None:
     stream = new()
-    assert codec.decode_verdict(stream.ask(verify_call(7)), 0).base == 0
-    assert codec.decode_verdict(stream.ask(verify_call(7)), 0).base == 0  # its own number may be named again
+    for _ in range(2):
+        assert verdict_of(stream.ask(verify_message(7))).base == 0  # its own number may be named again
     with pytest.raises(ProtocolError, match="about session 7"):
-        stream.ask(verify_call(8))
-    assert codec.decode_verdict(new().ask(verify_call(8)), 0).base == 0
-
-
-def test_the_unary_call_takes_nothing_that_is_for_streams(server: Serving) -> None:
-    link = Link(LinkOptions(server.address))
-    for message in (codec.encode_streamed_open(SessionCall(7, 0, opening())), codec.CLOSES):
-        with pytest.raises(ProtocolError, match="Session"):
-            link.call("Verify", message, PATIENCE_S)
-    link.close()
+        stream.ask(verify_message(8))
+    assert verdict_of(new().ask(verify_message(8))).base == 0
 
 
 @law(75)
-@given(st.binary(max_size=60), st.booleans())
-def test_whatever_is_sent_ends_a_stream_cleanly(noisy: Any, data: bytes, begun: bool) -> None:
+@given(st.binary(max_size=60), st.sampled_from([(), (verify_message(),), (verify_message(write=20),)]))
+def test_whatever_is_sent_ends_a_stream_cleanly(noisy: New, data: bytes, before: tuple[bytes, ...]) -> None:
     stream = noisy()
-    if begun:
-        stream.ask(verify_call())
+    stream.send(*before, data, None)
     try:
-        stream.ask(data)
-    except (SkydraftError, StopIteration):
-        assert stream.call.code() is not grpc.StatusCode.INTERNAL
-    stream.end()
+        assert len(list(stream.call)) <= 21 + len(before)
+    except grpc.RpcError as error:
+        assert error.code() is not grpc.StatusCode.INTERNAL
 
 
 @pytest.fixture(scope="module")
-def noisy() -> Iterator[Callable[[], Stream]]:
+def noisy() -> Iterator[New]:
     running = Serving(open_toy("toy"), ServeOptions(port=0))
     with grpc.insecure_channel(running.address) as channel:
-        yield lambda: Stream(channel)
+        yield lambda: RawSession(channel)
         assert_serves(running.address)
     running.stop()
 
 
-def test_a_server_full_of_busy_streams_says_so(server: Serving) -> None:
-    engine = open_toy("toy")
-    with serving(engine, max_queue=1) as running, grpc.insecure_channel(running.address) as channel:
-        sound, gate = engine.forward, threading.Event()
-
-        def slow(feeds: Any, *, want_logits: bool) -> Any:
-            gate.wait(PATIENCE_S)
-            return sound(feeds, want_logits=want_logits)
-
-        engine.forward = slow  # type: ignore[method-assign]
-        busy, other = Stream(channel), Stream(channel)
-        busy.send(verify_call(1))
-        time.sleep(0.3)
-        with pytest.raises(CloudBusy):
-            other.ask(verify_call(2))
-        gate.set()
-        assert codec.decode_verdict(busy.answer(), 0).base == 0
-
-
-def test_a_stream_that_says_nothing_ends_with_its_session(server: Serving) -> None:
-    with serving(open_toy("toy"), session_ttl_s=0.5) as running, grpc.insecure_channel(running.address) as channel:
-        silent, spoke = Stream(channel), Stream(channel)
-        spoke.ask(verify_call())
-        for stream in (silent, spoke):
-            with pytest.raises(CloudLost, match="idle"):
-                stream.answer()
-        running.wait_until(lambda: running.num_sessions == 0)
-
-
-def test_whoever_leaves_in_the_middle_may_come_back_for_the_verdict() -> None:
-    engine = open_toy("toy")
-    with serving(engine) as server, grpc.insecure_channel(server.address) as channel:
-        sound, asked, gate = engine.forward, threading.Event(), threading.Event()
-
-        def slow(feeds: Any, *, want_logits: bool) -> Any:
-            asked.set()
-            gate.wait(PATIENCE_S)
-            return sound(feeds, want_logits=want_logits)
-
-        engine.forward = slow  # type: ignore[method-assign]
-        left = Stream(channel)
-        left.send(verify_call())
-        assert asked.wait(PATIENCE_S)
-        left.end()
-        back = Stream(channel)
-        back.send(verify_call())
-        time.sleep(0.1)
-        gate.set()
-        assert codec.decode_verdict(back.answer(), 0).base == 0
-        assert server.server._service._pending == {}  # each place was given back
-
-
 def test_clients_that_leave_at_any_moment_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    engine, rng = open_toy("toy"), random.Random(5)
-    sound = engine.forward
-
-    def slow(feeds: Any, *, want_logits: bool) -> Any:
-        time.sleep(0.002)
-        return sound(feeds, want_logits=want_logits)
-
-    engine.forward = slow  # type: ignore[method-assign]
-    with serving(engine) as server:
+    rng = random.Random(5)
+    with serving(slow_toy(), max_queue=20) as server:
         for number in range(1, 41):
             channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
-            stream = Stream(channel)
-            stream.send(*[verify_call(number)] * 4)
+            stream = RawSession(channel)
+            stream.send(*[verify_message(number, write=4 * (number % 3))] * 4)
             time.sleep(rng.random() * 0.02)
             if number % 2:
                 stream.call.cancel()
             channel.close()
             stream.end()
-        service = server.server._service
-        server.wait_until(lambda: not service._pending and not service._streams._open)
+        with grpc.insecure_channel(server.address) as channel:
+            streams = [RawSession(channel) for _ in range(20)]  # as many as there are places
+            for number, stream in enumerate(streams, 100):
+                stream.send(verify_message(number))
+            assert all(stream.answer() for stream in streams)
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert_serves(server.address)
 
 
 def test_two_hundred_streams_at_once() -> None:
     """Each a session of its own, all open together, over a few seats: nobody is refused, all verdicts are right."""
-    num_streams, link_of = 200, 8
-    with serving(open_toy("toy"), max_sessions=16) as server:
-        links = [Link(LinkOptions(server.address)) for _ in range(num_streams // link_of)]
-        streams = [links[number // link_of].session() for number in range(num_streams)]
+    with serving(open_toy("toy"), max_sessions=16) as server, ExitStack() as stack:
+        channels = [stack.enter_context(grpc.insecure_channel(server.address)) for _ in range(8)]
+        streams = [RawSession(channels[number % 8]) for number in range(200)]
 
-        def judged(numbered: tuple[int, SessionStream]) -> list[bytes | None]:
+        def judged(numbered: tuple[int, RawSession]) -> list[Any]:
             number, stream = numbered
-            message = verify_call(number + 1, opening=opening(prompt=Prompt((1, 2, 3 + number))))
-            replies = []
-            for _ in range(2):
-                stream.send(message)
-                replies.append(stream.receive(PATIENCE_S, PATIENCE_S))
-            return replies
+            message = verify_message(number + 1, opening=opening(1, 2, 3 + number))
+            return [verdict_of(stream.ask(message)) for _ in range(2)]
 
         with ThreadPoolExecutor(16) as pool:
-            replies = list(pool.map(judged, enumerate(streams)))
-        assert not any(stream.is_over for stream in streams)
-        link = links[0]
+            found = list(pool.map(judged, enumerate(streams)))
+        assert all(stream.call.is_active() for stream in streams)
         for number in (0, 77, 199):
-            again = verify_call(1000 + number, opening=opening(prompt=Prompt((1, 2, 3 + number))))
-            expected = codec.decode_verdict(link.call("Verify", again, PATIENCE_S), 0)
-            assert [codec.decode_verdict(reply or b"", 0) for reply in replies[number]] == [expected, expected]
-        assert link.ping(PATIENCE_S) > 0
-        assert all(stream.close() for stream in streams)
-        for link in links:
-            link.close()
+            again = RawSession(channels[0]).ask(verify_message(1000 + number, opening=opening(1, 2, 3 + number)))
+            assert found[number] == [verdict_of(again)] * 2
+        for stream in streams:
+            stream.send(codec.encode_close(0))
+        assert not any(list(stream.call) for stream in streams)
         server.wait_until(lambda: server.num_sessions <= 3)

@@ -15,13 +15,22 @@ import pytest
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.streams import Streams
-from skydraft.edge.link import Link, LinkOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudBusy, CloudLost, NotAuthorized, RateLimited
-from skydraft.protocol import codec
 
-from ..serving import PATIENCE_S, serving
-from .raw_streams import TOKENS, Stream, assert_serves, verify_call
+from ..serving import PATIENCE_S, RawSession, serving
+from .messages import (
+    ANN,
+    BOB,
+    TOKENS,
+    assert_serves,
+    holding,
+    long_text,
+    slow_toy,
+    tokens_written,
+    verdict_of,
+    verify_message,
+)
 
 
 def test_silence_and_garbage_take_nobody_elses_place(tmp_path: Path) -> None:
@@ -32,23 +41,18 @@ def test_silence_and_garbage_take_nobody_elses_place(tmp_path: Path) -> None:
         serving(open_toy("toy"), token_file=token_file, max_queue=8) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
-        mine = Link(LinkOptions(server.address, token="another-token-of-24-chars"))
-        own = mine.session()
-        own.send(verify_call(99))
-        assert own.receive(PATIENCE_S, PATIENCE_S)
+        own = RawSession(channel, BOB)
+        assert own.ask(verify_message(99))
         silent = []
         for number in range(100):
-            silent.append(Stream(channel, "a-token-of-24-characters"))
+            silent.append(RawSession(channel, ANN))
             if number % 10 == 9:
                 silent[-1].send(b"\xff" * 40)
-                assert mine.ping(PATIENCE_S) < 1e3 * PATIENCE_S
         server.wait_until(lambda: sum(stream.call.is_active() for stream in silent) <= 32)
-        assert not own.is_over  # those of whoever has more made way
-        assert_serves(server.address, token="another-token-of-24-chars")
-        for stream in silent:
+        assert own.call.is_active()  # those of whoever has more made way
+        assert_serves(server.address, token=BOB)
+        for stream in (own, *silent):
             stream.end()
-        own.close()
-        mine.close()
 
 
 class Task:
@@ -63,15 +67,15 @@ class Task:
 @pytest.mark.parametrize(
     ("open_", "newcomer", "ended"),
     [
-        ("aaabbcd", "d", "a0"),  # of whoever has the most, the one used least recently
-        ("aaabbcd", "a", "a0"),
-        ("Aaabbcd", "d", "a1"),  # not one that is being answered
-        ("AAAbbcd", "d", "b3"),
-        ("AAAbbcd", "b", "b3"),
-        ("AAAbcde", "b", "b3"),  # its own, since the others have no more
-        ("AAAbcde", "f", "b3"),
-        ("AAABCDE", "f", None),
-        ("AAABBcd", "b", None),  # those of who has fewer are not taken
+        ("aaabbcde", "d", "a0"),  # of whoever has the most, the one used least recently
+        ("aaabbcde", "a", "a0"),
+        ("Aaabbcde", "d", "a1"),  # not one that is being answered
+        ("AAAbbcde", "d", "b3"),
+        ("AAAbbcde", "b", "b3"),
+        ("AAAbcdef", "b", "b3"),  # its own, since the others have no more
+        ("AAAABbcd", "e", "b5"),
+        ("AAABCDEF", "f", None),
+        ("AAABBCcd", "b", None),  # those of who has fewer are not taken
     ],
 )
 def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, tmp_path: Path) -> None:
@@ -80,8 +84,7 @@ def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, tm
 
     async def crowd() -> list[str]:
         times = iter(range(100))
-        streams = Streams(Keyring(token_file), Limits(max_queue=2), lambda: float(next(times)))
-        streams._most = len(open_)
+        streams = Streams(Keyring(token_file), Limits(max_queue=2), lambda: float(next(times)))  # eight
         tasks: list[Any] = [Task() for _ in open_]
         with ExitStack() as stack:
             for name, task in zip(open_, tasks, strict=True):
@@ -96,12 +99,23 @@ def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, tm
     assert asyncio.run(crowd()) == ([ended] if ended else [])
 
 
+def test_a_stream_that_says_nothing_ends_with_its_session() -> None:
+    with serving(open_toy("toy"), session_ttl_s=0.5) as server, grpc.insecure_channel(server.address) as channel:
+        silent, spoke = RawSession(channel), RawSession(channel)
+        spoke.ask(verify_message())
+        for stream in (silent, spoke):
+            with pytest.raises(CloudLost, match="idle"):
+                stream.answer()
+        server.wait_until(lambda: server.num_sessions == 0)
+
+
 def test_an_empty_budget_ends_a_stream_and_says_for_how_long() -> None:
     with serving(open_toy("toy"), rows_per_s=20.0) as server, grpc.insecure_channel(server.address) as channel:
         with pytest.raises(RateLimited) as raised:
             for number in range(1, 9):
-                Stream(channel).ask(verify_call(number, draft_ids=(5,) * 20))
+                RawSession(channel).ask(verify_message(number, draft=(5,) * 20))
         assert 0 < raised.value.retry_after_s < 10
+        assert_serves(server.address)  # waits as told
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -110,43 +124,42 @@ def test_a_token_that_is_revoked_ends_its_streams(tmp_path: Path, idle: bool, mo
         monkeypatch.setattr("skydraft.cloud.streams._SWEEP_S", 3600.0)  # it is noticed when something is asked
     token_file = tmp_path / "tokens"
     token_file.write_text(TOKENS)
-    with serving(open_toy("toy"), token_file=token_file) as server, grpc.insecure_channel(server.address) as channel:
-        phone, robot = Stream(channel, "a-token-of-24-characters"), Stream(channel, "another-token-of-24-chars")
-        for number, stream in enumerate((phone, robot), 1):
-            stream.ask(verify_call(number))
+    with serving(slow_toy(), token_file=token_file) as server, grpc.insecure_channel(server.address) as channel:
+        ann, bob, writes = RawSession(channel, ANN), RawSession(channel, BOB), RawSession(channel, ANN)
+        for number, stream in enumerate((ann, bob), 1):
+            stream.ask(verify_message(number))
+        writes.ask(long_text())
         token_file.write_text(TOKENS.splitlines()[1] + "\n")
         if idle:
-            server.wait_until(lambda: not phone.call.is_active())
+            server.wait_until(lambda: not ann.call.is_active())
         else:
             time.sleep(1.1)
         with pytest.raises(NotAuthorized, match="does not know"):
-            phone.ask(verify_call(1))
-        assert codec.decode_verdict(robot.ask(verify_call(2)), 0).base == 0
+            ann.ask(verify_message(1))
+        with pytest.raises(NotAuthorized, match="does not know"):
+            tokens_written(writes)
+        assert verdict_of(bob.ask(verify_message(2))).base == 0
         with pytest.raises(NotAuthorized):
-            Stream(channel).ask(verify_call(3))
+            RawSession(channel).ask(verify_message(3))
 
 
 def test_a_server_that_stops_ends_idle_streams_at_once_and_answers_the_others_first() -> None:
-    engine = open_toy("toy")
+    engine, go, was_asked = holding()
     with serving(engine) as server, grpc.insecure_channel(server.address) as channel:
-        sound, gate = engine.forward, threading.Event()
-        idle, busy = Stream(channel), Stream(channel)
-        idle.ask(verify_call(1))
-
-        def slow(feeds: Any, *, want_logits: bool) -> Any:
-            gate.wait(PATIENCE_S)
-            return sound(feeds, want_logits=want_logits)
-
-        engine.forward = slow  # type: ignore[method-assign]
-        busy.send(verify_call(2))
-        time.sleep(0.2)
+        go.set()
+        idle, busy = RawSession(channel), RawSession(channel)
+        idle.ask(verify_message(1))
+        go.clear()
+        was_asked.clear()
+        busy.send(verify_message(2, write=3))
+        assert was_asked.wait(PATIENCE_S)
         began = time.monotonic()
         stopping = threading.Thread(target=server.stop, args=(PATIENCE_S,))
         stopping.start()
         with pytest.raises(CloudLost, match="shutting down"):
             idle.answer()
-        gate.set()
-        assert codec.decode_verdict(busy.answer(), 0).base == 0
+        go.set()
+        assert verdict_of(busy.answer()).base == 0 and len(tokens_written(busy)) == 3
         with pytest.raises(CloudLost, match="shutting down"):
             busy.answer()
         stopping.join()

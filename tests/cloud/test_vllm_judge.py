@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import skydraft
-from skydraft.cloud.jobs import OpenJob, VerifyJob
+from skydraft.cloud.docket import Job
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.vllm.judge import VllmJudge
 from skydraft.cloud.vllm.targets import VllmSeats
@@ -22,12 +23,13 @@ from skydraft.config import MAX_K, decoding_params
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudFailure, EngineError, PromptError, SessionNotFound, SkydraftError
 from skydraft.protocol.codec import digest, short_fingerprint
-from skydraft.protocol.values import Opened, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, VerifyCall
 from skydraft.types import Media, Prompt
 from tests import toys
 from tests.cloud.fake_vllm import FakeVllm
 from tests.serving import Serving, serving
 
+pytestmark = pytest.mark.usefixtures("fixed_k")
 PARAMS = [
     decoding_params(max_new_tokens=48),
     decoding_params(max_new_tokens=48, temperature=0.8, seed=5, top_p=0.9),
@@ -37,12 +39,17 @@ PARAMS = [
 
 
 @contextmanager
-def judging(limits: dict[str, Any] | None = None, **fake: Any) -> Iterator[tuple[Serving, FakeVllm]]:
+def judging(
+    limits: dict[str, Any] | None = None, health: list[bool] | None = None, **fake: Any
+) -> Iterator[tuple[Serving, FakeVllm]]:
+    """A server over a stand-in; what it says of its health goes to `health`."""
     engine = FakeVllm(open_toy("toy"), **fake)
     judge = VllmJudge(engine, Limits(**(limits or {})))  # type: ignore[arg-type]  # a stand-in
     judge.start()
     try:
         with serving(judge, execution="throughput", **(limits or {})) as server:
+            hear = judge.on_health
+            judge.on_health = lambda is_well: (health is not None and health.append(is_well), hear(is_well))[1]  # type: ignore[func-returns-value]
             yield server, engine
     finally:
         judge.close()
@@ -79,11 +86,8 @@ def test_eight_clients_at_once_share_two_seats() -> None:
 
 @pytest.mark.parametrize("mode", ["lossless", "cloud"])
 def test_an_engine_that_dies_loses_and_doubles_nothing(mode: str) -> None:
-    health = []
-    with judging(dies_at={3, 9, 12}) as (server, engine):
-        judge = server.server._judge
-        hear = judge.on_health
-        judge.on_health = lambda is_well: (health.append(is_well), hear(is_well))[0]  # type: ignore[func-returns-value]
+    health: list[bool] = []
+    with judging(health=health, dies_at={3, 9, 12}) as (server, engine):
         cloud = skydraft.connect(server.address)
         assert written(cloud, PARAMS[1], mode=mode) == written(open_toy("toy"), PARAMS[1], mode=mode)
         assert engine.num_starts == 4 and health == [False, True] * 3
@@ -132,7 +136,7 @@ def test_an_engine_that_dies_whatever_it_is_asked_ends_the_server() -> None:
     for _ in range(2):
         with pytest.raises(SkydraftError):
             written(skydraft.connect(running.address, timeout_s=3), PARAMS[0])
-    running.wait_until(lambda: running.server._has_died)
+    running.wait_until(lambda: judge.docket.is_stopping)
     running.stop()
     judge.close()
 
@@ -202,19 +206,20 @@ def test_a_later_epoch_that_comes_while_the_prompt_is_read_keeps_its_session() -
     thread.start()
     answers: queue.Queue[tuple[str, Any]] = queue.Queue()
 
-    def ask(name: str, kind: Any, call: Any) -> None:
-        judge.submit(kind(call, "ann", lambda answer: answers.put((name, answer)), 0.0))
+    def ask(name: str, call: Any) -> None:
+        job = Job(call, "ann", lambda answer, is_last: answers.put((name, answer)), 0.0)
+        judge.post(partial(judge.docket.take, job))
 
     opening = Opening(short_fingerprint(engine.served.vocab.fingerprint), Prompt((5, 6, 7)))
-    ask("first", OpenJob, SessionCall(9, 0, opening))
+    ask("first", OpenCall(9, 0, opening))
     time.sleep(0.02)
-    ask("second", OpenJob, SessionCall(9, 1, opening))
+    ask("second", OpenCall(9, 1, opening))
     found = dict(answers.get(timeout=10) for _ in range(2))
     assert isinstance(found["first"], SessionNotFound) and found["second"] == Opened(0)
     time.sleep(0.1)  # until what the first one asked for has come back too
-    ask("verify", VerifyJob, VerifyCall(9, 1, 0, (), (), digest(np.array([5, 6, 7], np.int32))))
+    ask("verify", VerifyCall(9, 1, 0, (), (), digest(np.array([5, 6, 7], np.int32))))
     assert answers.get(timeout=10)[1].num_tokens == 1
-    judge.stop()
+    judge.post(judge.docket.stop)
     thread.join(10)
     judge.close()
     assert not thread.is_alive()

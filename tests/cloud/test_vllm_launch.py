@@ -116,7 +116,7 @@ def test_options_of_other_engines_are_refused(
 
 def test_an_argument_of_vllms_needs_vllm(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--model", "toy", "--vllm-arg", "block_size=32"]) == 2
-    assert "--vllm-arg applies to --engine vllm alone" in one_line(capsys)
+    assert "--vllm-arg applies only to --engine vllm" in one_line(capsys)
 
 
 def test_what_its_processes_wrote_says_why_it_does_not_start() -> None:

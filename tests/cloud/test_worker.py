@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.jobs import Answer, GenerateJob, OpenJob, VerifyJob
+from skydraft.cloud.docket import Answer, Job
 from skydraft.errors import CloudFailure, EngineError, SessionNotFound
-from skydraft.protocol.values import Emission, VerifyCall
+from skydraft.protocol.values import VerifyCall, Written
 from skydraft.types import Cost, Verdict
-from tests import reference, toys
-from tests.cloud.worker_by_hand import ENDLESS, Asked, Desk, Edge, Watched
+from tests import toys
+from tests.cloud.worker_by_hand import ENDLESS, Asked, Desk, Edge, desk_of
 from tests.toys import law
 
-# One move: who, tokens to catch up, tokens to draft, which of all these is wrong, what happens to the call, steps.
-moves = st.lists(
-    st.tuples(
+
+# One move: who, tokens to catch up, tokens to draft, which of all these is wrong, what happens to the call, tokens that
+# the target may write, steps.
+def moves(*writes: int) -> st.SearchStrategy[list[Any]]:
+    move = st.tuples(
         st.integers(0, 3),
         st.integers(0, 6) | st.integers(0, 40),
         st.integers(0, 8),
         st.none() | st.integers(0, 12),
-        st.sampled_from(["once", "once", "twice", "again", "opens"]),
+        st.sampled_from(["once", "once", "twice", "again", "opens", "stop"]),
+        st.sampled_from(writes),
         st.sampled_from([0, 0, 0, 1, 2, 4]),
-    ),
-    min_size=8,
-    max_size=40,
-)
+    )
+    return st.lists(move, min_size=8, max_size=40)
+
+
+WRITING = moves(0, 0, 1, 3, 30)
 
 
 @st.composite
@@ -51,138 +54,132 @@ def lost(answer: Answer) -> bool:
     return isinstance(answer, SessionNotFound | EngineError | CloudFailure)
 
 
-def play(desk: Desk, edges: list[Edge], script: list[Any]) -> int:
-    """Let edges ask as scripted, each one call at a time; every verdict must be that of the target in this process."""
-    under_way: dict[int, tuple[list[Asked], VerifyCall, Verdict]] = {}
-    num_verdicts = 0
-    opened = set()
+class Play:
+    """Lets edges ask as scripted, each one call at a time; all verdicts and tokens must be those of the target here."""
 
-    def settle() -> None:
-        nonlocal num_verdicts
-        for number, (copies, call, expected) in list(under_way.items()):
+    def __init__(self, desk: Desk, edges: list[Edge]) -> None:
+        self._desk = desk
+        self._edges = edges
+        self._under_way: dict[int, tuple[list[Asked], VerifyCall, Verdict]] = {}
+        self._opened: set[int] = set()
+        self._stopped: set[int] = set()
+        self.num_verdicts = self.num_written = 0
+
+    def run(self, script: list[Any]) -> None:
+        for who, num_catch_up, num_draft, miss, manner, write, num_steps in script:
+            if who not in self._under_way and not self._edges[who].is_finished:
+                self._ask(who, num_catch_up, num_draft, miss, manner, write)
+            elif who in self._under_way and manner == "again":
+                copies, call, _ = self._under_way[who]
+                copies.append(self._desk.ask(call))
+            elif who in self._under_way and manner == "stop":
+                self._stopped.add(who)
+                self._desk.stop_writing(self._under_way[who][0][-1])
+            self._desk.step(num_steps)
+            self._settle()
+        for _ in range(60):
+            if not self._under_way:
+                return
+            self._desk.finish()
+            self._settle()
+        raise AssertionError("some call is never answered with its verdict")
+
+    def _ask(self, who: int, num_catch_up: int, num_draft: int, miss: int | None, manner: str, write: int) -> None:
+        edge = self._edges[who]
+        num_catch_up = min(num_catch_up, edge.params.max_new_tokens - edge.base - 1)
+        likely, opens = edge.likely(num_catch_up + num_draft, miss), manner == "opens" or who not in self._opened
+        call = edge.call(likely[:num_catch_up], likely[num_catch_up:], opens=opens, write=write)
+        self._opened.add(who)
+        self._stopped.discard(who)
+        copies = [self._desk.ask(call) for _ in range(2 if manner == "twice" else 1)]
+        self._under_way[who] = copies, call, edge.judged(call)
+
+    def _settle(self) -> None:
+        for who, (copies, call, expected) in list(self._under_way.items()):
             if not all(asked.is_answered for asked in copies):
                 continue
-            if any(lost(asked.last) for asked in copies):
-                before, edges[number].num_seen = edges[number].num_seen, call.base - len(call.catch_up_ids)
-                again = edges[number].reopened(call)
-                edges[number].num_seen = before
-                under_way[number] = [desk.ask(again)], again, expected
+            firsts = [asked.answers[0] for asked in (copies[-1:] if call.write else copies)]
+            if any(map(lost, firsts)):
+                self._reopen(who, call, expected)
                 continue
-            assert [asked.last for asked in copies] == [expected] * len(copies)
-            assert all(asked.last is copies[0].last for asked in copies)
-            num_verdicts += 1
-            del under_way[number]
+            assert firsts == [expected] * len(firsts) and all(first is firsts[0] for first in firsts)
+            self.num_verdicts += 1
+            del self._under_way[who]
+            if call.write:
+                self._take_written(who, copies[-1], call)
 
-    for who, num_catch_up, num_draft, miss, manner, num_steps in script:
-        edge = edges[who]
-        if edge.is_finished and who not in under_way:
-            continue
-        if who not in under_way:
-            num_catch_up = min(num_catch_up, edge.params.max_new_tokens - edge.base - 1)
-            written = edge.likely(num_catch_up + num_draft, miss)
-            call = edge.call(
-                written[:num_catch_up], written[num_catch_up:], opens=manner == "opens" or who not in opened
-            )
-            opened.add(who)
-            copies = [desk.ask(call) for _ in range(2 if manner == "twice" else 1)]
-            under_way[who] = copies, call, edge.judged(call)
-        elif manner == "again":
-            under_way[who][0].append(desk.ask(under_way[who][1]))
-        desk.step(num_steps)
-        settle()
-    for _ in range(60):
-        if not under_way:
-            return num_verdicts
-        desk.finish()
-        settle()
-    raise AssertionError("some call is never answered with its verdict")
+    def _reopen(self, who: int, call: VerifyCall, expected: Verdict) -> None:
+        edge = self._edges[who]
+        before, edge.num_seen = edge.num_seen, call.base - len(call.catch_up_ids)
+        again = edge.reopened(call)
+        edge.num_seen = before
+        self._under_way[who] = [self._desk.ask(again)], again, expected
 
-
-def check_batches(engine: Watched, max_rows: int) -> None:
-    for batch in engine.batches:
-        assert sum(len(tokens) for _, tokens in batch) <= max_rows
-        assert max(Counter(id(sequence) for sequence, _ in batch).values()) == 1
+    def _take_written(self, who: int, asked: Asked, call: VerifyCall) -> None:
+        edge, num_written = self._edges[who], len(asked.written)
+        edge.took(asked)
+        self.num_written += num_written
+        if lost(asked.last):
+            self._opened.discard(who)
+            edge.epoch += 1
+        elif who in self._stopped or edge.is_finished:
+            assert num_written <= call.write
+        else:
+            assert num_written == call.write
 
 
 @law(30)
-@given(st.data(), toys.seeds, moves, st.integers(1, 40), st.integers(1, 8))
+@given(st.data(), toys.seeds, moves(0), st.integers(1, 40), st.integers(1, 8))
 def test_verdicts_in_any_company_are_those_of_the_target_alone(
     data: st.DataObject, seed: int, script: list[Any], max_rows: int, part: int
 ) -> None:
-    desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows)
-    desk.engine.max_batch_rows = part  # rows of a part of a prompt
-    everyone = data.draw(edges(seed))
-    num_verdicts = play(desk, everyone, script)
-    assert num_verdicts > 0
-    check_batches(desk.engine, max_rows)
-    num_rows = sum(len(tokens) for batch in desk.engine.batches for _, tokens in batch)
-    distinct = {id(asked.last): asked.last for asked in desk.asked}
-    assert num_rows == sum(verdict.cost.num_rows for verdict in distinct.values())  # no block was judged twice
-    assert desk.engine.num_open == desk.worker.num_sessions <= 4
-    desk.worker.stop()
-    desk.worker.run()
+    desk = desk_of(seed, part=part, max_rows=max_rows)
+    play = Play(desk, data.draw(edges(seed)))
+    play.run(script)
+    desk.check_batches()
+    assert play.num_verdicts > 0
+    distinct = {id(asked.last): asked.last for asked in desk.all_asked}
+    assert desk.engine.num_rows == sum(verdict.cost.num_rows for verdict in distinct.values())  # none was judged twice
+    assert desk.engine.num_open == desk.num_sessions <= 4
+    desk.shut_down()
     assert desk.engine.num_open == 0
 
 
-@law(30)
-@given(st.data(), toys.seeds, moves, st.integers(1, 40), st.integers(1, 3))
-def test_evictions_cost_no_verdict(
+@law(40)
+@given(st.data(), toys.seeds, WRITING, st.integers(1, 40), st.integers(1, 4))
+def test_neither_company_nor_evictions_cost_a_token(
     data: st.DataObject, seed: int, script: list[Any], max_rows: int, max_sessions: int
 ) -> None:
-    desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows, max_sessions=max_sessions)
-    play(desk, data.draw(edges(seed)), script)
-    assert desk.engine.num_open == desk.worker.num_sessions <= max_sessions
-    check_batches(desk.engine, max_rows)
+    desk = desk_of(seed, max_rows=max_rows, max_sessions=max_sessions)
+    Play(desk, data.draw(edges(seed))).run(script)
+    desk.check_batches()
+    assert desk.engine.num_open == desk.num_sessions <= max_sessions
 
 
 @law(25)
-@given(st.data(), toys.seeds, moves, st.integers(1, 20), st.sets(st.integers(1, 40), max_size=4))
-def test_forwards_that_fail_cost_no_verdict(
+@given(st.data(), toys.seeds, WRITING, st.integers(1, 20), st.sets(st.integers(1, 40), max_size=4))
+def test_forwards_that_fail_cost_no_token(
     data: st.DataObject, seed: int, script: list[Any], max_rows: int, fail_at: set[int]
 ) -> None:
-    desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows, max_sessions=3)
+    desk = desk_of(seed, max_rows=max_rows, max_sessions=3)
     engine = desk.engine
     engine.fails = lambda feeds: EngineError("The device was lost.") if len(engine.batches) in fail_at else None
-    play(desk, data.draw(edges(seed)), script)
-    assert engine.num_open == desk.worker.num_sessions
-
-
-@law(40)
-@given(st.data(), toys.seeds, st.integers(1, 12), st.integers(1, 3))
-def test_a_stream_is_the_target_alone_in_any_company(
-    data: st.DataObject, seed: int, max_rows: int, max_sessions: int
-) -> None:
-    desk = Desk(toys.toy(seed, kind=Watched), max_rows=max_rows, max_sessions=max_sessions)
-    everyone = data.draw(edges(seed))
-    streams = []
-    for edge in everyone:
-        edge.params = dataclasses.replace(edge.params, max_new_tokens=min(edge.params.max_new_tokens, 20))
-        edge.num_seen, edge.top = 0, 0
-        streams.append(desk.ask(edge.open(), kind=GenerateJob))
-        desk.step(data.draw(st.integers(0, 3)))
-    desk.finish()
-    for edge, asked in zip(everyone, streams, strict=True):
-        token_ids = [token_id for emission in asked.answers for token_id in emission.token_ids]
-        assert (tuple(token_ids), asked.last.finish) == reference.plain(toys.toy(seed), edge.prompt, edge.params)
-        bases = [emission.base for emission in asked.answers]
-        assert bases == list(range(len(token_ids)))
-    check_batches(desk.engine, max_rows)
-    desk.step()
-    assert desk.engine.num_open == 0 == desk.worker.num_sessions
+    Play(desk, data.draw(edges(seed))).run(script)
+    desk.check_batches()
+    desk.tally()  # the next tick releases what failed in a forward
+    assert engine.num_open == desk.num_sessions
 
 
 def costly(monkeypatch: pytest.MonkeyPatch) -> tuple[Desk, Edge]:
     """A worker whose engine measures by the desk's clock, in parts of 4 rows of a prompt and 2 of a block."""
-    desk = Desk(toys.toy(4, kind=Watched), max_rows=2)
-    desk.engine.max_batch_rows = 4
-    monkeypatch.setattr("skydraft.engines.base.time", desk.clock)
+    desk = desk_of(part=4, max_rows=2)
+    monkeypatch.setattr("skydraft.engines.prefix_cache.time", desk.clock)
     return desk, Edge(0, 4, ENDLESS, prompt=(0, 3, 5, 7) * 2)
 
 
 def test_a_verdict_says_what_it_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     desk, edge = costly(monkeypatch)
-    call = edge.call(draft=edge.likely(4), opens=True)
-    asked = desk.ask(call)
+    asked = desk.ask(edge.call(draft=edge.likely(4), opens=True))
     desk.clock.now += 0.5
     desk.finish()
     cost = asked.last.cost
@@ -192,15 +189,14 @@ def test_a_verdict_says_what_it_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cost.encode_ms == 0
 
 
-def test_an_opening_and_each_token_of_a_stream_say_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opening_and_each_token_that_is_written_say_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     desk, edge = costly(monkeypatch)
-    cost = desk.answer(edge.open(), kind=OpenJob).cost
+    cost = desk.answer(edge.open()).cost
     assert cost == Cost(forward_ms=cost.prefill_ms, prefill_ms=cost.prefill_ms)
     assert cost.prefill_ms == pytest.approx(20, abs=0.1)
-    stream = Edge(1, 4, dataclasses.replace(ENDLESS, max_new_tokens=3, min_new_tokens=3), prompt=edge.prompt)
-    asked = desk.ask(stream.open(), kind=GenerateJob)
+    asked = desk.ask(Edge(1, 4, ENDLESS, prompt=edge.prompt).stream(2))
     desk.finish()
-    first, *others = [answer.cost for answer in asked.answers if isinstance(answer, Emission)]
+    first, *others = [answer.cost for answer in asked.answers if isinstance(answer, Verdict | Written)]
     assert [(cost.num_passes, cost.num_rows) for cost in (first, *others)] == [(1, 1)] * 3
     assert first.prefill_ms == pytest.approx(20, abs=0.1) and first.forward_ms == pytest.approx(30, abs=0.1)
     assert [cost.prefill_ms for cost in others] == [0, 0]
@@ -209,18 +205,18 @@ def test_an_opening_and_each_token_of_a_stream_say_what_they_cost(monkeypatch: p
 
 
 def test_a_job_is_answered_once_and_the_second_answer_reaches_nobody() -> None:
-    desk, edge = Desk(toys.toy(4, kind=Watched)), Edge(0, 4, ENDLESS)
+    desk, edge = desk_of(), Edge(0, 4, ENDLESS)
     asked = desk.ask(call := edge.call(opens=True))
     desk.finish()
-    assert asked.job.is_answered
     with pytest.raises(CloudFailure, match="answered before"):
         asked.job.answer(EngineError("late"))
     assert asked.answers == [edge.judged(call)]
 
 
 def test_a_job_that_has_not_begun_has_no_session_and_no_work() -> None:
-    for kind in (OpenJob, VerifyJob, GenerateJob):
-        job = kind(Edge(0, 4, ENDLESS).open(), "ann", lambda answer: None, 0.0)
+    edge = Edge(0, 4, ENDLESS)
+    for call in (edge.open(), edge.call(), edge.stream()):
+        job = Job(call, "ann", lambda answer, is_last: None, 0.0)
         assert (job.has_session, job.work, job.is_answered, job.key) == (False, None, False, (0, "ann"))
         with pytest.raises(CloudFailure, match="no session"):
             job.session  # noqa: B018

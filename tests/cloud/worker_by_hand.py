@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from skydraft.choosing.chooser import Chooser
-from skydraft.cloud.jobs import Answer, GenerateJob, Job, VerifyJob
+from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
 from skydraft.decoding.target import LocalVerifier
 from skydraft.engines.toy import ToyEngine
 from skydraft.protocol.codec import digest, short_fingerprint
-from skydraft.protocol.values import Emission, Opening, SessionCall, VerifyCall
-from skydraft.types import Prompt, Verdict
+from skydraft.protocol.values import OpenCall, Opening, VerifyCall, Written
+from skydraft.types import DraftBlock, Prompt, Verdict
 from tests import toys
 from tests.toys import VOCAB
 
 FINGERPRINT = short_fingerprint(VOCAB.fingerprint)
 ENDLESS = DecodingParams(temperature=0.7, seed=9, max_new_tokens=3000, min_new_tokens=3000)
+TO_THE_END = 2**32 - 1
 
 
 class Clock:
@@ -50,6 +53,11 @@ class Watched(ToyEngine):
         self.batches: list[list[tuple[Any, list[int]]]] = []  # (sequence, tokens) of each feed
         self.num_prefills = self.num_open = 0
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of all forwards with logits."""
+        return sum(len(tokens) for batch in self.batches for _, tokens in batch)
+
     def allocate(self) -> Any:
         self.num_open += 1
         return super().allocate()
@@ -71,41 +79,53 @@ class Watched(ToyEngine):
 
 @dataclass
 class Asked:
-    """A job and its answers."""
+    """A job, and its answers, each with whether it was said to be the last."""
 
     job: Job
-    answers: list[Answer] = field(default_factory=list)
+    said: list[tuple[Answer, bool]] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [answer for answer, _ in self.said]
 
     @property
     def last(self) -> Any:
-        return self.answers[-1]
+        return self.said[-1][0]
 
     @property
     def is_answered(self) -> bool:
-        """Whether the last answer has come; tokens of a stream that goes on are none."""
-        return bool(self.answers) and not (isinstance(self.last, Emission) and self.last.finish is None)
+        return bool(self.said) and self.said[-1][1]
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """What the target wrote after the verdict."""
+        return tuple(i for answer in self.answers if isinstance(answer, Written) for i in answer.token_ids)
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The tokens of the verdict and those written after it."""
+        verdicts = [answer for answer in self.answers if isinstance(answer, Verdict)]
+        assert len(verdicts) == 1 and isinstance(self.job.call, VerifyCall)
+        return (*verdicts[0].commits(self.job.call.block), *self.written)
 
 
 class Tally:
     """What the worker tells about itself, counted."""
 
     def __init__(self) -> None:
-        self.num_jobs = self.num_sessions = self.num_evicted = self.num_expired = 0
-        self.num_forwards = self.num_rows = self.num_refused = 0
-        self.answers: list[tuple[Job, Answer]] = []
+        self.num_jobs = self.num_sessions = self.num_evicted = self.num_expired = self.num_judged = 0
 
     def queued(self, num_jobs: int, num_sessions: int) -> None:
         self.num_jobs, self.num_sessions = num_jobs, num_sessions
 
     def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
-        self.num_forwards += 1
-        self.num_rows += num_rows
+        """The engine notes them itself."""
 
-    def answered(self, job: Job, answer: Answer) -> None:
-        self.answers.append((job, answer))
+    def asked(self, kind: str, error: Exception | None) -> None:
+        raise AssertionError("requests are counted by the service")
 
-    def refused(self, job: Job) -> None:
-        self.num_refused += 1
+    def judged(self, *_: Any) -> None:
+        self.num_judged += 1
 
     def closed(self, num_evicted: int, num_expired: int) -> None:
         self.num_evicted, self.num_expired = num_evicted, num_expired
@@ -119,38 +139,79 @@ class Desk:
         self.engine = engine
         self.engine.clock = self.clock
         self._tally = Tally()
-        self.worker = Worker(engine, Limits(**limits), clock=self.clock, observer=self._tally)
-        self.worker.max_rows = max_rows
-        self.asked: list[Asked] = []
+        self.worker = Worker(engine, Limits(**limits), clock=self.clock)
+        self.worker.served = dataclasses.replace(self.worker.served, max_rows=max_rows)
+        self.docket = self.worker.docket
+        self.docket.metrics = self._tally  # type: ignore[assignment]  # stands in for metrics
+        self.all_asked: list[Asked] = []
 
-    def ask(self, call: SessionCall | VerifyCall, owner: str = "ann", kind: type[Job] = VerifyJob) -> Asked:
-        answers: list[Answer] = []
-        asked = Asked(kind(call, owner, answers.append, self.clock()), answers)
-        self.asked.append(asked)
-        self.worker.submit(asked.job)
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that hold KV memory."""
+        return len(self.docket.sessions)
+
+    def ask(self, call: OpenCall | VerifyCall, owner: str = "ann", **options: Any) -> Asked:
+        said: list[tuple[Answer, bool]] = []
+        asked = Asked(Job(call, owner, lambda *answer: said.append(answer), self.clock(), **options), said)
+        self.all_asked.append(asked)
+        self.worker.post(partial(self.docket.take, asked.job))
         return asked
+
+    def stop_writing(self, asked: Asked) -> None:
+        self.worker.post(partial(self.docket.stop_writing, asked.job))
+
+    def leave(self, asked: Asked) -> None:
+        self.worker.post(partial(self.docket.leave, asked.job))
+
+    def close(self, number: int, owner: str = "ann") -> None:
+        self.worker.post(partial(self.docket.close, number, owner))
 
     def step(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):
             self.worker.receive()
             self.worker.step()
 
+    def steps_until(self, asked: Asked, most: int = 2000) -> int:
+        for number in range(most):
+            if asked.is_answered:
+                return number
+            self.step()
+        raise AssertionError("it was never answered")
+
     def finish(self) -> None:
         """Work until everything is answered, each job once."""
-        for _ in range(1000):
+        for _ in range(5000):
             self.step()
-            if all(asked.is_answered for asked in self.asked):
+            if all(asked.is_answered for asked in self.all_asked):
                 break
-        streams = [asked.answers[:-1] for asked in self.asked if isinstance(asked.job, GenerateJob)]
-        assert all(isinstance(answer, Emission) and not answer.finish for part in streams for answer in part)
-        assert {len(asked.answers) for asked in self.asked if not isinstance(asked.job, GenerateJob)} <= {1}
-        assert all(asked.is_answered for asked in self.asked)
+        self.check_answers()
 
-    def answer(self, call: SessionCall | VerifyCall, owner: str = "ann", kind: type[Job] = VerifyJob) -> Any:
+    def check_batches(self) -> None:
+        """No forward is too large, and a session is in it once at most."""
+        for batch in self.engine.batches:
+            assert sum(len(tokens) for _, tokens in batch) <= self.worker.served.max_rows
+            assert len({id(sequence) for sequence, _ in batch}) == len(batch)
+
+    def check_answers(self) -> None:
+        """Each job has one last answer, and before it a verdict and tokens at most, one after the other."""
+        for asked in self.all_asked:
+            assert [is_last for _, is_last in asked.said] == [False] * (len(asked.said) - 1) + [True]
+            kinds = [type(answer) for answer in asked.answers[:-1]]
+            assert kinds in ([], [Verdict, *[Written] * (len(kinds) - 1)])
+            parts = [answer for answer in asked.answers if isinstance(answer, Written)]
+            for before, after in itertools.pairwise(parts):
+                assert after.base == before.base + len(before.token_ids)
+            assert [part.is_last for part in parts] == [part is asked.last for part in parts]
+
+    def answer(self, call: OpenCall | VerifyCall, owner: str = "ann") -> Any:
         """The last answer to a call."""
-        asked = self.ask(call, owner, kind)
+        asked = self.ask(call, owner)
         self.finish()
         return asked.last
+
+    def shut_down(self) -> None:
+        self.worker.post(self.docket.stop)
+        self.worker.run()
 
     def tally(self) -> Tally:
         """What the worker has told, its regular news included; a second passes."""
@@ -186,13 +247,19 @@ class Edge:
         committed = tuple(self.generated[: self.num_seen])
         return Opening(FINGERPRINT, Prompt(self.prompt), committed, self.params, self.top)
 
-    def open(self) -> SessionCall:
-        return SessionCall(self.number, self.epoch, self.opening())
+    def open(self) -> OpenCall:
+        return OpenCall(self.number, self.epoch, self.opening())
 
-    def call(self, catch_up: tuple[int, ...] = (), draft: tuple[int, ...] = (), *, opens: bool = False) -> VerifyCall:
+    def call(
+        self, catch_up: tuple[int, ...] = (), draft: tuple[int, ...] = (), *, opens: bool = False, write: int = 0
+    ) -> VerifyCall:
         base, crc = self.base + len(catch_up), digest(toys.array([*self.token_ids, *catch_up]))
         opening = self.opening() if opens else None
-        return VerifyCall(self.number, self.epoch, base, tuple(catch_up), tuple(draft), crc, opening)
+        return VerifyCall(self.number, self.epoch, base, tuple(catch_up), tuple(draft), crc, opening, write)
+
+    def stream(self, write: int = TO_THE_END) -> VerifyCall:
+        """Have the target write from here on, in a session that is opened."""
+        return self.call(opens=True, write=write)
 
     def reopened(self, call: VerifyCall) -> VerifyCall:
         """The same block for a server that has lost the session."""
@@ -207,6 +274,15 @@ class Edge:
         self.is_finished = verdict.finish is not None
         return verdict
 
+    def took(self, asked: Asked) -> None:
+        """Commit what was written after a verdict; the target in this process has to write the same."""
+        for token_id in asked.written:
+            verdict = self._local.verify(DraftBlock(self.base, ()), ())
+            assert verdict.token_id == token_id
+            self.generated.append(token_id)
+            self.is_finished = verdict.finish is not None
+        self.num_seen = self.base
+
     def likely(self, num_tokens: int, miss: int | None = None) -> tuple[int, ...]:
         """What the target would write, with another token at index `miss`."""
         token_ids = list(self.token_ids)
@@ -217,6 +293,13 @@ class Edge:
             token_ids.append((choice + 1) % VOCAB.size if index == miss else choice)
         sequence.close()
         return tuple(token_ids[len(self.token_ids) :])
+
+
+def desk_of(seed: int = 4, *, part: int = 64, kind: type[Watched] = Watched, **options: Any) -> Desk:
+    """A worker over a toy that reads prompts in parts of so many tokens."""
+    engine: Any = toys.toy(seed, kind=kind)
+    engine.max_batch_rows = part
+    return Desk(engine, **options)
 
 
 def opened(desk: Desk, *edges: Edge) -> None:

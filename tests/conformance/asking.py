@@ -48,7 +48,7 @@ def speaking(spec: str) -> ToyEngine:
 
 def calling_pair(name: str, arguments: Any) -> Pair:
     """A drafter that says "no" and a target that answers a question by one call, and what tools gave by "done"."""
-    return Pair(_calls_once(b"no", name, arguments), _calls_once(b"done", name, arguments), calibrated=False)
+    return Pair(_calls_once(b"no", name, arguments), _calls_once(b"done", name, arguments))
 
 
 def _calls_once(last: bytes, name: str, arguments: Any) -> ToyEngine:
@@ -85,7 +85,7 @@ def forced(text: str) -> dict[str, Any]:
 
 def speaking_pair() -> Pair:
     """A poor drafter and its target."""
-    return Pair(speaking("toy:drift=0.2"), speaking("toy"), calibrated=False)
+    return Pair(speaking("toy:drift=0.2"), speaking("toy"))
 
 
 def expected(messages: Any = ASKED, *, mode: str = "quality", tools: Any = (), **params: Any) -> Any:

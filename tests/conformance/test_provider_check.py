@@ -52,7 +52,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A gateway with a key over a drafter that is wrong and a target that says PONG, as the suite asks."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"suite {KEY}\n")
-    pair = Pair(always_says("PING"), always_says("PONG"), calibrated=False)
+    pair = Pair(always_says("PING"), always_says("PONG"))
     with gateway(pair, authorize=Keyring(keys).label) as running:
         yield running
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bench.lengths import Times, over
 from skydraft.decoding.block_length import MAX_AUTO_K, PRIOR_ALPHA, AutoK
 from skydraft.decoding.cost_model import CostModel
-from skydraft.evaluation.fitting import LabelledText
-from skydraft.gating.risk import CalibratedRisk, LearnedRisk
+from skydraft.gating.calibration import CalibratedRisk, LearnedRisk
+from skydraft.gating.fitting import LabelledText
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals, StepRecord
 
 from .. import reference
@@ -80,9 +80,7 @@ links = st.tuples(st.sampled_from([0.0, 0.0, 5.0, 300.0]), st.booleans())
 @given(
     st.floats(0.01, 100), profiles, st.integers(1, 9), st.floats(0.01, 1), st.booleans(), st.integers(1, 32), links
 )  # fmt: skip
-def test_where_all_tokens_are_alike_it_is_the_best_fixed_k(
-    draft_ms, forward_ms, max_rows, alpha, may_stream, max_k, link
-):
+def test_where_tokens_are_alike_it_is_the_best_fixed_k(draft_ms, forward_ms, max_rows, alpha, may_stream, max_k, link):
     wire_ms, streams = link
     costs = CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, streams=streams)
     policy = policy_of(costs, alpha, may_stream=may_stream, max_k=max_k)

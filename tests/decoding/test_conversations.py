@@ -24,16 +24,11 @@ _TEMPLATE = "{% for m in messages %}{{ m.role[0] ~ m.content ~ '\n' }}{% endfor 
 _CHARACTERS = "suato我你他说在高兴人大的一，。3\n"
 
 
-def chat_vocab() -> Vocab:
-    pieces = [char.encode() for char in _CHARACTERS] + [b"<eos>"]
-    ids = {char: index for index, char in enumerate(_CHARACTERS)}
-    eos = len(pieces) - 1
-    return Vocab(
-        pieces, lambda text: [ids[char] for char in text], special_ids=[eos], end_ids=[eos], chat_template=_TEMPLATE
-    )
-
-
-VOCAB = chat_vocab()
+_EOS = len(_CHARACTERS)
+VOCAB = Vocab(
+    [*(char.encode() for char in _CHARACTERS), b"<eos>"], lambda text: list(map(_CHARACTERS.index, text)),
+    special_ids=[_EOS], end_ids=[_EOS], chat_template=_TEMPLATE,
+)  # fmt: skip
 
 
 def engine(seed: int, drift: float = 0.0, max_sequences: int = 2) -> Any:
@@ -120,9 +115,8 @@ def test_the_second_turn_feeds_the_answer_the_question_and_at_most_one_part() ->
     talk = [turn(random.Random(3)) for _ in range(5)]
     first = ask(talk, edge, cloud, "lossless", 0, "mine", 0.0)
     assert first.stats.cached_tokens == (nothing := type(first.stats.cached_tokens)(0, 0))
-    second = ask(
-        [*talk, Message("assistant", first.text), turn(random.Random(4))], edge, cloud, "lossless", 0, "mine", 0.0
-    )
+    longer = [*talk, Message("assistant", first.text), turn(random.Random(4))]
+    second = ask(longer, edge, cloud, "lossless", 0, "mine", 0.0)
     num_new = second.num_prompt_tokens - first.num_prompt_tokens
     for num_cached in (second.stats.cached_tokens.edge, second.stats.cached_tokens.cloud):
         assert 0 <= second.num_prompt_tokens - num_cached - num_new <= PART

@@ -24,9 +24,8 @@ profiles = st.lists(times, min_size=1, max_size=13).map(lambda times: tuple(sort
 def test_the_speed_is_what_every_outcome_gives_on_average(alpha, k, draft_ms, forward_ms, max_rows, wire_ms, slowdown):
     costs = CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, slowdown=slowdown)
     slowed = tuple(slowdown * ms for ms in forward_ms)
-    assert costs.tokens_per_s(alpha, k) == pytest.approx(
-        reference.tokens_per_s(alpha, k, draft_ms, slowed, max_rows, wire_ms)
-    )
+    expected = reference.tokens_per_s(alpha, k, draft_ms, slowed, max_rows, wire_ms)
+    assert costs.tokens_per_s(alpha, k) == pytest.approx(expected)
     streamed = CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, slowdown=slowdown, streams=True)
     expected = reference.tokens_per_s(alpha, k, draft_ms, slowed, max_rows, wire_ms if k else 0.0)
     assert streamed.tokens_per_s(alpha, k) == pytest.approx(expected)
@@ -42,9 +41,6 @@ def test_the_best_k_is_the_best_of_all_that_are_allowed(alpha, costs, min_k, num
     chosen = costs.best_k(alpha, min_k, max_k)
     assert min_k <= chosen <= max_k
     assert costs.tokens_per_s(alpha, chosen) == max(costs.tokens_per_s(alpha, k) for k in range(min_k, max_k + 1))
-
-
-# --- tokens of a round
 
 
 @law(50)
@@ -75,21 +71,13 @@ def test_acceptance_as_simulated_with_blocks_of_any_length():
 @pytest.mark.parametrize(
     ("accepted", "k", "alpha"),
     [
-        ([], 4, None),
-        ([0, 0], 0, None),
-        ([0], 4, 0.0),
-        ([4], 4, 1.0),
-        ([2], 4, 2 / 3),
-        ([4, 0], 4, 4 / 5),
+        ([], 4, None), ([0, 0], 0, None), ([0], 4, 0.0), ([4], 4, 1.0), ([2], 4, 2 / 3), ([4, 0], 4, 4 / 5),
         ([3, 4], 4, 7 / 8),
     ],
-)
+)  # fmt: skip
 def test_acceptance_is_accepted_over_judged(accepted, k, alpha):
     found = measured_alpha([(num, k) for num in accepted])
     assert found == (None if alpha is None else pytest.approx(alpha))
-
-
-# --- time of a round
 
 
 @law(100)

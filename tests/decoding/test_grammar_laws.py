@@ -16,7 +16,7 @@ from skydraft.config import MAX_K
 from skydraft.decoding.plan import Plan
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import random_toy
-from skydraft.gating.signals import CERTAIN
+from skydraft.gating.gates import CERTAIN
 from tests import reference
 from tests.grammars import BYTES, JSONS
 from tests.toys import array, law
@@ -30,10 +30,8 @@ def pair(seed: int, drift: float) -> tuple[Engine, Engine]:
     return random_toy(BYTES, seed=seed, drift=drift, drift_seed=seed + 7), random_toy(BYTES, seed=seed)
 
 
-def decode(
-    plan: Plan, params: DecodingParams, edge: Engine | None, cloud: Engine | None, **options: bool
-) -> Generation:
-    return generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options).run()
+def decode(plan: Plan, params: DecodingParams, edge: Engine | None, cloud: Engine | None) -> Generation:
+    return generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True).run()
 
 
 def plain(engine: Engine, params: DecodingParams) -> tuple[int, ...]:
@@ -72,12 +70,10 @@ def test_forced_tokens_cost_no_forward_and_are_sure() -> None:
     params = DecodingParams(grammar='json_schema:{"const":"name and age, 我们"}', max_new_tokens=60)
     done = decode(make_plan("edge"), params, edge, None)
     assert done.text == '"name and age, 我们"' and len(done.token_ids) > 10
-    assert (
-        sum(record.draft.num_passes for record in done.records) <= 2
-    )  # where it ends, there are two ends to choose from
-    generation = generate(
-        PROMPT, edge=edge, cloud=cloud, plan=make_plan(gate="entropy:0", k=4), params=params, raw=True
-    )
+    # Where it ends, there are two ends to choose from.
+    assert sum(record.draft.num_passes for record in done.records) <= 2
+    plan = make_plan(gate="entropy:0", k=4)
+    generation = generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
     blocks = [done.block for done, _ in generation.rounds()]
     chooser, prefix, num_forced = Chooser(params, BYTES, len(PROMPT_IDS)), list(PROMPT_IDS), 0
     for block in blocks:

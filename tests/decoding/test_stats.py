@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.decoding.stats import percentile, stats_of, token_gaps
-from skydraft.types import Ahead, Cost, LinkCost, StepRecord
+from skydraft.types import Cost, LinkCost, StepRecord
 
 from ..toys import law
 
@@ -33,7 +33,6 @@ ROUNDS = [
     record(
         2, 8, 4, 4, 5, "verified", 180.0,
         draft=Cost(4, 5, 4.0), target=Cost(1, 5, 10.0), link=LinkCost(20.0, 50, 20),
-        ahead=Ahead(8, 3, 7.5),
     ),
     record(3, 13, 4, 0, 4, "fallback", 190.0, draft=Cost(4, 5, 4.0), link=LinkCost(0.0, 50)),
     record(4, 17, 2, 2, 2, "verified", 200.0, audited=4, agreed=2, target=Cost(1, 7, 8.0), link=LinkCost(9.0, 60, 20)),
@@ -65,9 +64,6 @@ def test_figures_are_those_of_the_records():
         "audited_agreement": 5 / 8,
         "num_fallback_tokens": 4,
         "num_forced_tokens": 0,
-        "num_prepared": 8,
-        "num_prepared_used": 3,
-        "draft_ms_hidden": 7.5,
         "draft_prefill_ms": 20.0,
         "draft_encode_ms": 5.0,
         "target_prefill_ms": 40.0,

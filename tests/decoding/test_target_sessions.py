@@ -27,6 +27,10 @@ def test_a_session_owns_one_sequence_from_adopt_to_release():
     with pytest.raises(EngineError, match="has a sequence already"):
         session.adopt(target.begin(PROMPT_IDS))
     assert session.is_seated and session.release() is own  # the first stays
+    session.adopt(own)
+    session.close()
+    session.close()
+    assert own.is_closed and not session.is_seated
 
 
 def test_a_session_without_a_sequence_refuses_to_work_and_stays_as_it_was():
@@ -45,23 +49,12 @@ def test_a_session_without_a_sequence_refuses_to_work_and_stays_as_it_was():
     assert judged(session, block) == judged(seated(target, params), block)
 
 
-def test_a_closed_session_gives_its_sequence_back_and_forgets_it():
-    session = seated(toys.toy(3), DecodingParams())
-    own = session.release()
-    session.adopt(own)
-    session.close()
-    session.close()
-    assert own.is_closed and not session.is_seated
-
-
 texts = st.lists(any_token, max_size=8)
 
 
 @law(40)
 @given(toys.seeds, endless(), texts, texts, texts, st.integers(1, 4))
-def test_a_session_takes_over_the_sequence_of_another_with_the_same_prompt(
-    seed, params, mine, theirs, drafted, max_rows
-):
+def test_a_session_takes_over_the_sequence_of_another_with_its_prompt(seed, params, mine, theirs, drafted, max_rows):
     """Whatever the KV cache holds of the other text, the verdict is that of a fresh sequence."""
     target = toys.toy(seed)
     former = seated(target, params, committed=theirs)

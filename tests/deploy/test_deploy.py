@@ -17,8 +17,7 @@ from skydraft.cli.gateway import gateway
 from skydraft.cli.main import cli
 from skydraft.cli.serve import serve
 from skydraft.cloud.metrics import Metrics
-from skydraft.gateway.desk import Desk
-from skydraft.gateway.metrics import GatewayMetrics
+from skydraft.gateway.desk import Desk, GatewayMetrics
 
 from ..gateway.running import toy_pair
 

@@ -2,7 +2,8 @@
 
 Replaced, so that no model is downloaded and nothing leaves this machine:
 
-- `skydraft` and `.venv/bin/skydraft` are a script that puts toys in the place of the demo pair, by name and by default;
+- `skydraft` and `.venv/bin/skydraft` are a script that puts toys in the place of the demo pair, by name and by default,
+  and, as `python` does, runs in a process that is forked from one that has imported skydraft;
 - `cloud.example` is localhost, `--host 0.0.0.0` is `--host 127.0.0.1`;
 - `scp` and `ssh` copy from, and run in, the folder that stands for the server;
 - `data/*.jsonl` are the first three lines of ours.
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from ..starting import command as forked
 from .blocks import ROOT, Block, commands_of
 
 NAMES = {"qwen2.5-coder-0.5b": "toy:drift=0.2", "qwen2.5-coder-1.5b": "toy"}
@@ -30,11 +32,10 @@ LIMIT_S = 120
 READY = "Ctrl-C stops."
 _NUM_PROMPTS = 3
 
-_SKYDRAFT = f"""#!{sys.executable}
-import sys
-from skydraft.cli.main import main
+_SKYDRAFT = """#!{python} -IS
+import os, sys
 
-names, args = {NAMES!r}, sys.argv[1:]
+names, args = {names!r}, sys.argv[1:]
 draft, target = names.values()
 if args[0] != "models":
     args = [names.get(arg, arg) for arg in args]
@@ -44,8 +45,7 @@ if args[:2] == ["learn", "export"]:
     args += ["--edge-model", draft]
 if args[0] == "serve" and "--model" not in args:
     args += ["--model", target]
-sys.argv[1:] = args
-main()
+os.execv({skydraft!r}, [{skydraft!r}, *args])
 """
 _SCP = '#!/bin/sh\ncp "{server}/${{1#*:}}" "$2"\n'
 _SSH = '#!/bin/sh\nshift\ncd "{server}" && exec "$@"\n'
@@ -61,7 +61,8 @@ class Reader:
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
         for made in (self._bin, self.server, self.device, folder / "home"):
             made.mkdir(parents=True)
-        self._put("skydraft", _SKYDRAFT)
+        self._put("skydraft", _SKYDRAFT.format(python=sys.executable, names=NAMES, skydraft=forked()))
+        (self._bin / "python").symlink_to(forked("python"))
         self._put("scp", _SCP.format(server=self.server))
         self._put("ssh", _SSH.format(server=self.server))
         for place in (self.server, self.device):

@@ -16,7 +16,8 @@ from .several_servers import Start
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gated runs wait three times as long as they do before they go on alone."""
-    monkeypatch.setattr("skydraft.edge.connection.Patience", Unhurried)
+    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
+    monkeypatch.setattr("skydraft.edge.recovery.MOVE_S", 3.0)
 
 
 @pytest.fixture

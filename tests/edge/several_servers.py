@@ -1,4 +1,4 @@
-"""Several servers behind one name, and one text to ask them for."""
+"""A list of servers, and one text to ask them for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.connection import Cloud
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 
@@ -34,6 +34,8 @@ def connected(servers: list[Serving], **options: Any) -> Cloud:
     return skydraft.connect([each.address for each in servers], timeout_s=PATIENCE_S, **options)
 
 
-def towards(cloud: Cloud, server: Serving) -> None:
-    """Choose the number of the next session so that it goes to this server."""
-    cloud._number = next(number for number in range(1, 9999) if cloud._links.fleet.home(number) == server.address)
+def home(servers: list[Serving]) -> tuple[Serving, Serving]:
+    """(where the only session is, one of the others)"""
+    there, *others = sorted(servers, key=lambda each: -each.num_sessions)
+    assert there.num_sessions == 1 and not any(each.num_sessions for each in others)
+    return there, others[0]

@@ -10,7 +10,7 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.connection import Cloud
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, OptionError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +69,6 @@ def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurrie
         assert time.monotonic() - began > 0.5  # some 160 rows, of which 90 are free
         assert lines == []
         cloud.close()
-
-
-@pytest.mark.parametrize("mode", ["lossless", "cloud"])
-def test_a_queue_of_one_place_serves_four_clients(mode: str) -> None:
-    plan = make_plan(mode)
-
-    def client(address: str) -> tuple[int, ...]:
-        cloud = skydraft.connect(address)
-        try:
-            return run(cloud, plan).token_ids
-        finally:
-            cloud.close()
-
-    with serving(open_toy("toy"), max_queue=1) as server, ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(client, [server.address] * 4)) == {expected(plan)}
 
 
 @pytest.mark.parametrize("error", [EngineError("refused"), RuntimeError("lost")])
@@ -160,18 +144,6 @@ def test_a_text_that_outgrows_the_clouds_context_goes_on_alone_with_one_line(unh
         assert len(generation.token_ids) == 40 or generation.finish_reason == "length"
         assert len(lines) <= 1
         cloud.close()
-
-
-@pytest.mark.parametrize("ahead", [True, False])
-def test_runs_that_are_left_leave_no_session(ahead: bool) -> None:
-    with serving(open_toy("toy")) as server:
-        for _ in range(10):
-            cloud = skydraft.connect(server.address, open_ahead=ahead)
-            generation = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=GATED)
-            next(generation.rounds())
-            generation.close()
-            cloud.close()
-        server.wait_until(lambda: server.num_sessions == 0)
 
 
 def test_a_server_whose_worker_died_ends_with_an_error() -> None:

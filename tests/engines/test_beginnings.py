@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
+from skydraft.engines.base import on_host
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.prefix_cache import Parts
-from skydraft.engines.probe import to_numpy
 from skydraft.models import cache_dir, default_pair, known_models
 from skydraft.models.cache import model_path
 from skydraft.prompts.messages import asked
@@ -74,7 +75,8 @@ def test_the_beginning_takes_nobody_a_place() -> None:
     engine = sharing([1, 2, 3], max_sequences=2)
     answer(engine, [1, 2, 3, 4, 5], Reuse("ann"))
     answer(engine, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], Reuse("bob"))
-    assert len(engine.prefixes._kept) == 2
+    assert answer(engine, [1, 2, 3, 4, 5], Reuse("ann"))[2] == 4  # both are kept
+    assert answer(engine, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], Reuse("bob"))[2] == 8
     held = [engine.open([1, 2, 3, number]) for number in range(2)]
     assert all(sequence.token_ids.tolist() == [1, 2, 3] for sequence in held)
 
@@ -126,7 +128,7 @@ def rows_of(engine: Any, prompts: list[list[int]]) -> tuple[Any, list[int]]:
     for sequence, token_id in opened:
         last = token_id
         for _ in range(3):
-            row = to_numpy(sequence.extend([last])[0])
+            row = on_host(sequence.extend([last])[0])
             rows.append(row)
             last = int(row.argmax())
     for sequence, _ in opened:
@@ -150,6 +152,7 @@ def test_transformers_copies_to_the_bit(tiny: list[Any], beginning_len: int) -> 
     assert cached[first:] == [beginning_len] * (4 - first) and none == [0] * 4
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("shared_cache", [False, True])
 def test_llama_cpp_copies_to_the_bit(shared_cache: bool) -> None:
@@ -163,9 +166,8 @@ def test_llama_cpp_copies_to_the_bit(shared_cache: bool) -> None:
         with skydraft.load(name, options, offline=True) as engine:
             if not copies:
                 engine.allocate_beginning = lambda: None  # type: ignore[method-assign]
-            prompts = [
-                list(prompt_ids(engine.vocab, asked(text))) for text in ("你好，世界。", "天空为什么蓝？", "1+1")
-            ]
+            texts = ("你好，世界。", "天空为什么蓝？", "1+1")
+            prompts = [list(prompt_ids(engine.vocab, asked(text))) for text in texts]
             found.append(rows_of(engine, prompts))
     assert np.array_equal(found[0][0], found[1][0])
     assert found[0][1][0] == 0 and min(found[0][1][1:]) > 15 and found[1][1] == [0, 0, 0]
@@ -173,12 +175,12 @@ def test_llama_cpp_copies_to_the_bit(shared_cache: bool) -> None:
 
 def test_what_a_session_is_told_to_be_cached_is_never_anothers_text() -> None:
     """The server's side of it: two labels, one prompt."""
-    from skydraft.cloud.jobs import OpenJob
+    from skydraft.cloud.docket import Job
     from skydraft.cloud.limits import Limits
     from skydraft.cloud.worker import Worker
     from skydraft.config import DecodingParams
     from skydraft.protocol.codec import short_fingerprint
-    from skydraft.protocol.values import Opening, SessionCall
+    from skydraft.protocol.values import OpenCall, Opening
 
     engine = sharing([1, 2, 3], max_sequences=4)
     worker = Worker(engine, Limits(max_sessions=4), execution="exact")
@@ -188,11 +190,12 @@ def test_what_a_session_is_told_to_be_cached_is_never_anothers_text() -> None:
             short_fingerprint(engine.vocab.fingerprint), prompt, params=DecodingParams(), cache_scope="talk"
         )
         answers: list[Any] = []
-        worker.submit(OpenJob(SessionCall(number, 1, opening), owner, answers.append, 0.0))
+        job = Job(OpenCall(number, 1, opening), owner, lambda answer, _, to=answers: to.append(answer), 0.0)
+        worker.post(partial(worker.docket.take, job))
         worker.receive()
         while not answers:
             worker.step()
         costs.append(answers[0].cost.num_cached)
-        worker.close_session(number, owner)
+        worker.post(partial(worker.docket.close, number, owner))
         worker.receive()
     assert costs == [0, 3, 12]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skydraft.engines.fingerprint import weights_fingerprint
+from skydraft.engines.checkpoint import weights_fingerprint
 
 _BIG = bytes(range(256)) * 8192  # 2 MiB
 
@@ -32,23 +32,18 @@ def test_the_order_in_which_files_are_named_says_nothing(tmp_path: Path) -> None
     assert weights_fingerprint([one, two]) == weights_fingerprint([two, one])
 
 
-@pytest.mark.parametrize("at", [0, 1, 65_535, 140_000, 1_000_000, len(_BIG) - 1])
-def test_another_byte_in_a_sampled_place_is_another_model(tmp_path: Path, at: int) -> None:
-    # 16 pieces of 64 KiB cover half of 2 MiB: pieces begin at every 135 KiB
-    sampled = any(start * (len(_BIG) - 65_536) // 15 <= at < start * (len(_BIG) - 65_536) // 15 + 65_536
-                  for start in range(16))  # fmt: skip
-    changed = bytearray(_BIG)
+@pytest.mark.parametrize(
+    ("whole", "at"),
+    [*((_BIG, at) for at in (0, 1, 65_535, 140_000, 1_000_000, len(_BIG) - 1)),
+     *((_BIG[:65_536], at) for at in range(0, 65_536, 9_001))],
+)  # fmt: skip
+def test_another_byte_in_a_sampled_place_is_another_model(tmp_path: Path, whole: bytes, at: int) -> None:
+    # 16 pieces of 64 KiB cover half of 2 MiB, where pieces begin at every 135 KiB, and all of a small file.
+    starts = [start * (len(whole) - 65_536) // 15 for start in range(16)]
+    changed = bytearray(whole)
     changed[at] ^= 1
-    same = weights_fingerprint(kept(tmp_path / "a", w=_BIG)) == weights_fingerprint(kept(tmp_path / "b", w=changed))
-    assert same != sampled
-
-
-@pytest.mark.parametrize("at", range(0, 65_536, 9_001))
-def test_every_byte_of_a_small_file_counts(tmp_path: Path, at: int) -> None:
-    changed = bytearray(_BIG[:65_536])
-    changed[at] ^= 1
-    before = weights_fingerprint(kept(tmp_path / "a", w=_BIG[:65_536]))
-    assert weights_fingerprint(kept(tmp_path / "b", w=bytes(changed))) != before
+    same = weights_fingerprint(kept(tmp_path / "a", w=whole)) == weights_fingerprint(kept(tmp_path / "b", w=changed))
+    assert same != any(start <= at < start + 65_536 for start in starts)
 
 
 def test_another_size_is_another_model_even_where_all_bytes_are_alike(tmp_path: Path) -> None:

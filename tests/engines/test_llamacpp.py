@@ -16,7 +16,7 @@ from skydraft.errors import EngineError
 from skydraft.models import cache_dir, default_pair, known_models
 from skydraft.models.cache import model_path
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.long]
 pytest.importorskip("llama_cpp")
 
 
@@ -64,7 +64,7 @@ def test_a_seat_given_up_in_another_thread_is_free_again(engine: LlamaCppEngine)
         with pytest.raises(EngineError, match="are in use"):
             engine.open(prompt)
         for sequence in sequences:
-            with engine.turns:
+            with engine.floor:
                 closing = threading.Thread(target=sequence.close)
                 closing.start()
                 closing.join()

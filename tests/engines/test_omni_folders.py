@@ -14,24 +14,17 @@ from skydraft.engines import checkpoint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.engines.transformers_omni import OmniEngine
-from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import BrokenModel, MissingDependency, OptionError
 
-from .tiny_checkpoint import OPTIONS
+from ..later import later
+from .tiny_checkpoint import OPTIONS, copy_of
 from .tiny_omni import clip, make_full
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
+torch = later("torch")
+transformers = later("transformers")
+later("tokenizers")
 
 HUB_ID = "Qwen/Qwen2.5-Omni-3B"
-
-
-def copy_of(source: Path, folder: Path, left_out: str = "") -> Path:
-    for file in source.iterdir():
-        if file.name != left_out:
-            (folder / file.name).write_bytes(file.read_bytes())
-    return folder
 
 
 def greedy(engine: OmniEngine, num_tokens: int = 20, duration_s: float = 1.3) -> list[int]:
@@ -41,14 +34,6 @@ def greedy(engine: OmniEngine, num_tokens: int = 20, duration_s: float = 1.3) ->
     for _ in range(num_tokens):
         token_ids.append(int(sequence.extend(token_ids[-1:])[-1].argmax()))
     return token_ids[1:]
-
-
-# --- which engine, which weights ---
-
-
-def test_the_registry_goes_by_the_model_type(omni_folder: Path, folders: tuple[Path, Path]) -> None:
-    assert type(open_engine("folder", "a", omni_folder, OPTIONS)) is OmniEngine
-    assert type(open_engine("folder", "a", folders[0], OPTIONS)) is TransformersEngine
 
 
 def test_a_whole_checkpoint_gives_its_thinker_alone(omni: OmniEngine, omni_folder: Path, tmp_path: Path) -> None:
@@ -142,15 +127,9 @@ def test_the_chat_template_of_a_processor(omni_folder: Path, tmp_path: Path) -> 
         OmniEngine(tmp_path, OPTIONS)
 
 
-# --- fewer bits a weight ---
-
-
-def test_quantization_is_one_of_three() -> None:
+def test_quantization_is_one_of_three_and_needs_a_gpu(omni_folder: Path) -> None:
     with pytest.raises(OptionError, match=r"^quantization must be none, 8bit or 4bit, not '2bit'"):
         EngineOptions(quantization="2bit")  # type: ignore[arg-type]
-
-
-def test_quantization_needs_a_gpu(omni_folder: Path) -> None:
     with pytest.raises(OptionError, match=r"^quantization 4bit needs a GPU, not device cpu"):
         OmniEngine(omni_folder, EngineOptions(quantization="4bit"))
 
@@ -164,7 +143,7 @@ def test_quantization_without_its_libraries(missing: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a CUDA device")
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
 def test_quantized(quantization: Any, omni_folder: Path) -> None:
     pytest.importorskip("bitsandbytes")
@@ -174,89 +153,15 @@ def test_quantized(quantization: Any, omni_folder: Path) -> None:
     assert engine.invariant_rows == 1 and len(greedy(engine)) == 20
 
 
-# --- the published configuration ---
-
-# thinker_config of config.json in Qwen/Qwen2.5-Omni-3B, in the names of that file; only the widths marked `reduced`
-# differ (2048, 11008, 1280, 5120, 1280, 1280, 3420 there), and head_dim is written out, which there is 2048 / 16.
+# thinker_config of config.json in Qwen/Qwen2.5-Omni-3B, in the names of that file. Only widths are smaller:
+# hidden_size, intermediate_size, d_model, encoder_ffn_dim, and embed_dim, hidden_size and intermediate_size of vision
+# (2048, 11008, 1280, 5120, 1280, 1280, 3420 there); head_dim is written out, which there is 2048 / 16.
 # Not read from the file itself: ids and audio from config.json of OpenMOSS-Team/RoboOmni-LIBERO-Object, a fine-tuned
 # 3B thinker; the text part from Qwen25Omni/Config.lean of the project Tyr, which cites the file; the sections of M-RoPE
 # and the vision part from the defaults of transformers. The test marked `hub` compares all that matters with the file.
-_WIDTH = 256  # reduced
-PUBLISHED: dict[str, Any] = {
-    "model_type": "qwen2_5_omni_thinker",
-    "audio_token_index": 151646,
-    "audio_start_token_id": 151647,
-    "audio_end_token_id": 151648,
-    "vision_start_token_id": 151652,
-    "vision_end_token_id": 151653,
-    "vision_token_id": 151654,
-    "image_token_index": 151655,
-    "video_token_index": 151656,
-    "bos_token_id": 151644,
-    "eos_token_id": 151645,
-    "pad_token_id": 151643,
-    "user_token_id": 872,
-    "position_id_per_seconds": 25,
-    "seconds_per_chunk": 2,
-    "ignore_index": -100,
-    "init_std": 0.02,
-    "text_config": {
-        "model_type": "qwen2_5_omni_text",
-        "vocab_size": 151936,
-        "hidden_size": _WIDTH,
-        "intermediate_size": _WIDTH,  # reduced
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "max_window_layers": 70,
-        "use_sliding_window": False,
-        "sliding_window": 32768,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000.0,
-        "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
-        "tie_word_embeddings": False,
-    },
-    "audio_config": {
-        "model_type": "qwen2_5_omni_audio_encoder",
-        "d_model": 80,  # reduced
-        "encoder_layers": 32,
-        "num_hidden_layers": 32,
-        "encoder_attention_heads": 20,
-        "encoder_ffn_dim": 80,  # reduced
-        "encoder_layerdrop": 0.0,
-        "activation_function": "gelu",
-        "max_source_positions": 1500,
-        "n_window": 100,
-        "num_mel_bins": 128,
-        "output_dim": _WIDTH,
-        "scale_embedding": False,
-    },
-    "vision_config": {
-        "model_type": "qwen2_5_omni_vision_encoder",
-        "depth": 32,
-        "embed_dim": 64,  # reduced
-        "hidden_size": 64,  # reduced
-        "intermediate_size": 64,  # reduced
-        "num_heads": 16,
-        "fullatt_block_indexes": [7, 15, 23, 31],
-        "out_hidden_size": _WIDTH,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "window_size": 112,
-    },
-}
-_MARKS = {
-    "<|endoftext|>": 151643,
-    "<|im_start|>": 151644,
-    "<|im_end|>": 151645,
-    "<|AUDIO|>": 151646,
-    "<|audio_bos|>": 151647,
-    "<|audio_eos|>": 151648,
-}
+PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published_thinker.json").read_text())
+_MARK_NAMES = ("endoftext", "im_start", "im_end", "AUDIO", "audio_bos", "audio_eos")
+_MARKS = {f"<|{name}|>": 151643 + at for at, name in enumerate(_MARK_NAMES)}
 
 
 def save_published(folder: Path) -> Path:

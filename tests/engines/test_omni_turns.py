@@ -1,4 +1,4 @@
-"""Several recordings in one prompt: each turn of a conversation may be spoken."""
+"""Prompts with recordings: one in each turn of a conversation, some that do not fit, and models without ears."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from skydraft.engines.base import on_host
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.toy import open_toy
+from skydraft.engines.transformers_omni import OmniEngine
+from skydraft.engines.transformers_text import TransformersEngine
+from skydraft.errors import PromptError
+from skydraft.types import Media, Recordings, Reuse
 
-from skydraft.engines.options import EngineOptions  # noqa: E402
-from skydraft.engines.probe import to_numpy  # noqa: E402
-from skydraft.engines.transformers_omni import OmniEngine  # noqa: E402
-from skydraft.types import Reuse  # noqa: E402
+from ..later import later
+from .tiny_omni import AUDIO, clip, greedy, heard, spoken, spoken_often
 
-from .tiny_omni import greedy, heard, spoken, spoken_often  # noqa: E402
+torch = later("torch")
+later("transformers")
+later("tokenizers")
 
 TOLERANCE = 2e-4
 CLIPS = ((1, 0.31), (2, 2.7), (3, 1.3))
@@ -36,7 +42,7 @@ def test_each_is_heard_where_it_stands(omni: OmniEngine) -> None:
     """The same two recordings, of one length so that the token ids are equal, in either order."""
     prompt, media = spoken_often(omni, (1, 1.3), (2, 1.3))
     assert omni.check_media(prompt, media[::-1]) is None
-    one, other = (to_numpy(omni.open(prompt, given).extend(prompt[-1:])) for given in (media, media[::-1]))
+    one, other = (on_host(omni.open(prompt, given).extend(prompt[-1:])) for given in (media, media[::-1]))
     assert not np.array_equal(one, other)
 
 
@@ -94,3 +100,66 @@ def test_positions_are_those_of_get_rope_index(omni: OmniEngine, thinker: Any) -
     lengths = torch.tensor([each.num_frames for each in media])
     expected, delta = thinker.get_rope_index(ids, attention_mask=torch.ones_like(ids), audio_seqlens=lengths)
     assert torch.equal(torch.cat(given, -1), expected) and delta.item() == 0
+
+
+def test_an_audio_token_after_the_prompt_is_a_token_like_any_other(omni: OmniEngine, thinker: Any) -> None:
+    prompt, media = spoken(omni, 1, 0.31)
+    audio_id = omni.vocab.encode(AUDIO)[0]
+    rows = omni.open(prompt, media).extend([prompt[-1], audio_id, 30])
+    embeddings = thinker.get_input_embeddings()(torch.tensor([[*prompt, audio_id, 30]]))
+    at = prompt.index(audio_id)
+    with torch.inference_mode():
+        audio = thinker.get_audio_features(**{k: v for k, v in heard(prompt, media).items() if "feature" in k})
+        embeddings[0, at : at + media[0].num_tokens] = audio.last_hidden_state
+        expected = thinker(inputs_embeds=embeddings).logits[0, -3:, : omni.vocab.size]
+    assert (rows - expected).abs().max() < TOLERANCE
+
+
+def test_prompts_that_do_not_fit_their_audio(omni: OmniEngine) -> None:
+    prompt, media = spoken(omni, 1, 1.3)
+    audio_id = omni.vocab.encode(AUDIO)[0]
+    at = prompt.index(audio_id)
+    end = at + media[0].num_tokens
+    wrong: list[tuple[list[int], Recordings, str]] = [
+        (prompt, (), "has audio tokens but no audio"),
+        (prompt[: at + 1] + prompt[at + 2 :], media, "runs of audio tokens are 31 long, its audio fills 32"),
+        ([*prompt, audio_id, 30], media, "are 32, 1 long"),
+        ([*prompt[: at + 1], 30, *prompt[at + 1 :]], media, "are 1, 31 long"),
+        ([30, 31], media, "are none long"),
+        (prompt[:end], media, "ends in its audio"),
+        (prompt, (Media(np.zeros((80, media[0].num_frames), np.float32)),), "takes features of 128 mels, not 80"),
+        (prompt, (omni.media(clip(1, 2.0)),), "its audio fills 50"),
+        (prompt, media * 2, "its audio fills 32, 32"),
+        (prompt * 2, media, "are 32, 32 long"),
+        (prompt * 2, (media[0], omni.media(clip(1, 2.0))), "its audio fills 32, 50"),
+    ]
+    for token_ids, given, message in wrong:
+        with pytest.raises(PromptError, match=message) as caught:
+            omni.open(token_ids, given)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (np.zeros(0, np.float32), "too few"),
+        (np.full(320, 0.1, np.float32), "2 frames of audio are too few"),
+        (np.full(16_000, np.nan, np.float32), "must be finite"),
+    ],
+)
+def test_samples_that_make_no_media(samples: Any, message: str, omni: OmniEngine) -> None:
+    with pytest.raises(PromptError, match=message):
+        omni.media(samples)
+
+
+def test_a_model_without_ears_says_so(target: TransformersEngine) -> None:
+    media = Media(np.zeros((128, 9), np.float32))
+    for engine in (target, open_toy("toy")):
+        prompt = list(engine.vocab.encode("今天"))
+        for ask in (engine.begin, engine.open, engine.check_prompt):
+            with pytest.raises(PromptError, match=f"^The model {engine.name} takes no audio. Use a Qwen2.5-Omni model"):
+                ask(prompt, (media,))
+        with pytest.raises(PromptError, match="takes no audio"):
+            engine.media(clip(1, 0.31))
+        with pytest.raises(PromptError, match="takes no audio"):
+            engine.audio_tokens(media)

@@ -61,22 +61,19 @@ def test_what_takes_too_long_is_not_probed_to_its_end(monkeypatch: pytest.Monkey
     monkeypatch.setattr(probing, "_MAX_PREFILL_MS", 0.0)
     assert probe(engine).probed_len == 600  # to the end of the part that must be
     ticks = iter(range(10**6))
-    monkeypatch.setattr("skydraft.engines.base.time.perf_counter", lambda: next(ticks) / 1e3)  # 1 ms a part
+    monkeypatch.setattr("skydraft.engines.prefix_cache.time.perf_counter", lambda: next(ticks) / 1e3)  # 1 ms a part
     monkeypatch.setattr(probing, "_MAX_PREFILL_MS", 10.5)
     assert probe(engine).probed_len == 900  # after 11 parts, which end at 16, 100, 200, ... 500, 544, 600, ...
 
 
-def test_sixteen_bits_are_timed_and_not_compared() -> None:
+@pytest.mark.parametrize(
+    ("limit", "value", "expected"), [("is_full_precision", False, (1, 8, 16)), ("max_output_rows", 5, (5, 5, 1984))]
+)
+def test_sixteen_bits_are_not_compared_and_no_forward_is_too_wide(limit: str, value: Any, expected: Any) -> None:
     engine = toy(context_len=2000)
-    engine.is_full_precision = False
+    setattr(engine, limit, value)
     profile = probe(engine)
-    assert (profile.invariant_rows, len(profile.forward_ms), profile.probed_len) == (1, 8, 16)
-
-
-def test_no_forward_is_wider_than_the_engine_allows() -> None:
-    engine = toy(context_len=600)
-    engine.max_output_rows = 5
-    assert len(probe(engine).forward_ms) == probe(engine).invariant_rows == 5
+    assert (profile.invariant_rows, len(profile.forward_ms), profile.probed_len) == expected
 
 
 @pytest.mark.parametrize("quiet", [0, 1, 2])
@@ -93,9 +90,6 @@ def test_two_busy_moments_of_three_leave_no_mark(quiet: int, monkeypatch: pytest
     monkeypatch.setattr(ToyEngine, "prefill", lambda self, sequence, prompt: False)  # which takes times of its own
     monkeypatch.setattr("skydraft.engines.probe.time.perf_counter", perf_counter)
     assert set(probe(engine).forward_ms) == {1.0} and num_timed == 48
-
-
-# --- what is remembered ---
 
 
 @pytest.fixture
@@ -133,8 +127,7 @@ def test_probing_again_replaces_what_was_remembered(options: EngineOptions, meas
 
 
 def test_profiles_without_a_date_are_measured_again(options: EngineOptions, measured: list[RowProfile]) -> None:
-    path = options.profile_path
-    assert path is not None
+    path = Path(options.profile_path or "")
     path.parent.mkdir()
     old = {"invariant_rows": 8, "forward_ms": [9.0]}
     path.write_text(json.dumps({"a": old, "b": {**old, "date": "2026-11-20", "probed_len": 544}}))
@@ -145,12 +138,10 @@ def test_profiles_without_a_date_are_measured_again(options: EngineOptions, meas
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"date": "2026-11-21", "forward_ms": [1]}}'])
 def test_a_broken_file_counts_as_empty(text: str, options: EngineOptions, measured: list[RowProfile]) -> None:
-    path = options.profile_path
-    assert path is not None
+    path = Path(options.profile_path or "")
     path.parent.mkdir()
     path.write_text(text)
-    assert profile_of(toy(), "a", options).invariant_rows == 1
-    assert profile_of(toy(), "a", options).invariant_rows == 1
+    assert [profile_of(toy(), "a", options).invariant_rows for _ in range(2)] == [1, 1]
 
 
 def test_without_a_path_nothing_is_remembered(measured: list[RowProfile], tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from skydraft.errors import BrokenModel
 from skydraft.models import cache_dir, default_pair, known_models
 from skydraft.models.cache import model_path
 
+from ..later import later
 from .tiny_checkpoint import END, TEMPLATE, TEXT
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
-pytest.importorskip("torch")
+transformers = later("transformers")
+later("tokenizers")
+later("torch")
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=40))
@@ -51,14 +52,11 @@ def sentence_piece_tokenizer(*, adds_bos: bool) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "天", "a", "b", "▁a"]
-    tokenizer = Tokenizer(
-        models.BPE({p: i for i, p in enumerate(pieces)}, [("▁", "a")], unk_token="<unk>", byte_fallback=True)
-    )
+    ids = {piece: at for at, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(ids, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")]
-    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in pieces[:3]])
     if adds_bos:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
@@ -88,6 +86,7 @@ def test_long_text_is_not_cut(target: Engine) -> None:
     assert target.vocab.decode(target.vocab.encode("".join(TEXT) * 200)) == "".join(TEXT) * 200
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_fingerprint_is_that_of_the_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo model's tokenizer out of its GGUF, made into what the checkpoint on the hub has."""

@@ -20,50 +20,28 @@ def vocab_of(*pieces: str | bytes, special_ids=(), end_ids=()) -> Vocab:
     return Vocab(raw, list, special_ids=special_ids, end_ids=end_ids)
 
 
-# piece: classes it is in, (CJK characters, before the first mark, after the last mark)
-CLASSES = {
-    "我": ("content", 1, 1, 1),
-    "我们": ("content", 2, 2, 2),
-    " 在": ("content", 1, 1, 1),
-    "在 ": ("content", 1, 1, 1),
-    "我a": ("", 1, 1, 1),
-    "我3": ("", 1, 1, 1),
-    "，": ("comma", 0, 0, 0),
-    ",": ("comma ascii_punct", 0, 0, 0),
-    "、": ("comma", 0, 0, 0),
-    "；": ("comma", 0, 0, 0),
-    "：": ("comma", 0, 0, 0),
-    "。": ("full_stop", 0, 0, 0),
-    "。\n\n": ("full_stop", 0, 0, 0),
-    ".": ("full_stop ascii_punct", 0, 0, 0),
-    ".com": ("full_stop ascii_punct", 0, 0, 0),
-    "?!": ("full_stop ascii_punct", 0, 0, 0),
-    "！": ("full_stop", 0, 0, 0),
-    "，我": ("comma", 1, 0, 1),
-    "你们，我": ("comma", 3, 2, 1),
-    "我，你。他们": ("comma full_stop", 4, 1, 2),
-    "，。": ("comma full_stop", 0, 0, 0),
-    "，.": ("comma full_stop", 0, 0, 0),
-    "”": ("other_punct", 0, 0, 0),
-    "（笑": ("other_punct", 1, 0, 1),
-    "-": ("other_punct ascii_punct", 0, 0, 0),
-    "abc": ("", 0, 0, 0),
-    "3": ("", 0, 0, 0),
-    "é": ("", 0, 0, 0),
-    "+": ("", 0, 0, 0),
-    " ": ("", 0, 0, 0),
-    "\n": ("", 0, 0, 0),
-    "": ("", 0, 0, 0),
-    "の": ("", 0, 0, 0),
-    "𠀀": ("content", 1, 1, 1),
-    "㐀": ("content", 1, 1, 1),
-    b"\xe5": ("fragment", 1, 1, 1),
-    b"\xe5\x91": ("fragment", 1, 1, 1),
-    b"\x98": ("fragment", 0, 0, 0),
-    b"\x98\xe5": ("fragment", 1, 1, 1),
-    b"\xef\xbc": ("fragment", 0, 0, 0),  # begins a wide comma, not an ideograph
-}
-MASKS = ("content", "comma", "full_stop", "other_punct", "fragment", "ascii_punct")
+# Of each class, or of none: its pieces, with (CJK characters, before the first mark, after the last mark).
+ZERO, ONE = (0, 0, 0), (1, 1, 1)
+BY_CLASS: list[tuple[str, tuple[int, int, int], list[str | bytes]]] = [
+    ("content", ONE, ["我", " 在", "在 ", "𠀀", "㐀"]),
+    ("content", (2, 2, 2), ["我们"]),
+    ("", ONE, ["我a", "我3", b"\xe5", b"\xe5\x91", b"\x98\xe5"]),
+    ("", ZERO, ["abc", "3", "é", "+", " ", "\n", "", "の", b"\x98"]),
+    ("", ZERO, [b"\xef\xbc"]),  # begins a wide comma, not an ideograph
+    ("comma", ZERO, ["，", "、", "；", "："]),
+    ("comma", (1, 0, 1), ["，我"]),
+    ("comma", (3, 2, 1), ["你们，我"]),
+    ("comma ascii_punct", ZERO, [","]),
+    ("full_stop", ZERO, ["。", "。\n\n", "！"]),
+    ("full_stop ascii_punct", ZERO, [".", ".com", "?!"]),
+    ("comma full_stop", (4, 1, 2), ["我，你。他们"]),
+    ("comma full_stop", ZERO, ["，。", "，."]),
+    ("other_punct", ZERO, ["”"]),
+    ("other_punct", (1, 0, 1), ["（笑"]),
+    ("other_punct ascii_punct", ZERO, ["-"]),
+]
+CLASSES = {piece: (names, *counts) for names, counts, pieces in BY_CLASS for piece in pieces}
+MASKS = ("content", "comma", "full_stop", "other_punct", "ascii_punct")
 
 
 @pytest.mark.parametrize("piece", CLASSES, ids=repr)
@@ -77,19 +55,13 @@ def test_classes(piece):
     assert classes.first_char[0] == expected
 
 
-def test_every_token_has_its_classes_and_special_tokens_have_none():
-    pieces = [*CLASSES, "我，"]
-    vocab = vocab_of(*pieces, special_ids=[len(pieces) - 1])
-    for name in MASKS:
-        mask = getattr(vocab.classes, name)
-        assert mask.shape == (vocab.size,) and mask.dtype == bool and not mask[-1]
-        assert mask[:-1].tolist() == [name in CLASSES[piece][0].split() for piece in CLASSES]
-    assert vocab.classes is vocab.classes
-
-
-def test_only_what_a_token_is_decides_its_class():
+def test_only_what_a_token_is_decides_its_class_and_special_tokens_have_none():
     """Alone or among others, at any id."""
-    together = vocab_of(*CLASSES).classes
+    pieces = [*CLASSES, "我，"]
+    together = vocab_of(*pieces, special_ids=[len(pieces) - 1]).classes
+    for name in MASKS:
+        mask = getattr(together, name)
+        assert mask.shape == (len(pieces),) and mask.dtype == bool and not mask[-1]
     for token_id, piece in enumerate(CLASSES):
         alone = vocab_of(piece).classes
         for name in (*MASKS, "num_cjk", "lead_cjk", "tail_cjk", "first_char"):
@@ -168,24 +140,11 @@ def test_a_chinese_vocabulary_has_chinese_tokens():
 
 
 @pytest.mark.parametrize(
-    ("char", "cjk", "punctuation"),
-    [
-        ("我", True, False),
-        ("a", False, False),
-        ("3", False, False),
-        ("，", False, True),
-        ("“", False, True),
-        ("-", False, True),
-        ("+", False, False),
-        (" ", False, False),
-        ("の", False, False),
-        ("\ufffd", False, False),
-        ("\u9fff", True, False),
-        ("\u3400", True, False),
-    ],
+    ("chars", "cjk", "punctuation"),
+    [("我\u9fff\u3400", True, False), ("a3+ の\ufffd", False, False), ("，“-", False, True)],
 )
-def test_characters(char, cjk, punctuation):
-    assert (is_cjk(char), is_punctuation(char)) == (cjk, punctuation)
+def test_characters(chars, cjk, punctuation):
+    assert {(is_cjk(char), is_punctuation(char)) for char in chars} == {(cjk, punctuation)}
 
 
 def test_punctuation_density():

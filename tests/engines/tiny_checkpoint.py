@@ -41,6 +41,13 @@ def save_tokenizer(folder: Path) -> int:
     return len(wrapped)
 
 
+def copy_of(source: Path, folder: Path, left_out: str = "") -> Path:
+    for file in source.iterdir():
+        if file.name != left_out:
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
 def _config(vocab_size: int) -> dict[str, Any]:
     return {
         "vocab_size": vocab_size + NUM_PADDING_ROWS,
@@ -65,9 +72,8 @@ def save_model(folder: Path, config_name: str, *, seed: int, like: Path | None =
 
     vocab_size = save_tokenizer(folder)
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(
-        getattr(transformers, config_name)(**(_config(vocab_size) | config))
-    )
+    whole = getattr(transformers, config_name)(**(_config(vocab_size) | config))
+    model = transformers.AutoModelForCausalLM.from_config(whole)
     if like is not None:
         base = transformers.AutoModelForCausalLM.from_pretrained(like)
         with torch.no_grad():

@@ -36,22 +36,12 @@ def modes(text: str) -> tuple[Mode, ...]:
 
 def run_line(**changes: Any) -> RunLine:
     given: dict[str, Any] = {
-        "started": "2026-01-01T00:00:00+00:00",
-        "machine": "a machine",
-        "versions": {"skydraft": "0.1.0"},
-        "command": "skydraft compare",
-        "draft": MODEL,
-        "target": MODEL,
-        "vocab_fingerprint": "v",
-        "execution": "exact",
-        "modes": modes("edge,cloud"),
-        "repetitions": 1,
-        "workload": "p.txt",
-        "workload_sha256": "0" * 64,
+        "started": "2026-01-01T00:00:00+00:00", "machine": "a machine", "versions": {"skydraft": "0.1.0"},
+        "command": "skydraft compare", "draft": MODEL, "target": MODEL, "vocab_fingerprint": "v", "execution": "exact",
+        "modes": modes("edge,cloud"), "repetitions": 1, "workload": "p.txt", "workload_sha256": "0" * 64,
         "prompts": (PromptEntry(id="a", prompt="今天"), PromptEntry(id="b", prompt="你好", references=("好",))),
-        "links": (None,),
-        "link_prompts": 8,
-    }
+        "links": (None,), "link_prompts": 8,
+    }  # fmt: skip
     return RunLine(**(given | changes))
 
 
@@ -67,42 +57,25 @@ def record(**changes: Any) -> StepRecord:
 
 def round_line(**changes: Any) -> RoundEntry:
     given: dict[str, Any] = {
-        "record": record(),
-        "ended_by": "k",
-        "draft_ids": (1, 2, 3),
-        "signals": ((0.5, 0.5, 0.75),) * 3,
-    }
+        "record": record(), "ended_by": "k", "draft_ids": (1, 2, 3), "signals": ((0.5, 0.5, 0.75),) * 3,
+    }  # fmt: skip
     return RoundEntry(**(given | changes))
 
 
 def generation(**changes: Any) -> GenerationLine:
     given: dict[str, Any] = {
-        "prompt": "a",
-        "mode": "edge",
-        "repetition": 0,
-        "link_ms": None,
-        "finish": "length",
-        "num_prompt_tokens": 2,
-        "wall_ms": 20.0,
-        "token_ids": (1, 2, 3),
-        "origins": ("accepted", "accepted", "recovered"),
-        "pieces": ("我", "在", "。"),
-        "rounds": (round_line(),),
-    }
+        "prompt": "a", "mode": "edge", "repetition": 0, "link_ms": None, "finish": "length", "num_prompt_tokens": 2,
+        "wall_ms": 20.0, "token_ids": (1, 2, 3), "origins": ("accepted", "accepted", "recovered"),
+        "pieces": ("我", "在", "。"), "rounds": (round_line(),),
+    }  # fmt: skip
     return GenerationLine(**(given | changes))
 
 
 def score(**changes: Any) -> ScoreLine:
     given: dict[str, Any] = {
-        "prompt": "a",
-        "style": None,
-        "token_ids": (1, 2, 3),
-        "choices": (1, 2, 4),
-        "choice_pieces": ("我", "在", "，"),
-        "nll": (0.1, 0.2, 1.5),
-        "signals": ((0.5, 0.5, 0.75),) * 3,
-        "drafted": (1, 2, 3),
-    }
+        "prompt": "a", "style": None, "token_ids": (1, 2, 3), "choices": (1, 2, 4), "choice_pieces": ("我", "在", "，"),
+        "nll": (0.1, 0.2, 1.5), "signals": ((0.5, 0.5, 0.75),) * 3, "drafted": (1, 2, 3),
+    }  # fmt: skip
     return ScoreLine(**(given | changes))
 
 

@@ -8,10 +8,12 @@ import numpy as np
 
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
-from skydraft.evaluation.fitting import fit, label_texts
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.workloads import Workload
 from skydraft.gating.calibration import Calibration
+from skydraft.gating.fitting import fit
+from skydraft.learning.calibrating import label_texts, side_of
+from skydraft.prompts.messages import asked
 
 NUM_TOKENS = 64
 _CHARACTERS = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下过子说产种面"
@@ -26,8 +28,8 @@ def prompts(seed: int, num_prompts: int = 30) -> tuple[str, ...]:
 
 def workload(seed: int, num_prompts: int = 30) -> Workload:
     """These prompts as they would come from a file."""
-    asked = prompts(seed, num_prompts)
-    return Workload("toys", "0" * 64, tuple(PromptEntry(id=f"line-{n}", prompt=p) for n, p in enumerate(asked, 1)))
+    lines = enumerate(prompts(seed, num_prompts), 1)
+    return Workload("toys", "0" * 64, tuple(PromptEntry(id=f"line-{n}", prompt=p) for n, p in lines))
 
 
 @cache
@@ -40,6 +42,5 @@ def pair(drift: float) -> tuple[Engine, Engine]:
 def calibration(drift: float) -> Calibration:
     """The calibration of the pair, fitted on the prompts of seed 0."""
     edge, cloud = pair(drift)
-    fitted_on = workload(0)
-    texts = label_texts(edge, cloud, fitted_on, NUM_TOKENS, lambda: None)
-    return fit(texts, edge, cloud, fitted_on, NUM_TOKENS)
+    texts = label_texts(edge, cloud, map(asked, prompts(0)), NUM_TOKENS, lambda: None)
+    return fit(texts, side_of(edge), side_of(cloud), "toys", NUM_TOKENS)

@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import re
 import unicodedata
 from collections import defaultdict
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from skydraft.choosing.sentences import ends_sentence
+from skydraft.choosing.stopping import ends_sentence
 
 Line = dict[str, Any]
 Pair = tuple[float, float]
@@ -188,42 +189,18 @@ def _rouge(text: str, reference: str) -> float:
     return 2 * common / (len(mine) + len(theirs)) if common else 0.0
 
 
-class _Tables(HTMLParser):
-    """Cells as (text, what stands small below it)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[list[list[list[str]]]] = []
-        self._in_cell = self._small = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append(["", ""])
-            self._in_cell = True
-        elif tag == "span":
-            self._small = True
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th"):
-            self._in_cell = False
-        elif tag == "span":
-            self._small = False
-
-    def handle_data(self, data: str) -> None:
-        if self._in_cell:
-            self.tables[-1][-1][-1][self._small] += data
+def _cell(written: str) -> tuple[str, str]:
+    """(Text of a cell, what stands small below it)."""
+    text, _, small = written.partition('<span class="interval">')
+    return html.unescape(text), html.unescape(small.removesuffix("</span>"))
 
 
 def tables_of(page: str) -> list[dict[str, dict[str, tuple[str, str]]]]:
     """Tables as {row name: {column head: (value, interval)}}."""
-    reader = _Tables()
-    reader.feed(page)
     found = []
-    for head, *rows in reader.tables:
-        names = [cell[0] for cell in head]
-        found.append({row[0][0]: {n: (c[0], c[1]) for n, c in zip(names[1:], row[1:], strict=True)} for row in rows})
+    for table in re.findall("<table.*?</table>", page, re.DOTALL):
+        written = [re.findall("<t[dh]>(.*?)</t[dh]>", row) for row in re.findall("<tr>.*?</tr>", table, re.DOTALL)]
+        head, *rows = ([_cell(cell) for cell in row] for row in written)
+        names = [name for name, _ in head[1:]]
+        found.append({row[0][0]: dict(zip(names, row[1:], strict=True)) for row in rows})
     return found

@@ -27,14 +27,14 @@ from skydraft.evaluation.diagnosis import (
     suggested_k,
 )
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.records import GenerationLine, ModelEntry, read_records
 from skydraft.evaluation.report.plots import measured_costs
-from skydraft.evaluation.summary import Findings
-from skydraft.gating.risk import LearnedRisk
+from skydraft.gating.calibration import LearnedRisk
 from skydraft.types import Cost, DraftBlock, Round, Signals
 
 from .. import reference, toys
-from ..serving import serving
+from ..serving import Relay, serving
 from ..toys import law
 from . import lines
 
@@ -260,13 +260,13 @@ def test_a_server_that_takes_shorter_blocks_is_asked_for_those() -> None:
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_is_sent() -> None:
-    with serving(open_toy("toy")) as server:
-        cloud = skydraft.connect(server.address, require=True)
+    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
+        cloud = skydraft.connect(relay.address, require=True)
         info = cloud.info()
-        cloud.link.take_bytes()
+        num_asked = len(relay.requests)
         with pytest.raises(VocabularyMismatch, match="Choose another edge"):
             examine_link(toys.toy(1), cloud, info, 1.0)
-        assert cloud.link.take_bytes() == (0, 0)
+        assert len(relay.requests) == num_asked == 1
         cloud.close()
 
 

@@ -1,4 +1,4 @@
-"""The emulated link does what it says: bytes arrive in order and unchanged, as late and as slowly as asked for."""
+"""The emulated link: bytes arrive in order and unchanged, as late and as slowly as asked for; and its server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from skydraft.engines.options import EngineOptions
+from skydraft.errors import CloudFailure
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
+from skydraft.evaluation.served_target import ServedTarget
+
+from ..engines.tiny_checkpoint import save_model
 
 
 @pytest.fixture
@@ -109,7 +115,7 @@ def test_a_stall_holds_everything_back_and_loses_nothing(echo: tuple[str, int]) 
         assert 0.25 < time.monotonic() - began < 1
 
 
-def test_cut_down_up_and_refusals(echo: tuple[str, int]) -> None:
+def test_cut_down_and_up(echo: tuple[str, int]) -> None:
     with EmulatedLink(echo) as link:
         with connect(link) as connection:
             exchange(connection, b"x")
@@ -122,12 +128,6 @@ def test_cut_down_up_and_refusals(echo: tuple[str, int]) -> None:
         link.up()
         with connect(link) as connection:
             assert exchange(connection, b"x") == b"x"
-    with (
-        EmulatedLink(echo, LinkShape(refuse_rate=1.0)) as link,
-        pytest.raises(ConnectionResetError),
-        connect(link) as connection,
-    ):
-        exchange(connection, b"x")
 
 
 def test_a_target_that_is_not_there_looks_like_one() -> None:
@@ -137,7 +137,7 @@ def test_a_target_that_is_not_there_looks_like_one() -> None:
         exchange(connection, b"x")
 
 
-@pytest.mark.parametrize("wrong", [{"delay_ms": -1}, {"cut_rate": 1.5}, {"refuse_rate": -0.1}])
+@pytest.mark.parametrize("wrong", [{"delay_ms": -1}, {"cut_rate": 1.5}])
 def test_an_impossible_shape_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"link has no|rate lies"):
         LinkShape(**wrong)  # type: ignore[arg-type]
@@ -152,3 +152,21 @@ def test_a_link_becomes_slower_while_it_is_used(echo: tuple[str, int]) -> None:
             assert exchange(connection, b"x") == b"x"
             took.append(time.perf_counter() - began)
     assert took[1] >= 0.12 > min(took[0], took[2])
+
+
+OPTIONS = EngineOptions(context_len=640, num_threads=1)
+
+
+def test_a_model_in_a_folder_with_a_bracket_in_its_name_is_served(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    model = save_model(tmp_path / "model (1): copy", "Qwen2Config", seed=1)
+    with ServedTarget(str(model), OPTIONS, "exact", offline=True) as served, served.behind(10.0, 0.0) as cloud:
+        assert "model (1): copy" in cloud.info().model
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    with (
+        pytest.raises(CloudFailure, match=r"did not start: skydraft: .*no-such-model.*[^.][.]$"),
+        ServedTarget("no-such-model", OPTIONS, "exact", offline=True),
+    ):
+        pass

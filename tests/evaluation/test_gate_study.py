@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.gate_study import entropies, oracle_calls, study
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.summary import Findings
 
 from . import lines
 
@@ -46,22 +46,22 @@ def test_signals_that_tell_all_cost_what_an_oracle_costs(tmp_path: Path) -> None
     found = findings(tmp_path, flags)
     studied = study(found)
     assert studied is not None
-    assert (studied["num_tokens"], studied["alone"], studied["alone_on_target_path"]) == (8, 0.75, 0.75)
-    assert {name: studied["auroc"][name] for name in ("entropy", "margin", "prob", "digits")} == {
+    assert (studied.num_tokens, studied.alone, studied.alone_on_target_path) == (8, 0.75, 0.75)
+    assert {name: studied.auroc[name] for name in ("entropy", "margin", "prob", "digits")} == {
         "entropy": 1.0, "margin": 1.0, "prob": 1.0, "digits": 0.5
     }  # fmt: skip
     for name in ("entropy", "margin", "prob"):
-        curve = studied["curves"][name]
+        curve = studied.curves[name]
         assert curve[0] == (0.75, 0.0)  # nothing is sent: the draft model alone
         assert (1.0, 0.25) in curve  # one call each, as an oracle has it
         assert all(calls >= oracle_calls(agreement, 0.75) - 1e-9 for agreement, calls in curve)
-    assert "combined" not in studied["curves"]  # one prompt is too little to fit on others
+    assert "combined" not in studied.curves  # one prompt is too little to fit on others
     assert entropies(found) == ([0.5] * 6, [3.0] * 2)
 
 
 def test_what_never_disagrees_has_no_auroc(tmp_path: Path) -> None:
     studied = study(findings(tmp_path, [False] * 5))
-    assert studied is not None and studied["auroc"] == {} and studied["alone"] == 1.0
+    assert studied is not None and studied.auroc == {} and studied.alone == 1.0
 
 
 def test_no_study_without_both_models_alone_or_of_what_was_drawn(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from skydraft.config import MODES, STYLES, DecodingParams, decoding_params
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import OptionError
-from skydraft.evaluation.modes import PEERS, Mode, parse_mode, parse_modes
+from skydraft.evaluation.modes import Mode, parse_mode, parse_modes
 
 from .lines import resolve
 
@@ -48,57 +46,30 @@ def test_parameters_are_those_that_the_style_resolves_to(style: str | None) -> N
     assert (mode.params, mode.style, asked) == (decoding_params(style, seed=9), style, [style])
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_a_peer_is_another_program(name: str) -> None:
-    mode = parse_mode(name, resolve)
-    assert (mode.plan, mode.peer, mode.uses_link, mode.is_target_alone) == (None, name, False, False)
-    assert mode.params == DecodingParams(max_new_tokens=3)
-
-
-@pytest.mark.parametrize("name", PEERS)
-@pytest.mark.parametrize("given", [{"temperature": 0.5}, {"seed": 1}, {"stop": ("a",)}, {"style": "zh-short"}])
-def test_a_peer_takes_no_parameters_but_a_length(name: str, given: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="greedily and without a style"):
-        parse_mode(name, lambda style: decoding_params(**given))
-
-
 @pytest.mark.parametrize(
-    ("text", "uses_link"), [("edge", False), ("cloud", True), ("lossless", True), ("gate=never", False), ("auto", True)]
-)
-def test_what_crosses_the_link(text: str, uses_link: bool) -> None:
-    assert parse_mode(text, resolve).uses_link == uses_link
-
-
-@pytest.mark.parametrize(
-    ("text", "alone"),
-    [("edge", False), ("cloud", True), ("cloud;style=zh-short", True), ("lossless", False), ("gate=always", False)],
-)
-def test_where_the_target_works_alone(text: str, alone: bool) -> None:
-    assert parse_mode(text, resolve).is_target_alone == alone
+    ("text", "uses_link", "alone"),
+    [
+        ("edge", False, False), ("cloud", True, True), ("cloud;style=zh-short", True, True), ("auto", True, False),
+        ("lossless", True, False), ("gate=never", False, False), ("gate=always", True, False),
+    ],
+)  # fmt: skip
+def test_what_crosses_the_link_and_where_the_target_works_alone(text: str, uses_link: bool, alone: bool) -> None:
+    mode = parse_mode(text, resolve)
+    assert (mode.uses_link, mode.is_target_alone) == (uses_link, alone)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("turbo", "no mode 'turbo'"),
-        ("quality;k=0", "k must be"),
-        ("quality;k=2;k=3", "k=3 does not fit"),
-        ("quality;edge", "edge does not fit"),
-        ("mode=quality;edge", "edge does not fit"),
-        ("quality;", "a part of it does not fit"),
-        ("quality;gate=", "gate= does not fit"),
-        ("quality;colour=red", "colour=red does not fit"),
-        ("quality;style=zh-long", "zh-short"),
-        ("gate=perplexity:3", "no gate"),
-        ("lossless;gate=entropy:1", "lossy"),
-        ("edge;k=3", "one model works alone"),
-        ("lossless;eager", "eager"),
-        ("lossless;accept=top:3", "lossy"),
-        ("cloud;eager", "one model works alone"),
-        ("hf-assisted;k=3", "no mode 'hf-assisted'"),
+        ("turbo", "no mode 'turbo'"), ("quality;k=0", "k must be"), ("quality;k=2;k=3", "k=3 does not fit"),
+        ("quality;edge", "edge does not fit"), ("mode=quality;edge", "edge does not fit"),
+        ("quality;", "a part of it does not fit"), ("quality;gate=", "gate= does not fit"),
+        ("quality;colour=red", "colour=red does not fit"), ("quality;style=zh-long", "zh-short"),
+        ("gate=perplexity:3", "no gate"), ("lossless;gate=entropy:1", "lossy"), ("edge;k=3", "one model works alone"),
+        ("lossless;eager", "eager"), ("lossless;accept=top:3", "lossy"), ("cloud;eager", "one model works alone"),
         ("", "does not fit"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(OptionError) as caught:
         parse_mode(text, resolve)
@@ -106,11 +77,8 @@ def test_what_is_no_mode(text: str, says: str) -> None:
 
 
 def test_several_modes_in_the_order_they_were_named() -> None:
-    assert [mode.name for mode in parse_modes("lossless, edge,,gate=entropy:2;k=3", resolve)] == [
-        "lossless",
-        "edge",
-        "gate=entropy:2;k=3",
-    ]
+    found = parse_modes("lossless, edge,,gate=entropy:2;k=3", resolve)
+    assert [mode.name for mode in found] == ["lossless", "edge", "gate=entropy:2;k=3"]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from skydraft import config
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import RecordsError
 from skydraft.evaluation import records
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import GenerationLine, Records, RunLine, drop_cut_line, keys, read_records, round_entry
 from skydraft.evaluation.report.page import render
-from skydraft.evaluation.summary import Findings, summarize
+from skydraft.evaluation.summary import Summary, summarize
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals
 
 from ..toys import law, params
@@ -63,7 +64,7 @@ def runs(draw: st.DrawFn) -> RunLine:
     """Runs with any modes besides those of the generations, and any links."""
     return lines.run_line(
         prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),),
-        modes=(*lines.modes("edge,cloud,hf-target"), *draw(modes)),
+        modes=(*lines.modes("edge,cloud"), *draw(modes)),
         links=(None, *draw(st.lists(st.floats(0, 1e3), max_size=2, unique=True))),
         link_kbps=draw(st.floats(0, 1e6)),
     )
@@ -144,13 +145,6 @@ def test_a_file_cut_inside_a_character_has_the_lines_before(tmp_path: Path) -> N
     assert read_records(path).generations == (lines.generation(),)
 
 
-def test_nothing_is_dropped_from_whole_lines(tmp_path: Path) -> None:
-    path = lines.write(tmp_path, lines.run_line(), lines.generation())
-    before = path.read_bytes()
-    drop_cut_line(path)
-    assert path.read_bytes() == before
-
-
 def broken(content: str, *more: BaseModel) -> str:
     """A file with something in its middle."""
     return lines.text_of(lines.run_line()) + content + lines.text_of(*(more or (lines.generation(),)))
@@ -172,11 +166,6 @@ def nested(line: BaseModel, path: str, value: Any) -> str:
 
 
 RUN, GENERATION, SCORE = lines.run_line(), lines.generation(), lines.score()
-# As the version before wrote it: modes by their names, costs flat in the rounds.
-SCHEMA_1 = (
-    '{"kind":"run","schema":1,"started":"","machine":"","versions":{},"command":"","modes":["edge"],"repetitions":1,'
-    '"max_new_tokens":3,"overrides":{}}\n{"kind":"generation","prompt":"a","mode":"edge","rounds":[{"draft_ms":3.0}]}\n'
-)
 BROKEN: dict[str, tuple[str, str]] = {
     "empty": ("", "does not begin with a line"),
     "no first line": (lines.text_of(GENERATION), "does not begin with a line"),
@@ -187,7 +176,6 @@ BROKEN: dict[str, tuple[str, str]] = {
     "null": (broken("null\n"), "Line 2"),
     "newer schema": (changed(RUN, schema=3), "schema 3, and this version reads schema 2. Use a newer skydraft."),
     "older schema": (changed(RUN, schema=1), "schema 1, and this version reads schema 2. Use an older skydraft."),
-    "schema 1": (SCHEMA_1, "schema 1, and this version reads schema 2. Use an older skydraft."),
     "unknown kind": (broken(changed(GENERATION, kind="opinion")), "Line 2"),
     "unknown field": (broken(changed(GENERATION, colour="red")), "colour"),
     "missing field": (broken('{"kind":"generation","prompt":"a"}\n'), "Line 2"),
@@ -204,7 +192,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "a time that is no number": (broken(nested(GENERATION, "rounds.0.record.wall_ms", math.nan)), "wall_ms"),
     "an unknown outcome": (broken(nested(GENERATION, "rounds.0.record.outcome", "lost")), "outcome"),
-    "a peer that is none": (nested(RUN, "modes.0.peer", "hf"), "modes.0.peer"),
+    "a mode without a plan": (nested(RUN, "modes.0.plan", None), "modes.0.plan"),
     "a plan that cannot be": (nested(RUN, "modes.0.plan.k", 0), "Line 1"),
     "a gate that is none": (nested(RUN, "modes.0.plan.gate.kind", "mood"), "no gate 'mood'"),
     "parameters out of range": (nested(RUN, "modes.0.params.temperature", -1), ": temperature must"),
@@ -222,25 +210,16 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-INSIDE = {
-    "a round": (GENERATION, "rounds.0.colour"),
-    "a record": (GENERATION, "rounds.0.record.colour"),
-    "the draft model's cost": (GENERATION, "rounds.0.record.draft.colour"),
-    "the target's cost": (GENERATION, "rounds.0.record.target.colour"),
-    "the link's cost": (GENERATION, "rounds.0.record.link.colour"),
-    "a prompt": (RUN, "prompts.0.colour"),
-    "a model": (RUN, "draft.colour"),
-    "a mode": (RUN, "modes.0.colour"),
-    "a plan": (RUN, "modes.0.plan.colour"),
-    "a gate": (RUN, "modes.0.plan.gate.colour"),
-    "parameters": (RUN, "modes.0.params.colour"),
-}
+INSIDE = [
+    *((RUN, at) for at in ("prompts.0", "draft", "modes.0", "modes.0.plan", "modes.0.plan.gate", "modes.0.params")),
+    *((GENERATION, f"rounds.0{at}") for at in ("", ".record", ".record.draft", ".record.target", ".record.link")),
+]
 
 
-@pytest.mark.parametrize("case", INSIDE)
-def test_an_unknown_key_at_any_depth_is_refused(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(("line", "inside"), INSIDE)
+def test_an_unknown_key_at_any_depth_is_refused(tmp_path: Path, line: BaseModel, inside: str) -> None:
     """What a newer version meant by it cannot be known, so no figure is made without it."""
-    line, place = INSIDE[case]
+    place = f"{inside}.colour"
     content = nested(line, place, "red")
     path = tmp_path / "records.jsonl"
     path.write_text(content if line is RUN else broken(content), encoding="utf-8")
@@ -309,9 +288,9 @@ def test_text_and_keys() -> None:
     assert records.SCHEMA == 2
 
 
-def a_report(path: Path) -> tuple[dict[str, Any], str]:
+def a_report(path: Path) -> tuple[Summary, str]:
     findings = Findings(read_records(path))
-    summary = summarize(findings) | {"study": None}
+    summary = summarize(findings)
     return summary, render(findings, summary)
 
 
@@ -339,10 +318,16 @@ def test_records_keep_what_their_modes_meant(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_run_line_says_what_each_mode_plans(tmp_path: Path) -> None:
-    run = lines.run_line(modes=lines.modes("auto,edge;style=zh-short,hf-target"))
-    auto, edge, peer = json.loads(lines.write(tmp_path, run).read_text().splitlines()[0])["modes"]
+    run = lines.run_line(modes=lines.modes("auto,edge;style=zh-short"))
+    auto, edge = json.loads(lines.write(tmp_path, run).read_text().splitlines()[0])["modes"]
     assert (auto["plan"]["gate"], auto["plan"]["k"], auto["plan"]["eager"], auto["plan"]["drafts"]) == (
         {"kind": "calibrated", "threshold": 0.95, "content_rules": []}, 12, True, True
     )  # fmt: skip
     assert (edge["params"]["sentences"], edge["params"]["max_new_tokens"], edge["style"]) == (1, 3, "zh-short")
-    assert (peer["plan"], peer["peer"], peer["params"]["max_new_tokens"]) == (None, "hf-target", 3)
+
+
+def test_what_earlier_versions_wrote_besides_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    line = nested(GENERATION, "rounds.0.record.ahead", {"num_prepared": 1, "num_used": 0, "hidden_ms": 0.0})
+    path.write_text(nested(RUN, "modes.0.peer", None) + line, encoding="utf-8")
+    assert read_records(path) == Records(run=RUN, generations=(GENERATION,), scores=())

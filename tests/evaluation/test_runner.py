@@ -18,14 +18,14 @@ from skydraft.decoding.plan import make_plan
 from skydraft.errors import EngineError, RecordsError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, RunLine, ScoreLine, keys, read_records
-from skydraft.evaluation.runner import Comparison, PeerText, Trial, measure, measure_peer, trials
+from skydraft.evaluation.runner import Comparison, Trial, measure, trials
 from skydraft.gating.gates import parse_gate
 from skydraft.types import Cost, DraftBlock, Round, StepRecord, Token
 
 from ..toys import law
 from . import lines
 
-MODES = lines.modes("edge,cloud,lossless,hf-target")
+MODES = lines.modes("edge,cloud,lossless,gate=never")
 PROMPTS = tuple(PromptEntry(id=name, prompt=f"say {name}") for name in "abcde")
 
 
@@ -69,10 +69,6 @@ class Telling:
         self.closed = True
 
 
-def ask(trial: Trial) -> PeerText:
-    return PeerText((1, 2), ("x", "y"), "length", 2)
-
-
 def a_run(**changes: Any) -> RunLine:
     given_: dict[str, Any] = {"prompts": PROMPTS, "modes": MODES, "repetitions": 2}
     return lines.run_line(**(given_ | changes))
@@ -98,7 +94,7 @@ def generate(comparison: Comparison, most: int = 1000) -> int:
             raise Interrupted
 
     with contextlib.suppress(Interrupted):
-        comparison.generate(start, ask, done)
+        comparison.generate(start, done)
     return len(started)
 
 
@@ -165,13 +161,8 @@ def test_a_generation_that_breaks_off_gives_its_seat_back() -> None:
 def test_a_generation_that_ends_without_a_reason_is_an_error() -> None:
     told = Telling(Trial(PROMPTS[0], MODES[0], 0, None))
     told.finish_reason = None  # type: ignore[assignment]
-    with pytest.raises(EngineError, match="without saying why"):
+    with pytest.raises(EngineError, match="without a reason"):
         measure(Trial(PROMPTS[0], MODES[0], 0, None), lambda trial: told)
-
-
-def test_of_a_peer_tokens_and_time_are_known() -> None:
-    line = measure_peer(Trial(PROMPTS[0], MODES[3], 0, None), ask)
-    assert (line.token_ids, line.text, line.rounds, line.origins) == ((1, 2), "xy", (), ("cloud", "cloud"))
 
 
 @pytest.mark.parametrize("most", [1, 3, 17, 39, 40, 1000])
@@ -184,7 +175,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, most: int, tail: str) ->
     comparison = Comparison(tmp_path, a_run(started="later", command="again"))
     num_left = 40 - min(most, 40)
     assert (comparison.num_done, len(comparison.todo)) == (40 - num_left, num_left)
-    ours = [trial.mode.name for trial in comparison.todo if not trial.mode.peer]
+    ours = [trial.mode.name for trial in comparison.todo]
     assert generate(comparison) == len(ours) + len(set(ours))  # each mode once before, to be warm
     assert path.read_text(encoding="utf-8").startswith(before)
     found = read_records(path)
@@ -235,7 +226,6 @@ def changed_mode(number: int = 0, **changes: Any) -> tuple[Mode, ...]:
         ({"modes": MODES[:3]}, "modes"),
         ({"modes": MODES[::-1]}, "modes"),
         ({"machine": "another machine"}, "machine"),
-        ({"peer": "float32"}, "peer"),
         ({"calibration": "0" * 32}, "calibration"),
         ({"engine_options": {"context_len": 64}}, "engine options"),
         ({"link_kbps": 8.0}, "link kbps"),

@@ -17,7 +17,7 @@ from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine
 from skydraft.evaluation.records import ScoreLine, signals_entry
 from skydraft.evaluation.scoring import Scorer
-from skydraft.gating.signals import measure
+from skydraft.gating.gates import measure
 from skydraft.prompts.pair import PromptPair
 from skydraft.types import Prompt
 
@@ -115,7 +115,7 @@ def test_rows_go_in_within_what_keeps_them_exact(max_rows: int) -> None:
     expected = fresh((toys.toy(3, 0.5), toys.toy(3)), params, token_ids)
     few = (toys.toy(3, 0.5, kind=Counting), toys.toy(3, kind=Counting))
     for engine in few:
-        engine._profile = RowProfile(invariant_rows=max_rows, forward_ms=(1.0,))
+        engine.adopt_profile(RowProfile(invariant_rows=max_rows, forward_ms=(1.0,)))
     assert fresh(few, params, token_ids) == expected
     for engine in few:
         assert max(engine.rows) == max_rows
@@ -132,12 +132,21 @@ def test_what_a_text_shares_with_the_last_is_not_computed_again() -> None:
 
 
 def test_seats_are_given_back() -> None:
-    scorer = Scorer(toys.toy(3, 0.5), toys.toy(3), DecodingParams(), "zh-short")
+    class Seats(ToyEngine):
+        num_taken = 0
+
+        def allocate(self) -> list[tuple[int, int]]:
+            self.num_taken += 1
+            return super().allocate()
+
+        def release(self, sequence: Any) -> None:
+            self.num_taken -= 1
+            super().release(sequence)
+
+    pair = (toys.toy(3, 0.5, kind=Seats), toys.toy(3, kind=Seats))
+    scorer = Scorer(*pair, DecodingParams(), "zh-short")
     assert scorer.score("p", PROMPT, (1, 2)).style == "zh-short"
-    assert scorer._sides is not None
-    sequences = [side._sequence for side in scorer._sides]
     scorer.score("q", OTHER_PROMPT, (1, 2))
-    assert all(sequence.is_closed for sequence in sequences)
-    sequences = [side._sequence for side in scorer._sides]
+    assert [engine.num_taken for engine in pair] == [1, 1]
     scorer.close()
-    assert all(sequence.is_closed for sequence in sequences)
+    assert [engine.num_taken for engine in pair] == [0, 0]

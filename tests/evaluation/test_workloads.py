@@ -50,18 +50,10 @@ def test_lines_of_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
-        ({}, "abcdef"),
-        ({"limit": 2}, "ab"),
-        ({"limit": 99}, "abcdef"),
-        ({"start": 1}, "bcdef"),
-        ({"step": 2}, "ace"),
-        ({"start": 1, "step": 2, "limit": 2}, "bd"),
-        ({"categories": ("odd",)}, "ace"),
-        ({"categories": ("odd", "even")}, "abcdef"),
-        ({"categories": ("even",), "limit": 1}, "b"),
-        ({"categories": ("odd",), "start": 1}, "ce"),
+        ({}, "abcdef"), ({"limit": 2}, "ab"), ({"limit": 99}, "abcdef"), ({"categories": ("odd",)}, "ace"),
+        ({"categories": ("odd", "even")}, "abcdef"), ({"categories": ("even",), "limit": 1}, "b"),
     ],
-)
+)  # fmt: skip
 def test_which_prompts_are_chosen(tmp_path: Path, options: dict[str, Any], chosen: str) -> None:
     lines = [{"prompt": name, "category": ("odd", "even")[at % 2]} for at, name in enumerate("abcdef")]
     whole = read_prompts(jsonl(tmp_path / "p.jsonl", *lines))
@@ -108,8 +100,6 @@ def test_a_choice_that_leaves_nothing_says_what_was_asked(tmp_path: Path) -> Non
     path = jsonl(tmp_path / "p.jsonl", {"prompt": "a", "category": "food"})
     with pytest.raises(PromptError, match="no prompt of the categories sea, sky"):
         read_prompts(path, categories=("sea", "sky"))
-    with pytest.raises(PromptError, match="no prompt that was asked for"):
-        read_prompts(path, start=5)
     with pytest.raises(PromptError, match=r"missing.txt cannot be read: No such file"):
         read_prompts(tmp_path / "missing.txt")
 

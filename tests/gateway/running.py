@@ -51,7 +51,7 @@ class Running:
 
 def toy_pair(max_sequences: int = 6) -> Pair:
     """A poor drafter and its target, both in this process."""
-    return Pair(open_toy("toy:drift=0.2", 4096, max_sequences), open_toy("toy", 4096, max_sequences), calibrated=False)
+    return Pair(open_toy("toy:drift=0.2", 4096, max_sequences), open_toy("toy", 4096, max_sequences))
 
 
 @contextmanager
@@ -70,4 +70,4 @@ def gateway(
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)
-        made.close()
+        made.desk.close()

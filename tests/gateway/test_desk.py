@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -18,11 +19,13 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams
-from skydraft.edge.connection import Cloud
+from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.gateway import desk
 from skydraft.gateway.pair import Pair
+from skydraft.prompts.messages import asked
 
-from ..serving import serving
+from ..serving import free_port, serving
 from .running import PATIENCE_S, Running, gateway, toy_pair
 
 LONG = {"max_tokens": 3000, "stream": True}
@@ -76,24 +79,26 @@ def test_200_clients_that_hang_up_leave_nothing_behind() -> None:
         with ThreadPoolExecutor(40) as pool:
             for _ in range(200):
                 model = rng.choice(["skydraft-quality", "skydraft-lossless", "skydraft-cloud", "skydraft-edge"])
-                given = body(model, max_tokens=3000, stream=rng.random() < 0.6, n=rng.choice([1, 1, 2]))
+                given = body(model, max_tokens=3000, stream=rng.random() < 0.6, n=rng.choice([1, 1, 2, 8]))
                 pool.submit(hang_up, running.url, rng.random() * 0.6, given)
         running.wait_until_idle()
-        assert open_sequences(pair.edge) == open_sequences(pair._target) == 0
+        assert open_sequences(pair.edge) == open_sequences(pair.cloud) == 0
         assert running.chat().status_code == 200
 
 
 def test_hanging_up_frees_the_seat_in_the_cloud(tmp_path: Path) -> None:
-    with serving(slow(open_toy("toy", 4096, 4), 0.002), max_sessions=4) as server:
-        edge = open_toy("toy:drift=0.2", 4096, 4)
-        pair = Pair(edge, connect=lambda notify: skydraft.connect(server.address, notify=notify), calibrated=False)
-        with gateway(pair, max_running=2, max_waiting=20) as running:
-            for model in ("skydraft-lossless", "skydraft-cloud", "skydraft-quality"):
-                for stream in (True, False):
-                    hang_up(running.url, 0.4, body(model, max_tokens=3000, stream=stream))
-                    running.wait_until_idle()
-                    server.wait_until(lambda: server.num_sessions == 0)
-            assert open_sequences(edge) == 0 and running.chat().status_code == 200
+    edge = open_toy("toy:drift=0.2", 4096, 4)
+    with (
+        serving(slow(open_toy("toy", 4096, 4), 0.002), max_sessions=4) as server,
+        closing(skydraft.connect(server.address)) as cloud,
+        gateway(Pair(edge, cloud), max_running=2, max_waiting=20) as running,
+    ):
+        for model in ("skydraft-lossless", "skydraft-cloud", "skydraft-quality"):
+            for stream in (True, False):
+                hang_up(running.url, 0.4, body(model, max_tokens=3000, stream=stream))
+                running.wait_until_idle()
+                server.wait_until(lambda: server.num_sessions == 0)
+        assert open_sequences(edge) == 0 and running.chat().status_code == 200
 
 
 def test_who_hangs_up_while_a_long_prompt_is_read_stops_the_reading() -> None:
@@ -151,7 +156,7 @@ def test_1000_requests_16_at_a_time_without_an_error_or_growth() -> None:
             after = measured()
         assert after[0] - before[0] < 30_000  # kB
         assert after[1] <= before[1] + 2 and after[2] <= before[2] + 2
-        assert open_sequences(pair.edge) == open_sequences(pair._target) == 0
+        assert open_sequences(pair.edge) == open_sequences(pair.cloud) == 0
 
 
 def ids_of(reply: httpx.Response) -> list[int]:
@@ -170,13 +175,11 @@ def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(whe
         edge, cloud = open_toy("toy:drift=0.2"), open_toy("toy")
         return skydraft.generate(messages=messages, edge=edge, cloud=cloud, params=params).run()
 
-    with serving(open_toy("toy", 4096, 12), max_sessions=12) as server:
-
-        def connect(notify: Any) -> Cloud:
-            return skydraft.connect(server.address, notify=notify)
-
-        edge = open_toy("toy:drift=0.2", 4096, 6)
-        remote = Pair(edge, connect=connect, calibrated=False)
+    with (
+        serving(open_toy("toy", 4096, 12), max_sessions=12) as server,
+        closing(skydraft.connect(server.address)) as cloud,
+    ):
+        remote = Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)
         with gateway(remote if where == "served" else toy_pair(), max_running=5) as running:
             stop = threading.Event()
 
@@ -199,26 +202,25 @@ def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(whe
 
 
 def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so() -> None:
-    with serving(open_toy("toy", 4096, 4)) as server:
-
-        def connect(notify: Any) -> Cloud:
-            return skydraft.connect(server.address, timeout_s=1.0, notify=notify)
-
-        pair = Pair(open_toy("toy:drift=0.2", 4096, 4), connect=connect, calibrated=False)
-        with gateway(pair) as running:
-            assert httpx.get(f"{running.url}/health").json() == {"status": "ok", "cloud": "up"}
-            gate = {"skydraft": {"gate": "entropy:1.0"}, "max_tokens": 40}
-            assert "edge-fallback" not in running.chat(**gate).json()["skydraft"]["origins"]
-            server.stop()
-            running.wait_until(lambda: httpx.get(f"{running.url}/health").json()["cloud"] == "down")
-            gone = running.chat(**gate)
-            assert gone.status_code == 200 and "edge-fallback" in gone.json()["skydraft"]["origins"]
-            for model in ("skydraft-lossless", "skydraft-cloud"):
-                for stream in (False, True):
-                    reply = running.chat(model=model, stream=stream)
-                    assert reply.status_code == 503 and reply.headers["retry-after"]
-                    assert reply.json()["error"]["type"] == "server_error"
-            assert running.chat(model="skydraft-edge").status_code == 200
+    edge = open_toy("toy:drift=0.2", 4096, 4)
+    with (
+        serving(open_toy("toy", 4096, 4)) as server,
+        closing(skydraft.connect(server.address, timeout_s=1.0)) as cloud,
+        gateway(Pair(edge, cloud)) as running,
+    ):
+        assert httpx.get(f"{running.url}/health").json() == {"status": "ok", "cloud": "up"}
+        gate = {"skydraft": {"gate": "entropy:1.0"}, "max_tokens": 40}
+        assert "edge-fallback" not in running.chat(**gate).json()["skydraft"]["origins"]
+        server.stop()
+        running.wait_until(lambda: httpx.get(f"{running.url}/health").json()["cloud"] == "down")
+        gone = running.chat(**gate)
+        assert gone.status_code == 200 and "edge-fallback" in gone.json()["skydraft"]["origins"]
+        for model in ("skydraft-lossless", "skydraft-cloud"):
+            for stream in (False, True):
+                reply = running.chat(model=model, stream=stream)
+                assert reply.status_code == 503 and reply.headers["retry-after"]
+                assert reply.json()["error"]["type"] == "server_error"
+        assert running.chat(model="skydraft-edge").status_code == 200
 
 
 def test_a_slow_first_token_is_waited_for_with_pings_and_an_error_then_comes_in_the_stream() -> None:
@@ -293,12 +295,6 @@ def test_line_separators_cut_no_event(served: Running) -> None:
 
 
 def test_the_first_token_of_a_stream_goes_out_before_a_second_round_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
-    from skydraft.decoding.request import GenerateRequest
-    from skydraft.gateway import desk
-    from skydraft.prompts.messages import asked
-
     monkeypatch.setattr(desk, "_FIRST_TOKEN_S", PATIENCE_S)
     request = GenerateRequest(asked("语速"), skydraft.make_plan("quality"), DecodingParams(max_new_tokens=16))
 
@@ -317,3 +313,47 @@ def test_the_first_token_of_a_stream_goes_out_before_a_second_round_begins(monke
         return early, waits
 
     assert asyncio.run(rounds_before_and_after()) == (0, False)
+
+
+def test_the_metrics_are_those_of_what_happened() -> None:
+    with gateway() as running:
+        ours = running.chat(max_tokens=20).json()["skydraft"]
+        running.chat(model="nope")
+        running.chat(temperature=9)
+        running.wait_until_idle()
+        reply = httpx.get(f"{running.url}/metrics")
+        lines = [line for line in reply.text.splitlines() if not line.startswith("#")]
+        values = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    for origin in set(ours["origins"]):
+        assert values[f'skydraft_gateway_tokens_total{{origin="{origin}"}}'] == ours["origins"].count(origin)
+    assert values["skydraft_gateway_answers_total"] == values["skydraft_gateway_ttft_seconds_count"] == 1
+    assert values['skydraft_gateway_refusals_total{status="404"}'] == 1
+    assert values['skydraft_gateway_refusals_total{status="400"}'] == 1
+    assert values["skydraft_gateway_running"] == values["skydraft_gateway_waiting"] == 0
+    rounds = sum(value for name, value in values.items() if name.startswith("skydraft_gateway_rounds_total"))
+    assert rounds == ours["stats"]["num_rounds"]
+
+
+def test_answers_spread_over_servers_and_survive_the_end_of_one() -> None:
+    ports = [free_port(), free_port()]
+    with (
+        serving(open_toy("toy"), metrics_port=ports[0]) as first,
+        serving(open_toy("toy"), metrics_port=ports[1]) as second,
+        closing(skydraft.connect([first.address, second.address], timeout_s=PATIENCE_S)) as cloud,
+    ):
+        pair = Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)
+        with gateway(pair, max_running=4, max_waiting=50) as running, ThreadPoolExecutor(4) as pool:
+
+            def ask(number: int) -> str:
+                reply = running.chat(model="skydraft-lossless", seed=number % 3, temperature=0.8, max_tokens=24)
+                assert reply.status_code == 200, reply.text
+                return str(reply.json()["choices"][0]["message"]["content"])
+
+            texts = list(pool.map(ask, range(24)))
+            tokens = [each.metric('generated_tokens_total{model="toy"}') for each in (first, second)]
+            assert min(tokens) > 0 and texts[:3] * 8 == texts
+            first.stop()
+            assert list(pool.map(ask, range(24))) == texts
+            assert httpx.get(f"{running.url}/health").json()["cloud"] == "up"
+            second.stop()
+            assert running.chat(model="skydraft-quality").status_code == 200  # alone

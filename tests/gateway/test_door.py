@@ -88,12 +88,8 @@ def test_a_strangers_page_in_the_users_browser_gets_nothing(served: Running) -> 
     ):  # fmt: skip
         assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 403
         assert post(served, headers=headers | {"Content-Type": "text/plain"}).status_code == 403
-    for headers in (
-        {"Origin": served.url},
-        {"Host": f"localhost:{port}"},
-        {"Host": f"[::1]:{port}"},
-        {"Host": "127.0.0.2"},
-    ):
+    ours = ({"Origin": served.url}, {"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}, {"Host": "127.0.0.2"})
+    for headers in ours:
         assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 200
 
 
@@ -123,22 +119,26 @@ def test_a_body_that_never_ends_is_cut_off(locked: Running) -> None:
     assert post(locked, headers={"x-api-key": KEY}).status_code == 200
 
 
-def test_a_body_of_100_mb_is_refused_by_its_length_alone(locked: Running) -> None:
+@pytest.mark.parametrize(
+    ("path", "num_bytes", "num_sent", "status"),
+    [
+        ("/v1/chat/completions", 100 << 20, 1, 413),  # by its length alone
+        ("/v1/chat/completions", 100, 1, 408),  # too slow
+        ("/health", 99_000, 50, 405),  # what needs no key takes no body, and does not wait for the rest
+    ],
+)
+def test_a_body_that_does_not_come_is_refused(
+    locked: Running, path: str, num_bytes: int, num_sent: int, status: int
+) -> None:
+    key = "" if path == "/health" else f"x-api-key: {KEY}\r\n"
     with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1])), timeout=10) as client:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nx-api-key: {KEY}\r\nContent-Length: 104857600\r\n\r\n"
-        client.sendall(head.encode() + b" ")
-        assert b" 413 " in client.recv(1000).splitlines()[0]
-
-
-def test_a_body_that_comes_too_slowly_is_refused(locked: Running) -> None:
-    with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1])), timeout=10) as client:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nx-api-key: {KEY}\r\nContent-Length: 100\r\n\r\n"
-        client.sendall(head.encode() + b" ")
-        assert b" 408 " in client.recv(1000).splitlines()[0]
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{key}Content-Length: {num_bytes}\r\n\r\n"
+        client.sendall(head.encode() + b" " * num_sent)
+        assert f" {status} ".encode() in client.recv(1000).splitlines()[0]
 
 
 def test_a_head_that_comes_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch, served: Running) -> None:
-    monkeypatch.setattr(server, "_HEADER_S", 0.5)
+    monkeypatch.setattr(server, "_HEAD_S", 0.5)
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), timeout=10) as client:
         try:
@@ -151,12 +151,47 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPat
     assert httpx.get(f"{served.url}/health").status_code == 200
 
 
+def health(client: socket.socket) -> bytes:
+    """Ask on an open connection; returns what comes, up to the end of the answer or of the connection."""
+    client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    found = b""
+    while b"}" not in found and (more := client.recv(1000)):
+        found += more
+    return found
+
+
+def test_an_idle_connection_is_kept_longer_than_a_head_may_take(
+    monkeypatch: pytest.MonkeyPatch, served: Running
+) -> None:
+    monkeypatch.setattr(server, "_HEAD_S", 0.3)
+    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), timeout=10) as client:
+        for _ in range(2):
+            assert b" 200 " in health(client)
+            time.sleep(1)
+        assert b" 200 " in health(client)
+        began = time.monotonic()
+        client.sendall(b"GET /hea")  # a next head, which has as long as the first one
+        assert client.recv(1000) == b"" and time.monotonic() - began < 5
+
+
+def test_an_idle_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_IDLE_S", 1)
+    with (
+        gateway() as running,
+        socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1])), timeout=10) as client,
+    ):
+        assert b" 200 " in health(client)
+        assert client.recv(1000) == b""
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"host": "0.0.0.0"}, "API key is required"),
         ({"host": "192.168.1.5", "has_keys": True}, "unencrypted"),
         ({"tls_cert": Path("a")}, "belong together"),
+        ({"port": -1}, "port must be"),
+        ({"port": 65536}, "port must be"),
     ],
 )
 def test_beyond_this_machine_a_key_and_tls_are_wanted(options: Any, says: str) -> None:
@@ -164,12 +199,6 @@ def test_beyond_this_machine_a_key_and_tls_are_wanted(options: Any, says: str) -
         ListenOptions(**options)
     ListenOptions(host="0.0.0.0", has_keys=True, insecure=True)
     ListenOptions(host="::1")
-
-
-def test_what_needs_no_key_takes_no_body(locked: Running) -> None:
-    with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1])), timeout=10) as client:
-        client.sendall(b"POST /health HTTP/1.1\r\nHost: a\r\nContent-Length: 99000\r\n\r\n" + b" " * 50)
-        assert b" 405 " in client.recv(1000).splitlines()[0]  # at once, without waiting for the rest
 
 
 @pytest.mark.parametrize("field", ["content", "tools", "stop", "messages", "logit_bias"])
@@ -181,12 +210,6 @@ def test_a_long_list_of_nonsense_is_one_error_and_stalls_nobody(field: str) -> N
         began = time.monotonic()
         assert httpx.post(f"{running.v1}/chat/completions", json=body, timeout=60).status_code == 400
         assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_that_is_none_is_refused(port: int) -> None:
-    with pytest.raises(OptionError, match="port must be"):
-        ListenOptions(port=port)
 
 
 def test_no_token_waits_for_nagles_algorithm() -> None:

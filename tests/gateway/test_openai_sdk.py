@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 
 import skydraft
@@ -15,7 +14,10 @@ from skydraft import DecodingParams, decoding_params, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.requests import Defaults
 
+from ..later import later
 from .running import Running, gateway
+
+openai = later("openai")
 
 ASKED: Any = [{"role": "user", "content": "语速"}]
 
@@ -160,16 +162,12 @@ def test_what_cannot_be_kept_is_refused_with_the_name_of_the_field(client: opena
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"skydraft": {"gate": "entropy"}}, "gate"),
-        ({"skydraft": {"mode": "cloud", "k": 3}}, "k does not"),
-        ({"skydraft": {"mode": "lossless", "gate": "entropy:1"}}, "lossy"),
-        ({"skydraft": {"k": 33}}, "k"),
-        ({"skydraft": {"k": True}}, "k"),
-        ({"logprobs": 0}, "probabilities"),
-        ({"skydraft": {"temperature": 1e9}}, "temperature"),
-        ({"logit_bias": {"99999": 1}}, "no id"),
+        ({"skydraft": {"gate": "entropy"}}, "gate"), ({"skydraft": {"mode": "cloud", "k": 3}}, "k does not"),
+        ({"skydraft": {"mode": "lossless", "gate": "entropy:1"}}, "lossy"), ({"skydraft": {"k": 33}}, "k"),
+        ({"skydraft": {"k": True}}, "k"), ({"logprobs": 0}, "probabilities"),
+        ({"skydraft": {"temperature": 1e9}}, "temperature"), ({"logit_bias": {"99999": 1}}, "no id"),
     ],
-)
+)  # fmt: skip
 def test_what_the_library_refuses_is_a_bad_request_too(served: Running, options: Any, says: str) -> None:
     reply = served.chat(**options)
     assert reply.status_code == 400 and says in reply.json()["error"]["message"]
@@ -182,24 +180,17 @@ def test_a_prompt_beyond_the_context_says_so(client: openai.OpenAI) -> None:
 
 
 def test_a_full_queue_is_503_and_the_sdk_tries_again() -> None:
+    given = {"model": "skydraft-edge", "messages": ASKED, "max_tokens": 4000, "stream": True}
     with gateway(max_running=1, max_waiting=1) as running:
-        held = [
-            httpx.stream("POST", f"{running.v1}/chat/completions", json={
-                "model": "skydraft-edge", "messages": ASKED, "max_tokens": 4000, "stream": True,
-            }) for _ in range(2)
-        ]  # fmt: skip
-        desk = running.gateway.desk
-        streams = [held[0].__enter__()]
-        with pytest.raises(openai.InternalServerError) as raised:
-            impatient = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=0)
-            impatient.chat.completions.create(model="skydraft", messages=ASKED, n=2)
-        assert raised.value.status_code == 503 and raised.value.response.headers["retry-after"]
-        patient = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=5)
-        answer = patient.chat.completions.create(model="skydraft-edge", messages=ASKED, max_tokens=4)
-        assert answer.choices[0].message.content
-        for stream in streams:
-            stream.close()
-        running.wait_until(lambda: desk.num_running == 0)
+        with httpx.stream("POST", f"{running.v1}/chat/completions", json=given):
+            with pytest.raises(openai.InternalServerError) as raised:
+                impatient = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=0)
+                impatient.chat.completions.create(model="skydraft", messages=ASKED, n=2)
+            assert raised.value.status_code == 503 and raised.value.response.headers["retry-after"]
+            patient = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=5)
+            answer = patient.chat.completions.create(model="skydraft-edge", messages=ASKED, max_tokens=4)
+            assert answer.choices[0].message.content
+        running.wait_until_idle()
 
 
 def test_tools_reach_the_template_and_nulls_are_no_error(client: openai.OpenAI, served: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,15 @@ def hearing() -> Iterator[Running]:
     with (
         skydraft.load("tiny-omni-edge", options) as edge,
         skydraft.load("tiny-omni-cloud", options) as cloud,
-        gateway(Pair(edge, cloud, calibrated=False)) as running,
+        gateway(Pair(edge, cloud)) as running,
     ):
         yield running
 
 
 def test_a_recording_is_heard_as_by_the_python_interface(hearing: Running) -> None:
-    pair = hearing.gateway._pair
+    pair = hearing.gateway.pair
     expected = skydraft.generate(
-        edge=pair.edge, cloud=pair._target, audio=load_audio(CLIP), params=DecodingParams(max_new_tokens=60)
+        edge=pair.edge, cloud=pair.cloud, audio=load_audio(CLIP), params=DecodingParams(max_new_tokens=60)
     ).run()
     for content in ([part()], [part(), {"type": "text", "text": CAPTION_PROMPT}]):
         reply = hearing.chat(content, model="skydraft-lossless", max_tokens=60)
@@ -75,14 +76,14 @@ def test_each_turn_may_be_spoken_and_what_was_heard_before_is_not_heard_again(he
         reply = hearing.chat(talk(last), model="skydraft-lossless", max_tokens=30).json()
         return str(reply["choices"][0]["message"]["content"])
 
-    pair = hearing.gateway._pair
+    pair = hearing.gateway.pair
     said = [
         {"role": "user", "content": CAPTION_PROMPT, "audio": load_audio(CLIP)},
         {"role": "assistant", "content": "好。"},
         {"role": "user", "content": CAPTION_PROMPT, "audio": load_audio(OTHER)},
     ]
     alone = skydraft.generate(
-        messages=said, edge=pair.edge, cloud=pair._target, params=DecodingParams(max_new_tokens=30)
+        messages=said, edge=pair.edge, cloud=pair.cloud, params=DecodingParams(max_new_tokens=30)
     ).run()
     assert asked(OTHER) == asked(OTHER) == alone.text
     assert len({asked(clip) for clip in CLIPS}) > 1, "what is said last must matter"
@@ -107,17 +108,12 @@ def test_a_model_that_does_not_hear_says_so(served: Running) -> None:
 
 
 def test_over_a_link_nothing_of_a_voice_is_sent_unless_that_was_said(hearing: Running) -> None:
-    pair = hearing.gateway._pair
-    assert isinstance(pair._target, skydraft.Engine)
-    with serving(pair._target, max_sessions=2) as server:
-
-        def connect(notify: Any) -> Any:
-            return skydraft.connect(server.address, notify=notify)
-
+    pair = hearing.gateway.pair
+    assert isinstance(pair.cloud, skydraft.Engine)
+    with serving(pair.cloud, max_sessions=2) as server, closing(skydraft.connect(server.address)) as cloud:
         for share, shares in (("none", False), ("features", True)):
             defaults = Defaults(DecodingParams(), share_audio=share)  # type: ignore[arg-type]
-            far = Pair(pair.edge, connect=connect, calibrated=False)
-            with gateway(far, defaults=defaults) as running:
+            with gateway(Pair(pair.edge, cloud), defaults=defaults) as running:
                 reply = running.chat([part()], model="skydraft-lossless", max_tokens=8).json()
                 assert (reply["skydraft"]["stats"]["shared_bytes"] > 0) == shares
                 assert running.chat([part()], model="skydraft-cloud").status_code == (200 if shares else 400)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import httpx2 as httpx
 import jsonschema
-import openai
 import pydantic
 import pytest
 
@@ -19,7 +18,10 @@ from skydraft.gateway.pair import Pair
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
 
+from ..later import later
 from .running import PATIENCE_S, Running, gateway
+
+openai = later("openai")
 
 pytest.importorskip("llguidance")
 ASKED: Any = [{"role": "user", "content": "语速"}]
@@ -54,6 +56,12 @@ def client(served: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
+def ask(client: openai.OpenAI, mode: str = "edge", **options: Any) -> Any:
+    """What a model of the gateway answers."""
+    asked: dict[str, Any] = {"model": f"skydraft-{mode}", "messages": ASKED, "max_tokens": ENOUGH} | options
+    return client.chat.completions.create(**asked)
+
+
 def forced(text: str) -> dict[str, Any]:
     """What makes a model that knows no language write this text."""
     return {"skydraft": {"grammar": f"lark:start: {json.dumps(text)}"}}
@@ -80,10 +88,8 @@ def test_the_sdk_parses_answers_into_pydantic_models(client: openai.OpenAI, temp
 
 def test_a_json_object_is_one_and_what_is_cut_says_so(client: openai.OpenAI) -> None:
     for seed in range(3):
-        answer = client.chat.completions.create(
-            model="skydraft-lossless", messages=ASKED, response_format={"type": "json_object"}, max_tokens=60,
-            temperature=1.0, seed=seed,
-        )  # fmt: skip
+        kind = {"type": "json_object"}
+        answer = ask(client, "lossless", response_format=kind, max_tokens=60, temperature=1.0, seed=seed)
         choice = answer.choices[0]
         if choice.finish_reason == "stop":
             assert isinstance(json.loads(choice.message.content or ""), dict)
@@ -101,10 +107,8 @@ def check_calls(calls: Any) -> None:
 @pytest.mark.parametrize("mode", ["edge", "quality", "lossless"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_required_call_is_made_and_fits_its_schema(client: openai.OpenAI, mode: str, temperature: float) -> None:
-    answer = client.chat.completions.create(
-        model=f"skydraft-{mode}", messages=ASKED, tools=[WEATHER, TIME], tool_choice="required", max_tokens=900,
-        temperature=temperature, seed=2, n=2,
-    )  # fmt: skip
+    options = {"tools": [WEATHER, TIME], "tool_choice": "required", "max_tokens": 900}
+    answer = ask(client, mode, **options, temperature=temperature, seed=2, n=2)
     for choice in answer.choices:
         assert choice.finish_reason == "tool_calls" and choice.message.content is None
         check_calls(choice.message.tool_calls)
@@ -122,10 +126,10 @@ def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) 
         streamed = stream.get_final_completion().choices[0]
     assert streamed.finish_reason == "tool_calls" and not streamed.message.content
     assert whole and streamed.message.tool_calls
-    assert [call.function.arguments for call in streamed.message.tool_calls] == [
-        call.function.arguments for call in whole
-    ]
-    assert [call.function.name for call in streamed.message.tool_calls] == [call.function.name for call in whole]
+    told, expected = (
+        [(c.function.name, c.function.arguments) for c in calls] for calls in (streamed.message.tool_calls, whole)
+    )
+    assert told == expected
     assert kinds.count("tool_calls.function.arguments.done") == len(whole)
     assert kinds.count("tool_calls.function.arguments.delta") > len(whole)
 
@@ -134,10 +138,8 @@ def test_a_named_tool_is_called_once_and_calls_may_be_kept_to_one(client: openai
     named: Any = {"type": "function", "function": {"name": "time"}}
     for choice, parallel in ((named, True), ("required", False)):
         for seed in range(3):
-            answer = client.chat.completions.create(
-                model="skydraft-edge", messages=ASKED, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=ENOUGH,
-                parallel_tool_calls=parallel, temperature=1.0, seed=seed,
-            )  # fmt: skip
+            options = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": parallel}
+            answer = ask(client, **options, temperature=1.0, seed=seed)
             (call,) = answer.choices[0].message.tool_calls or ()
             check_calls([call])
             assert choice == "required" or call.function.name == "time"
@@ -145,7 +147,7 @@ def test_a_named_tool_is_called_once_and_calls_may_be_kept_to_one(client: openai
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_with_auto_calls_are_told_from_text(client: openai.OpenAI, stream: bool) -> None:
-    def ask(text: str) -> Any:
+    def answer(text: str) -> Any:
         options: dict[str, Any] = {
             "model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER], "tool_choice": "auto",
             "max_tokens": 400, "extra_body": forced(text),
@@ -157,24 +159,21 @@ def test_with_auto_calls_are_told_from_text(client: openai.OpenAI, stream: bool)
             return events.get_final_completion().choices[0]
 
     two = "好。\n" + call_text("天气", {"city": "上海"}) + "\n" + call_text("天气", {"city": "北京", "days": 2})
-    found = ask(two)
+    found = answer(two)
     assert (found.message.content, found.finish_reason) == ("好。", "tool_calls")
     assert [json.loads(call.function.arguments) for call in found.message.tool_calls] == [
         {"city": "上海"}, {"city": "北京", "days": 2},
     ]  # fmt: skip
     for text in ("没有<tool_call 的话", call_text("天", {}), "<tool_call>\n{"):
-        found = ask(text)
+        found = answer(text)
         assert (found.message.content, found.finish_reason) == (text, "stop") and not found.message.tool_calls
 
 
 def test_with_auto_and_a_schema_the_answer_is_a_call_or_fits(client: openai.OpenAI) -> None:
     kinds = set()
     for seed in range(12):
-        answer = client.chat.completions.create(
-            model="skydraft-edge", messages=ASKED, tools=[TIME], max_tokens=ENOUGH, temperature=2.0, seed=seed,
-            response_format={"type": "json_schema", "json_schema": {"name": "v", "schema": {"enum": ["快", "<慢"]}}},
-        )  # fmt: skip
-        message = answer.choices[0].message
+        options = fitting({"enum": ["快", "<慢"]})
+        message = ask(client, tools=[TIME], temperature=2.0, seed=seed, **options).choices[0].message
         if message.tool_calls:
             check_calls(message.tool_calls)
         else:
@@ -187,10 +186,8 @@ def test_a_loop_of_three_turns_renders_calls_and_results_as_the_template_does(cl
     messages: list[Any] = list(ASKED)
     template = open_toy("toy").vocab
     for turn in range(3):
-        answer = client.chat.completions.create(
-            model="skydraft-quality", messages=messages, tools=[WEATHER, TIME], tool_choice="required", seed=turn,
-            temperature=1.0, max_tokens=900,
-        )  # fmt: skip
+        options = {"messages": messages, "tools": [WEATHER, TIME], "tool_choice": "required"}
+        answer = ask(client, "quality", **options, seed=turn, temperature=1.0, max_tokens=900)
         rendered = render(template, list(map(as_message, messages)), [WEATHER, TIME])
         assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
         message = answer.choices[0].message
@@ -200,9 +197,7 @@ def test_a_loop_of_three_turns_renders_calls_and_results_as_the_template_does(cl
             {"role": "tool", "tool_call_id": call.id, "content": f"{number}度"}
             for number, call in enumerate(message.tool_calls or ())
         ]
-    last = client.chat.completions.create(
-        model="skydraft-quality", messages=messages, tools=[WEATHER, TIME], tool_choice="none", max_tokens=12
-    )
+    last = ask(client, "quality", messages=messages, tools=[WEATHER, TIME], tool_choice="none", max_tokens=12)
     assert last.choices[0].message.content and not last.choices[0].message.tool_calls
 
 
@@ -216,9 +211,7 @@ def as_message(given: Any) -> Message:
 
 
 def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="skydraft-edge", messages=ASKED, tools=[WEATHER], tool_choice="required", max_tokens=45
-    )
+    answer = ask(client, tools=[WEATHER], tool_choice="required", max_tokens=45)
     (call,) = answer.choices[0].message.tool_calls or ()
     assert answer.choices[0].finish_reason == "length" and call.function.name == "天气"
     assert call.function.arguments.startswith("{") and "}" not in call.function.arguments
@@ -266,9 +259,7 @@ def test_what_cannot_be_followed_is_refused_with_the_name_of_the_field(
 ) -> None:
     options, param = WRONG[case]
     with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(
-            **{"model": "skydraft", "messages": ASKED, "max_tokens": 40, "stream": stream} | options  # type: ignore[call-overload]
-        )
+        ask(client, **{"max_tokens": 40, "stream": stream} | options)
     assert (raised.value.param or "").startswith(param), raised.value
     assert "\n" not in raised.value.message
 
@@ -306,7 +297,7 @@ def test_a_template_that_calls_no_tools_refuses_them() -> None:
     for engine in (edge, cloud):
         vocab: Vocab = engine.vocab
         vocab.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with gateway(Pair(edge, cloud, calibrated=False)) as running:
+    with gateway(Pair(edge, cloud)) as running:
         reply = running.chat(tools=[TIME])
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "tools"
         assert running.chat(tools=[TIME], tool_choice="none").status_code == 200

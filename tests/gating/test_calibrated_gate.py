@@ -16,8 +16,16 @@ from skydraft.decoding.drafting import Drafter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine, character_vocab
 from skydraft.evaluation.scoring import Scorer
-from skydraft.gating.calibrated_gate import CalibratedGate
-from skydraft.gating.calibration import FEATURES, MAX_BLOCK, Calibration, Curve, CurvePoint, Fitted, PairSide
+from skydraft.gating.calibration import (
+    FEATURES,
+    MAX_BLOCK,
+    CalibratedGate,
+    Calibration,
+    Curve,
+    CurvePoint,
+    Fitted,
+    PairSide,
+)
 from skydraft.gating.gates import parse_gate
 from skydraft.prompts.messages import asked as asked_for
 from skydraft.prompts.pair import read_prompt
@@ -155,19 +163,14 @@ def test_risks_wait_for_one_verdict_alone() -> None:
         ("+digits", "", "我在3", "content"),
     ],
 )
-def test_the_rules_about_text_hold_however_sure_the_draft_is(
-    rules: str, history: str, text: str, expected: str
-) -> None:
+def test_rules_about_text_hold_however_sure_the_draft_is(rules: str, history: str, text: str, expected: str) -> None:
     context = Context(Prompt(CHARACTERS.encode("我你")))
+    assert gate(0.5, rules).reason(context, DraftBlock(0, ()), CHARACTERS) == "always"
     context.commit_skip(DraftBlock(0, CHARACTERS.encode(history)), None)
     token_ids = CHARACTERS.encode(text)
     for risk, says in ((0.001, expected), (0.9, "uncertain")):
         drafted = DraftBlock(context.base, token_ids, (token(risk),) * len(token_ids))
         assert gate(0.5, rules).reason(context, drafted, CHARACTERS) == says
-
-
-def test_an_empty_block_is_the_targets() -> None:
-    assert gate(0.5).reason(Context(Prompt((1, 2))), DraftBlock(0, ()), CHARACTERS) == "always"
 
 
 def start(pair: tuple[Engine, Engine], agreement: float, k: int, eager: bool, params: DecodingParams) -> Generation:
@@ -182,12 +185,9 @@ def test_a_calibrated_run_is_repeatable_and_says_truly_who_wrote_what(
     pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, agreement: float, k: int, eager: bool
 ) -> None:
     first, again = (start(pair, agreement, k, eager, params).run() for _ in range(2))
-    assert (first.token_ids, first.origins, first.finish_reason) == (
-        again.token_ids,
-        again.origins,
-        again.finish_reason,
-    )
+    assert first.origins == again.origins and first.finish_reason == again.finish_reason
     assert [record.reason for record in first.records] == [record.reason for record in again.records]
+    assert first.token_ids == again.token_ids
     prefix = list(PROMPT_IDS)
     for token_id, origin in zip(first.token_ids, first.origins, strict=True):
         model = pair[0] if origin == "skipped" else pair[1]
@@ -245,9 +245,7 @@ def achieved(drift: float, agreement: float, k: int = MAX_BLOCK) -> tuple[float,
 
 
 @pytest.mark.parametrize(("drift", "asked"), [(0.1, (0.86, 0.9, 0.95, 0.98)), (0.2, (0.75, 0.85, 0.9, 0.95))])
-def test_the_agreement_asked_for_is_kept_and_less_of_it_takes_fewer_calls(
-    drift: float, asked: tuple[float, ...]
-) -> None:
+def test_the_agreement_asked_for_is_kept_and_less_takes_fewer_calls(drift: float, asked: tuple[float, ...]) -> None:
     found = [achieved(drift, agreement) for agreement in asked]
     for wanted, (agreement, _) in zip(asked, found, strict=True):
         assert abs(agreement - wanted) < 0.05

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.gating.repetition import MAX_DISTINCT, MAX_PERIOD, num_cycles, unverified_cycles
+from skydraft.gating.gates import MAX_DISTINCT, MAX_PERIOD, num_cycles, unverified_cycles
 
 from ..toys import law
 
@@ -22,9 +22,7 @@ def escalations(generated, block_len, offset=0):
     return forced
 
 
-cycles = st.integers(2, MAX_PERIOD).flatmap(
-    lambda period: st.lists(st.integers(0, 3), min_size=period, max_size=period)
-)
+cycles = st.integers(2, MAX_PERIOD).flatmap(lambda size: st.lists(st.integers(0, 3), min_size=size, max_size=size))
 
 
 @law(150)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import skydraft
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
@@ -70,6 +71,5 @@ def taught(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> P
     collector = Collector(folder)
     for prompt in prompts(96):
         request = GenerateRequest(asked(prompt), plan=make_plan(k=3), params=DecodingParams(max_new_tokens=12))
-        with collector.start(request, edge=pair[0], cloud=pair[1]) as generation:
-            generation.run()
+        skydraft.start(request, edge=pair[0], cloud=pair[1], observers=[collector]).run()
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skydraft.learning.lesson import Lesson
+from skydraft.learning.lessons import Lesson
 
 ORIGIN = {"draft": "d" * 32, "target": "t" * 32, "vocab": "v" * 32}
 

@@ -16,13 +16,15 @@ import skydraft
 from skydraft.config import DecodingParams
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import CloudLost, NotEnoughDisk
-from skydraft.gating.signals import measure
+from skydraft.gateway.pair import Pair
+from skydraft.gating.gates import measure
 from skydraft.learning.collect import Collector, lesson_of, marks_of
-from skydraft.learning.lesson import Lesson
-from skydraft.learning.store import Store
+from skydraft.learning.lessons import Lesson, Store, encode
+from skydraft.prompts.messages import asked
 from skydraft.types import DraftBlock, Round, StepRecord
 from tests import reference, toys
 from tests.serving import serving
@@ -31,7 +33,7 @@ from tests.toys import PROMPT, PROMPT_IDS
 from .lessons import lesson
 
 PLANS = [
-    make_plan(),
+    make_plan(k=5),
     make_plan("cloud"),
     make_plan("quality"),
     make_plan("fluency"),
@@ -84,10 +86,10 @@ def test_signals_are_those_of_the_draft_model_at_that_prefix(pair: tuple[ToyEngi
     sequence = pair[0].open(PROMPT_IDS)
     rows = sequence.extend([PROMPT_IDS[-1], *found.token_ids])
     for index, mark in enumerate(found.marks):
-        signals = found.signals_at(index)
+        signals = found.signals[index]
         assert (signals is None) == (mark == "t")
         if signals is not None:
-            assert signals.entropy == pytest.approx(measure(rows[index]).entropy, abs=1e-4)
+            assert signals[0] == pytest.approx(measure(rows[index]).entropy, abs=1e-4)
     sequence.close()
 
 
@@ -134,7 +136,7 @@ def test_a_generation_is_kept_at_its_end_and_names_both_models(tmp_path: Path) -
     edge, cloud = toys.toy(1, 0.7), toys.toy(1)
     collector = Collector(tmp_path / "learn")
     request = answered((edge, cloud), make_plan("quality"), DecodingParams(max_new_tokens=20)).request
-    with collector.start(request, edge=edge, cloud=cloud) as generation:
+    with skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]) as generation:
         generation.run()
     (found,) = read(tmp_path / "learn")
     assert (found.draft, found.target, found.vocab) == (edge.fingerprint, cloud.fingerprint, cloud.vocab.fingerprint)
@@ -145,7 +147,7 @@ def test_a_generation_is_kept_at_its_end_and_names_both_models(tmp_path: Path) -
 def test_one_that_is_broken_off_keeps_what_it_has(tmp_path: Path) -> None:
     edge, cloud = toys.toy(1, 0.7), toys.toy(1)
     request = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=40)).request
-    with Collector(tmp_path).start(request, edge=edge, cloud=cloud) as generation:
+    with skydraft.start(request, edge=edge, cloud=cloud, observers=[Collector(tmp_path)]) as generation:
         for _ in itertools.islice(generation.rounds(), 2):
             pass
     (found,) = read(tmp_path)
@@ -158,8 +160,8 @@ def test_what_nobody_judged_is_not_kept(tmp_path: Path) -> None:
     alone = skydraft.generate(PROMPT, edge=edge, plan=make_plan("edge"), raw=True).run()
     skipped = skydraft.generate(PROMPT, edge=edge, cloud=toys.toy(1), plan=make_plan(gate="entropy:99"), raw=True,
                                 params=DecodingParams(max_new_tokens=1)).run()  # fmt: skip
-    assert not collector.keep(alone, edge=edge)
-    assert not collector.keep(skipped, edge=edge, cloud=toys.toy(1))
+    assert not collector.keep(alone)
+    assert not collector.keep(skipped)
     assert read(tmp_path) == []
 
 
@@ -169,7 +171,7 @@ def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path) -> No
     with serving(toys.toy(3)) as server, closing(skydraft.connect(server.address)) as remote:
         for side, folder in ((cloud, "here"), (remote, "there")):
             done = skydraft.generate(PROMPT, edge=edge, cloud=side, plan=plan, params=params, raw=True).run()
-            assert Collector(tmp_path / folder).keep(done, edge=edge, cloud=side)
+            assert Collector(tmp_path / folder).keep(done)
     assert read(tmp_path / "here") == read(tmp_path / "there")
 
 
@@ -178,41 +180,65 @@ def test_a_cloud_that_is_gone_costs_a_line_and_no_more(tmp_path: Path, monkeypat
     edge, cloud = toys.toy(1, 0.7), toys.toy(1)
     done = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=8))
 
-    def gone(self: object, *, quick: bool) -> tuple[str, str]:
+    def gone(self: object, wait_s: float | None) -> None:
         raise CloudLost("No connection.")
 
-    monkeypatch.setattr("skydraft.learning.collect.LocalTarget.weights", gone)
-    assert not Collector(tmp_path, notify=said.append).keep(done, edge=edge, cloud=cloud)
+    monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", gone)
+    assert not Collector(tmp_path, notify=said.append).keep(done)
     assert len(said) == 1 and "not kept" in said[0]
+
+
+def no_room(self: Store, line: bytes) -> None:
+    raise NotEnoughDisk("The folder has no room.")
 
 
 def test_what_cannot_be_written_waits_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     collector = Collector(tmp_path, notify=said.append)
-    add = Store.add
-
-    def full(self: Store, found: Lesson) -> None:
-        raise NotEnoughDisk("The folder has no room.")
-
-    monkeypatch.setattr(Store, "add", full)
-    for number in range(2):
-        collector._add(lesson(number))
-    assert collector.num_waiting == 2 and len(said) == 1
-    monkeypatch.setattr(Store, "add", add)
-    collector._add(lesson(2))
+    with monkeypatch.context() as full:
+        full.setattr(Store, "append", no_room)
+        for number in range(2):
+            collector.add(lesson(number))
+    assert read(tmp_path) == [] and len(said) == 1
+    collector.add(lesson(2))
     assert read(tmp_path) == [lesson(0), lesson(1), lesson(2)]
-    monkeypatch.setattr(Store, "add", full)
-    collector._add(lesson(3))
+
+
+def test_a_lesson_that_is_too_long_is_dropped_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    collector = Collector(tmp_path, notify=said.append)
+    monkeypatch.setattr("skydraft.learning.lessons.MAX_LINE_BYTES", 1000)
+    long = lesson(1).model_copy(update={"prompt_ids": (1,) * 1000})
+    for each in (lesson(0), long, lesson(2)):
+        collector.add(each)
     collector.close()
-    assert "1 answers could not be kept" in said[-1]
+    assert read(tmp_path) == [lesson(0), lesson(2)]
+    assert len(said) == 1 and "too long" in said[0]
+
+
+def test_the_end_tries_each_of_those_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    collector = Collector(tmp_path, notify=said.append)
+    append = Store.append
+    with monkeypatch.context() as full:
+        full.setattr(Store, "append", no_room)
+        for number in range(3):
+            collector.add(lesson(number))
+
+    def room_for_the_last(self: Store, line: bytes) -> None:
+        (append if line == encode(lesson(2)) else no_room)(self, line)
+
+    monkeypatch.setattr(Store, "append", room_for_the_last)
+    collector.close()
+    assert read(tmp_path) == [lesson(2)]
+    assert said[1:] == ["The folder has no room. 2 answers could not be kept to learn from."]
 
 
 def test_a_gateway_keeps_what_its_clients_were_answered(tmp_path: Path) -> None:
-    from skydraft.gateway.pair import Pair
-
-    edge, cloud = toys.toy(1, 0.7), toys.toy(1)
-    request = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=20)).request
-    for folder, start in ((None, {}), (tmp_path / "l", {"start": Collector(tmp_path / "l").start})):
-        with Pair(edge, cloud, calibrated=False, **start).start(request) as (generation, _):
-            generation.run()
-        assert len(read(folder or tmp_path)) == (folder is not None)
+    pair = Pair(toys.toy(1, 0.7), toys.toy(1), (Collector(tmp_path),))
+    request = GenerateRequest(asked(PROMPT), params=DecodingParams(max_new_tokens=20), raw=True)
+    with pair.start(request, print) as generation:
+        generation.run()
+    assert len(read(tmp_path)) == 1

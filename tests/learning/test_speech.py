@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.trainable import load_trainable
 from skydraft.learning.halves import Halves
-from skydraft.learning.lesson import Lesson, StoredMedia, decode, encode
+from skydraft.learning.lessons import Lesson, StoredMedia, decode, encode
 from skydraft.models import embedded_path
 
-pytest.importorskip("torch")
+from ..later import later
+
+later("torch")
 
 
 def test_the_halves_of_a_model_that_hears_are_the_engine(one_thread: None) -> None:

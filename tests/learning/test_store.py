@@ -1,4 +1,4 @@
-"""The folder of lessons: whole lines or none, bounded, read as a stream, whatever lies in it."""
+"""The folder of lessons: whole lines or none, bounded, read as a stream; and what is trained with of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from skydraft.errors import OptionError, RecordsError
-from skydraft.learning import store as store_module
-from skydraft.learning.lesson import Lesson, StoredMedia, decode, encode
-from skydraft.learning.store import Store
+from skydraft.learning import lessons as store_module
+from skydraft.learning.dataset import MIN_GENERATIONS, Usable, choose, split
+from skydraft.learning.lessons import Lesson, Store, StoredMedia, decode, encode
 from skydraft.types import Media
+from tests import toys
 
 from .lessons import files, lesson
 
@@ -127,28 +130,17 @@ WHOLE = encode(lesson())[9:-1].decode()
 @pytest.mark.parametrize(
     "text",
     [
-        "[]",
-        "{}",
-        "null",
-        "[" * 5000,
-        WHOLE.replace("[3,4,5,6]", "[3,4,5,-6]"),
-        WHOLE.replace("[3,4,5,6]", "[3,4,5,6e300]"),
-        WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
-        WHOLE.replace("[3,4,5,6]", "[3,4,5]"),
-        WHOLE.replace('"acw-"', '"acz-"'),
-        WHOLE.replace('"acw-"', '"aca-"'),
-        WHOLE.replace('"ranks":[2]', '"ranks":[-1]'),
-        WHOLE.replace('"draft"', '"evil":1,"draft"'),
-        WHOLE.replace("[0.5,0.25,0.5]", "[NaN,0.25,0.5]"),
-        WHOLE[:-1] + ',"params":{"nonsense":1}}',
-        WHOLE[:-1] + ',"params":{"temperature":-1}}',
-        WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
-        WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}',
-        WHOLE[:-1] + ',"schema":2}',
+        "[]", "{}", "null", "[" * 5000, WHOLE.replace("[3,4,5,6]", "[3,4,5,-6]"),
+        WHOLE.replace("[3,4,5,6]", "[3,4,5,6e300]"), WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
+        WHOLE.replace("[3,4,5,6]", "[3,4,5]"), WHOLE.replace('"acw-"', '"acz-"'), WHOLE.replace('"acw-"', '"aca-"'),
+        WHOLE.replace('"ranks":[2]', '"ranks":[-1]'), WHOLE.replace('"draft"', '"evil":1,"draft"'),
+        WHOLE.replace("[0.5,0.25,0.5]", "[NaN,0.25,0.5]"), WHOLE[:-1] + ',"params":{"nonsense":1}}',
+        WHOLE[:-1] + ',"params":{"temperature":-1}}', WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
+        WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}',
         WHOLE[:-1] + ',"media":[{"num_mels":128,"features":"%%"}]}',
         WHOLE[:-1] + ',"media":[{"num_mels":128,"features":"AAAA"}]}',
     ],
-)
+)  # fmt: skip
 def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, text: str) -> None:
     assert text != WHOLE
     (tmp_path / "lessons-00000001.jsonl").write_bytes(forged(text) + encode(lesson(1)))
@@ -188,7 +180,7 @@ def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from skydraft.errors import NotEnoughDisk
-from skydraft.learning.store import Store
+from skydraft.learning.lessons import Store
 from tests.learning.lessons import lesson
 store = Store(Path({str(tmp_path)!r}))
 store.add(lesson(1))
@@ -225,3 +217,75 @@ def test_forgetting_takes_the_lessons_and_nothing_else(tmp_path: Path) -> None:
     assert read(tmp_path) == ([], Counter())
     store.add(lesson(2))
     assert read(tmp_path)[0] == [lesson(2)]
+
+
+def filled(folder: Path, *lessons: Lesson) -> Store:
+    store = Store(folder)
+    for each in lessons:
+        store.add(each)
+    return store
+
+
+def test_lessons_of_others_are_left_out_with_a_count(tmp_path: Path) -> None:
+    good = [lesson(number) for number in range(MIN_GENERATIONS)]
+    store = filled(
+        tmp_path,
+        *good,
+        lesson(100, vocab="x" * 32),
+        lesson(101, target="x" * 32),
+        lesson(102, token_ids=(3, 4, 5, 1000)),
+        lesson(1000),
+        lesson(3),
+        lesson(103, marks="www-", ranks=(1, 1, 1)),
+    )
+    chosen = choose(store, Usable("v" * 32, vocab_size=1000))
+    assert chosen.lessons == tuple(good) and chosen.target == "t" * 32
+    assert chosen.skipped == {
+        "of another vocabulary": 1,
+        "of another target": 1,
+        "with tokens that the vocabulary does not have": 2,
+        "that say nothing new": 2,
+    }
+    assert "1 of another target" in chosen.left_out
+
+
+def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skydraft.learning.dataset.MAX_GENERATIONS", 30)
+    mine = [lesson(number, target="m" * 32) for number in range(40)]
+    store = filled(tmp_path, *(lesson(number) for number in range(30)), *mine)
+    assert choose(store, Usable()).lessons == tuple(mine[10:])
+    assert choose(store, Usable(target="t" * 32)).target == "t" * 32
+
+
+def test_too_few_say_how_many_are_missing(tmp_path: Path) -> None:
+    with pytest.raises(RecordsError, match="Nothing was collected"):
+        choose(Store(tmp_path / "none"), Usable())
+    store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS - 2)))
+    with pytest.raises(RecordsError, match="2 are missing"):
+        choose(store, Usable())
+    store.add(lesson(100))
+    store.add(lesson(101))
+    assert len(choose(store, Usable()).lessons) == MIN_GENERATIONS
+
+
+@toys.law(60)
+@example([0] * 17 + list(range(1, 8)))  # one prompt has most of the answers
+@given(st.lists(st.integers(0, 40), min_size=MIN_GENERATIONS, max_size=80))
+def test_no_prompt_is_on_both_sides_and_nothing_is_lost(prompts: list[int]) -> None:
+    lessons = [lesson(prompt, token_ids=(number, 1, 1, 1)) for number, prompt in enumerate(prompts)]
+    try:
+        trained, held_out = split(lessons)
+    except RecordsError:
+        assert len(set(prompts)) < 8 or max(Counter(prompts).values()) > len(prompts) / 4
+        return
+    assert sorted(map(id, trained + held_out)) == sorted(map(id, lessons))
+    assert not {each.prompt_ids for each in trained} & {each.prompt_ids for each in held_out}
+    assert len(held_out) >= len(lessons) / 6
+    assert (trained, held_out) == split(lessons)
+
+
+def test_answers_to_one_prompt_cannot_be_split() -> None:
+    with pytest.raises(RecordsError, match="too few to hold some out"):
+        split([lesson(1, token_ids=(number, 1, 1, 1)) for number in range(50)])

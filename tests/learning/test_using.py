@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,17 @@ from typing import Any
 import pytest
 
 from skydraft.cli.main import run
-from skydraft.errors import PromptError
-from skydraft.evaluation.fitting import LabelledText, fit_lessons
-from skydraft.gating.calibration import PairSide, read_calibration
-from skydraft.learning.adapter import read_adapter
+from skydraft.gating.calibration import read_calibration
+from skydraft.learning.adapter import read_adapter, write_adapter
 from skydraft.learning.dataset import Usable, choose, prompt_digest
-from skydraft.learning.review import Reviewer
-from skydraft.learning.store import Store
-from skydraft.types import Signals
+from skydraft.learning.lessons import Store
 
+from ..later import later
 from .conftest import prompts
+from .test_apply import adapter_for
 
-pytest.importorskip("peft")
-pytest.importorskip("sklearn")
+later("peft")
+later("sklearn")
 
 Call = Any
 
@@ -32,17 +31,22 @@ def call(
 ) -> Call:
     """Run a command with the pair; returns (exit status, stdout, stderr)."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("skydraft.learning.guard.guard_prompts", lambda: tuple(prompts(12, seed=5)))
-    monkeypatch.setattr("skydraft.learning.guard.MAX_NEW_TOKENS", 8)
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setattr("skydraft.learning.dataset.guard_prompts", lambda: tuple(prompts(12, seed=5)))
+    monkeypatch.setattr("skydraft.learning.dataset.GUARD_TOKENS", 8)
     target, draft = pair_folders
     names = ["--edge-model", str(draft), "--cloud-model", str(target), "--threads", "1", "--context", "640"]
 
-    def invoke(*args: str) -> tuple[int, str, str]:
+    def bare(*args: str) -> tuple[int, str, str]:
         capsys.readouterr()
-        status = run([*args, *names])
+        status = run([*args])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
+    def invoke(*args: str) -> tuple[int, str, str]:
+        return bare(*args, *names)
+
+    invoke.bare = bare  # type: ignore[attr-defined]  # without the pair's names
     return invoke
 
 
@@ -73,7 +77,7 @@ def test_trained_applied_used_calibrated_and_taken_back(
     assert read_calibration(written).draft.fingerprint != pair[0].fingerprint
     # lossless with what was learned is still the target's own text, and a calibrated gate is there
     cloud = call("generate", "今天天气", "--mode", "cloud", "-n", "24", "-q")[1]
-    assert call("generate", "今天天气", "--mode", "lossless", "-n", "24", "-q")[1] == cloud
+    assert call("generate", "今天天气", "--mode", "lossless", "--k", "5", "-n", "24", "-q")[1] == cloud
     assert call("generate", "今天天气", "--gate", "calibrated:0.9", "-n", "8", "-q")[0] == 0
 
     assert call("learn", "revert")[0] == 0
@@ -97,30 +101,6 @@ def test_an_adapter_is_calibrated_on_answers_that_it_has_not_seen(call: Call, ta
     status, _, err = call("learn", "calibrate", str(only.folder), "--edge-adapter", str(out))
     assert status == 2 and "trained on every answer" in err, err
     assert call("learn", "calibrate", str(only.folder))[0] == 0  # the draft model as it was has seen none
-
-
-def test_limits_come_from_what_was_not_trained_on() -> None:
-    sure, unsure = Signals(0.1, 0.9, 0.95), Signals(3.0, 0.1, 0.3)
-    known = [LabelledText("target", (sure, unsure) * 20, (False,) * 37 + (True,) * 3) for _ in range(10)]
-    unseen = [LabelledText("target", (sure, unsure) * 20, (False, True) * 20) for _ in range(10)]
-    sides = PairSide(name="a", fingerprint="0"), PairSide(name="b", fingerprint="1")
-    with pytest.raises(PromptError, match="3 tokens with 0 disagreements are too few"):
-        fit_lessons(known, [LabelledText("target", (sure,) * 3, (False,) * 3)], *sides, "one", 40)
-    with pytest.raises(PromptError, match="0 tokens"):
-        fit_lessons(known, [], *sides, "one", 40)
-    for texts in (known, unseen):
-        found = fit_lessons(known, texts, *sides, "one", 40)
-        assert found.curves[-1].points[-1].agreement == pytest.approx(texts[0].agreement, abs=0.002)
-    assert found.curves[-1].points[0].agreement == 1  # where all is asked, nothing is left to chance
-
-
-def test_fewer_texts_that_were_not_trained_on_ask_more_often() -> None:
-    sure, unsure = Signals(0.1, 0.9, 0.95), Signals(3.0, 0.1, 0.3)
-    wrong = [(False,) * 38 + (True, False), (False,) * 20 + (True,) * 4 + (False,) * 16, (False,) * 40]
-    texts = [LabelledText("target", (sure, sure, unsure, sure) * 10, flags) for flags in wrong]
-    sides = PairSide(name="a", fingerprint="0"), PairSide(name="b", fingerprint="1")
-    limits = [fit_lessons(texts * 20, texts * times, *sides, "one", 40).limit(0.95, 12) for times in (1, 3, 30)]
-    assert limits == sorted(limits) and limits[0] < limits[-1]
 
 
 def test_what_does_not_help_is_not_kept(call: Call, taught: Path, tmp_path: Path) -> None:
@@ -151,8 +131,6 @@ def test_wrong_use_is_one_line(
 def test_a_missing_package_is_named_before_anything_is_loaded(
     call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import importlib.util
-
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "peft" else find(name))
     status, _, err = call("learn", "train", str(taught), "--out", str(tmp_path / "a"))
@@ -160,10 +138,6 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
 
 
 def test_what_was_merged_and_is_gone_is_named(call: Call, taught: Path, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    from skydraft.learning.adapter import write_adapter
-
-    from .test_merge import adapter_for
-
     write_adapter(tmp_path / "a.safetensors", adapter_for(pair[0].fingerprint, (32, 32)))
     assert call("learn", "apply", str(tmp_path / "a.safetensors"))[0] == 0
     shutil.rmtree(tmp_path / "home" / "adapted")
@@ -171,30 +145,84 @@ def test_what_was_merged_and_is_gone_is_named(call: Call, taught: Path, tmp_path
     assert status == 1 and "is gone" in err and "learn apply" in err
 
 
+def adapters(pair: tuple[Any, Any], folder: Path, *sizes: float) -> list[str]:
+    """Files of adapters of the draft model, each another one."""
+    paths = [str(folder / f"{size}.safetensors") for size in sizes]
+    for size, path in zip(sizes, paths, strict=True):
+        write_adapter(Path(path), adapter_for(pair[0].fingerprint, (32, 32), size))
+    return paths
+
+
+def adapted(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "adapted").iterdir() if path.is_dir())
+
+
+def listed(call: Call, home: Path) -> list[str]:
+    """The lines of `models list` about adapted models."""
+    return [line for line in call.bare("models", "list")[1].splitlines() if any(n in line for n in adapted(home))]
+
+
+def test_an_adapter_that_is_applied_replaces_the_one_before(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
+    one, other = adapters(pair, tmp_path, 0.3, 0.31)
+    assert call("learn", "apply", one)[0] == 0
+    (first,) = adapted(tmp_path / "home")
+    made = (tmp_path / "home" / "adapted" / first).stat().st_mtime_ns
+    assert call("learn", "apply", one)[0] == 0
+    assert adapted(tmp_path / "home") == [first]
+    assert (tmp_path / "home" / "adapted" / first).stat().st_mtime_ns == made  # used again, not made again
+    assert call("learn", "apply", other)[0] == 0
+    (second,) = adapted(tmp_path / "home")
+    assert second != first
+    assert call("learn", "revert")[0] == 0
+    assert adapted(tmp_path / "home") == []
+
+
+def test_what_another_model_is_used_with_stays(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
+    one, other = adapters(pair, tmp_path, 0.3, 0.31)
+    assert call("learn", "apply", one)[0] == 0
+    named = ("--edge-model", f"{pair[0].path}/")  # the same weights by another name
+    assert call.bare("learn", "apply", one, *named, "--threads", "1")[0] == 0
+    (first,) = adapted(tmp_path / "home")
+    assert call("learn", "apply", other)[0] == 0
+    assert len(adapted(tmp_path / "home")) == 2
+    assert call("learn", "revert")[0] == 0
+    assert adapted(tmp_path / "home") == [first]
+    assert call.bare("learn", "revert", *named)[0] == 0
+    assert adapted(tmp_path / "home") == []
+
+
+def test_an_adapter_that_was_trained_again_leaves_nothing_of_its_former_self(
+    call: Call, tmp_path: Path, pair: tuple[Any, Any]
+) -> None:
+    path, other = adapters(pair, tmp_path, 0.3, 0.32)
+    for size in (0.3, 0.31):
+        write_adapter(Path(path), adapter_for(pair[0].fingerprint, (32, 32), size))
+        assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", path)[0] == 0
+        assert len(adapted(tmp_path / "home")) == 1
+    assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", other)[0] == 0
+    assert len(adapted(tmp_path / "home")) == 2
+
+
+def test_adapted_models_are_listed_and_removed(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
+    one, other = adapters(pair, tmp_path, 0.3, 0.31)
+    assert call("learn", "apply", one)[0] == 0
+    (applied,) = adapted(tmp_path / "home")
+    assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", other)[0] == 0
+    (tried,) = set(adapted(tmp_path / "home")) - {applied}
+    lines = {name: line for line in listed(call, tmp_path / "home") for name in (applied, tried) if name in line}
+    assert one in lines[applied] and other in lines[tried]
+    assert " MB" in lines[tried] and str(pair[0].path) in lines[applied]
+    status, out, _ = call.bare("models", "remove", tried)
+    assert status == 0 and tried in out and adapted(tmp_path / "home") == [applied]
+    status, _, err = call.bare("models", "remove", applied)
+    assert status == 2 and "learn revert" in err and adapted(tmp_path / "home") == [applied]
+    assert call("learn", "revert")[0] == 0
+    assert listed(call, tmp_path / "home") == []
+
+
 def test_an_adapter_of_another_base_is_refused_in_one_line(call: Call, tmp_path: Path) -> None:
-    from skydraft.learning.adapter import write_adapter
-
-    from .test_merge import adapter_for
-
     write_adapter(tmp_path / "a.safetensors", adapter_for("f" * 32, (32, 32)))
     for args in (("learn", "apply", str(tmp_path / "a.safetensors")),
                  ("generate", "今天", "--edge-adapter", str(tmp_path / "a.safetensors"))):  # fmt: skip
         status, _, err = call(*args)
         assert status == 2 and "was trained for draft" in err and err.count("\n") == 1
-
-
-def test_a_review_says_what_was_collected_and_signals_everywhere(pair: tuple[Any, Any], taught: Path) -> None:
-    reviewer = Reviewer(pair[0])
-    for lesson in choose(Store(taught), Usable()).lessons[:10]:
-        found = reviewer.review(lesson)
-        for index, (old, new) in enumerate(zip(lesson.marks, found.marks, strict=True)):
-            assert old == new or (old == "t" and new in "ac")
-            if (signals := lesson.signals_at(index)) is not None:
-                assert found.signals_at(index) == pytest.approx(signals)
-            assert found.signals_at(index) is not None
-        assert reviewer.review(found) == found
-
-
-def test_a_review_by_another_model_is_what_that_model_says(pair: tuple[Any, Any], taught: Path) -> None:
-    lesson = choose(Store(taught), Usable()).lessons[0]
-    assert set(Reviewer(pair[1]).review(lesson).marks) == {"a"}  # the target agrees with itself

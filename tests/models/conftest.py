@@ -13,9 +13,9 @@ def published() -> Published:
 
 
 @pytest.fixture
-def world(published: Published) -> FakeWorld:
+def world(published: Published, cache: Path) -> FakeWorld:
     """The index has all wheels, the hub cannot be reached, the Hugging Face cache is empty."""
-    return FakeWorld(wheels=dict(published.wheels))
+    return FakeWorld(published, cache, dict(published.wheels))
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from skydraft.errors import NetworkUnavailable
+from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import KnownModel, Part
 from skydraft.models.sources import OnBytes, Sources
 
@@ -45,39 +47,42 @@ def publish(name: str = "tiny", num_parts: int = 4) -> Published:
         member = f"tiny_part{i}/data/part.bin"
         file = f"{name}_part{i}-1.0-py3-none-any.whl"
         wheels[file] = zipped(member, piece)
-        parts.append(
-            Part(
-                package=f"{name}-part{i}",
-                version="1.0",
-                wheel=file,
-                wheel_sha256=sha256(wheels[file]),
-                member=member,
-                bytes=len(piece),
-            )
-        )
+        part = {"package": f"{name}-part{i}", "version": "1.0", "wheel": file, "wheel_sha256": sha256(wheels[file])}
+        parts.append(Part(**part, member=member, bytes=len(piece)))
     content = b"".join(pieces)
-    model = KnownModel(
-        name=name,
-        file=f"{name}.gguf",
-        license="Apache-2.0",
-        hub_repo="org/tiny-GGUF",
-        bytes=len(content),
-        sha256=sha256(content),
-        parts=tuple(parts),
-    )
+    known = {"name": name, "file": f"{name}.gguf", "license": "Apache-2.0", "hub_repo": "org/tiny-GGUF"}
+    model = KnownModel(**known, bytes=len(content), sha256=sha256(content), parts=tuple(parts))
     return Published(model, content, wheels)
 
 
 @dataclass
 class FakeWorld:
-    """The hub and the index: each answers from its dict, fails where it has nothing, notes what was asked."""
+    """The hub and the index: each answers from its dict, fails where it has nothing, notes what was asked.
 
+    `fetch` asks them for what is published, into `cache`.
+    """
+
+    published: Published
+    cache: Path
     wheels: dict[str, bytes] = field(default_factory=dict)
     hub: dict[str, Path] = field(default_factory=dict)
     hub_cache: dict[str, Path] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     free_bytes: int = PLENTY
     asked: list[str] = field(default_factory=list)
+
+    @property
+    def target(self) -> Path:
+        return self.cache / "models" / self.published.model.file
+
+    def fetch(self, model: KnownModel | None = None, **options: Any) -> Path:
+        return fetch_model(model or self.published.model, self.cache, **{"sources": self.sources()} | options)
+
+    def blob(self, content: bytes | None = None) -> Path:
+        """A file beside the cache with the model, or with something else."""
+        path = self.cache.with_name("blob")
+        path.write_bytes(self.published.content if content is None else content)
+        return path
 
     def sources(self, **replaced: Callable[..., object]) -> Sources:
         sources = Sources(

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import platformdirs
 import pytest
+from filelock import FileLock
 
-from skydraft.errors import HashMismatch, UnknownModel
+from skydraft.errors import HashMismatch, ModelFilesError, UnknownModel
 from skydraft.models import cache_dir, installed, verify
-from skydraft.models.fetch import fetch_model
+from skydraft.models.cache import is_present, lock_path
+from skydraft.models.fetch import remove
 
 from .published import FakeWorld, Published, publish
 
@@ -29,32 +31,23 @@ def test_the_users_cache_folder_otherwise(monkeypatch: pytest.MonkeyPatch, home:
     assert cache_dir() == Path(platformdirs.user_cache_dir("skydraft"))
 
 
-def test_installed_lists_present_and_missing(published: Published, world: FakeWorld, cache: Path) -> None:
+def test_installed_lists_present_and_missing(world: FakeWorld) -> None:
     other = publish("other").model
-    models = {"tiny": published.model, "other": other}
-    assert [row.present for row in installed(cache, models)] == [False, False]
-    path = fetch_model(published.model, cache, sources=world.sources())
-    tiny, missing = installed(cache, models)
-    assert (tiny.name, tiny.present, tiny.bytes, tiny.path, tiny.license) == (
-        "tiny",
-        True,
-        len(published.content),
-        path,
-        "Apache-2.0",
-    )
+    models = {"tiny": world.published.model, "other": other}
+    assert [row.present for row in installed(world.cache, models)] == [False, False]
+    path = world.fetch()
+    tiny, missing = installed(world.cache, models)
+    found = (tiny.name, tiny.present, tiny.bytes, tiny.path, tiny.license)
+    assert found == ("tiny", True, len(world.published.content), path, "Apache-2.0")
     assert (missing.name, missing.present, missing.bytes) == ("other", False, other.bytes)
 
 
-def test_installed_knows_the_packaged_models(cache: Path) -> None:
-    assert [row.name for row in installed(cache)] == ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"]
-
-
-def test_verify_finds_a_flipped_byte(published: Published, world: FakeWorld, cache: Path) -> None:
-    models = {"tiny": published.model}
-    path = fetch_model(published.model, cache, sources=world.sources())
+def test_verify_finds_a_flipped_byte(world: FakeWorld) -> None:
+    models = {"tiny": world.published.model}
+    path = world.fetch()
     verify(path, models)
-    path.write_bytes(published.content[:-1] + b"?")
-    assert installed(cache, models)[0].present  # by its size
+    path.write_bytes(world.published.content[:-1] + b"?")
+    assert installed(world.cache, models)[0].present  # by its size
     with pytest.raises(HashMismatch, match="skydraft models fetch tiny") as raised:
         verify(path, models)
     assert str(path) in str(raised.value)
@@ -65,3 +58,42 @@ def test_verify_needs_a_known_file(published: Published, cache: Path) -> None:
         verify(cache / "other.gguf", {"tiny": published.model})
     with pytest.raises(UnknownModel, match="skydraft models fetch tiny"):
         verify(cache / "models" / "tiny.gguf", {"tiny": published.model})
+
+
+def test_the_file_goes_and_another_model_stays(world: FakeWorld) -> None:
+    other = publish("other")
+    world.wheels |= other.wheels
+    models = {"tiny": world.published.model, "other": other.model}
+    paths = [world.fetch(model) for model in models.values()]
+    assert remove("tiny", world.cache, models) == (paths[0],)
+    assert not is_present(world.published.model, world.cache)
+    assert is_present(other.model, world.cache)
+    assert world.fetch() == paths[0]  # it can come back
+
+
+def test_what_an_interrupted_download_left_goes_too(world: FakeWorld) -> None:
+    last = world.published.model.parts[-1].wheel
+    del world.wheels[last]
+    with pytest.raises(ModelFilesError):
+        world.fetch()
+    (world.cache / "pieces" / f"{last}.tmp").mkdir()
+    (world.cache / "models" / "tiny.gguf.partial").write_bytes(b"GG")
+    removed = remove("tiny", world.cache, {"tiny": world.published.model})
+    assert len(removed) == len(world.published.model.parts) + 1
+    assert list((world.cache / "pieces").iterdir()) == []
+    assert [path.name for path in (world.cache / "models").iterdir()] == ["tiny.gguf.lock"]
+
+
+@pytest.mark.parametrize("name", ["tiny", "unheard-of"])
+def test_what_is_not_here_is_one_clear_line(cache: Path, published: Published, name: str) -> None:
+    with pytest.raises(UnknownModel, match=name) as raised:
+        remove(name, cache, {"tiny": published.model})
+    assert "\n" not in str(raised.value)
+    assert not cache.exists()
+
+
+def test_a_model_that_is_being_fetched_stays(world: FakeWorld) -> None:
+    path = world.fetch()
+    with FileLock(lock_path(world.published.model, world.cache)), pytest.raises(ModelFilesError, match="fetched"):
+        remove("tiny", world.cache, {"tiny": world.published.model})
+    assert path.exists()

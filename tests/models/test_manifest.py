@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from skydraft.errors import UnknownModel
-from skydraft.models import default_pair, known_models, known_pairs
+from skydraft.models import default_pair, known_models
 from skydraft.models.manifest import KnownModel, Manifest, Part, known_model
 
 from .published import publish
@@ -32,27 +32,16 @@ def test_packaged_wheel_names_fit_their_packages() -> None:
 def test_default_pair_is_small_drafts_for_large() -> None:
     pair = default_pair()
     assert (pair.draft, pair.target) == ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
-    assert pair in known_pairs().values()
     assert known_models()[pair.draft].bytes < known_models()[pair.target].bytes
-
-
-def test_what_is_known_is_read_only() -> None:
-    with pytest.raises(TypeError):
-        known_models()["mine"] = publish().model  # type: ignore[index]
-    with pytest.raises(ValidationError, match="frozen"):
-        publish().model.sha256 = "0" * 64  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"bytes": 1}, "do not add up"),
-        ({"sha256": "ABC"}, "sha256"),
-        ({"file": "../escape.gguf"}, "file"),
-        ({"file": ".hidden"}, "file"),
-        ({"mirror": "x"}, "Extra inputs"),
+        ({"bytes": 1}, "do not add up"), ({"sha256": "ABC"}, "sha256"), ({"file": "../escape.gguf"}, "file"),
+        ({"file": ".hidden"}, "file"), ({"mirror": "x"}, "Extra inputs"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_model_does_not_parse(changed: dict[str, object], match: str) -> None:
     with pytest.raises(ValidationError, match=match):
         KnownModel.model_validate(publish().model.model_dump() | changed)

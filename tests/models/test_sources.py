@@ -148,18 +148,6 @@ def test_hub_cached_tells_a_known_absence_from_a_file(monkeypatch: pytest.Monkey
         assert sources.hub_cached("org/name", "file") == expected
 
 
-def test_a_long_reason_is_cut() -> None:
-    assert len(sources._one_line("x " * 500)) == 160
-
-
-def test_bytes_under_sums_nested_files(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "f").write_bytes(bytes(7))
-    (tmp_path / "g").write_bytes(bytes(5))
-    assert sources._bytes_under(tmp_path) == 12
-    assert sources.free_bytes(tmp_path) > 0
-
-
 def test_pip_really_downloads_a_wheel(part: Part, local_index: Path, tmp_path: Path) -> None:
     # The fake wheels have no metadata, which pip asks for.
     with zipfile.ZipFile(local_index / part.wheel, "a") as wheel:

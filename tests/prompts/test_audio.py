@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +30,6 @@ def save(path: Path, samples: np.ndarray, rate: int = SAMPLE_RATE, **given: str)
         for start in range(0, len(samples), rate):  # by seconds: libsndfile crashes on long blocks of Vorbis
             file.write(samples[start : start + rate])
     return path
-
-
-# --- what it reads ---
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "mp3", "ogg"])
@@ -68,7 +64,7 @@ def test_any_sample_type(subtype: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["flac", "mp3", "ogg"])
 def test_minutes_of_speech(suffix: str, tmp_path: Path) -> None:
-    path = save(tmp_path / f"a.{suffix}", tone(240.0, 48_000), 48_000)
+    path = save(tmp_path / f"a.{suffix}", tone(240.0, 8000), 8000)
     assert load_audio(path).duration_s == pytest.approx(240, abs=0.1)
 
 
@@ -84,9 +80,6 @@ def test_the_limit_is_told_from_the_header(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("it was decoded"))
     with pytest.raises(PromptError, match="lasts more than 300 s"):
         load_audio(path)
-
-
-# --- what it refuses ---
 
 
 def with_bad_sample(path: Path, value: float) -> Path:
@@ -110,11 +103,7 @@ WRONG: list[tuple[str, Callable[[Path], Path], str]] = [
     ("missing", lambda folder: folder / "none.wav", "There is no readable file"),
     ("a folder", lambda folder: folder, "is a folder, not a recording"),
     ("an empty file", lambda folder: written(folder / "a.wav", b""), "a.wav is empty"),
-    (
-        "text",
-        lambda folder: written(folder / "a.wav", b"hello " * 100),
-        "cannot be read as audio: Format not recognised",
-    ),
+    ("text", lambda folder: written(folder / "a.wav", b"hello " * 100), "read as audio: Format not recognised"),
     ("a cut off FLAC", lambda folder: cut_off(folder / "a.flac"), "cannot be read as audio"),
     ("no samples", lambda folder: save(folder / "a.wav", tone(0.0)), "lasts 0 s, less than 0.1 s"),
     ("too short", lambda folder: save(folder / "a.wav", tone(0.09)), r"lasts 0\.09 s, less than 0\.1 s"),
@@ -122,8 +111,8 @@ WRONG: list[tuple[str, Callable[[Path], Path], str]] = [
     ("zeros", lambda folder: save(folder / "a.wav", tone(0.5, peak=0)), "is silent: no sample is louder than -70 dBFS"),
     ("hiss", lambda folder: save(folder / "a.wav", tone(0.5, peak=2e-4), subtype="FLOAT"), "is silent"),
     ("opposite channels", lambda folder: save(folder / "a.wav", np.stack([tone(1), -tone(1)], 1)), "is silent"),
-    ("NaN", lambda folder: with_bad_sample(folder / "a.wav", np.nan), "has samples that are no numbers"),
-    ("infinity", lambda folder: with_bad_sample(folder / "a.wav", -np.inf), "has samples that are no numbers"),
+    ("NaN", lambda folder: with_bad_sample(folder / "a.wav", np.nan), "has samples that are not numbers"),
+    ("infinity", lambda folder: with_bad_sample(folder / "a.wav", -np.inf), "has samples that are not numbers"),
 ]
 
 
@@ -139,15 +128,10 @@ def test_quiet_speech_is_no_silence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", ["soundfile", "soxr"])
-def test_without_a_library_the_error_says_what_to_install(
+def test_without_a_library_it_says_what_to_install(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(tmp_path / "a.wav", tone(0.5))
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingDependency, match=r"pip install 'skydraft\[audio\]'"):
         load_audio(path)
-
-
-def test_the_module_is_light_to_import() -> None:
-    code = "import sys, skydraft.prompts.audio; assert not {'soundfile', 'soxr', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import jinja2
 import pytest
 from jinja2 import TemplateError
 
+from skydraft.engines.toy import open_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, PromptError
 from skydraft.prompts import chat_template
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message, asked
+from skydraft.prompts.pair import beginning_ids, prompt_ids
 
 Reference = Callable[[str, Sequence[Message]], str]
 
@@ -153,15 +157,10 @@ SNIPPETS = {
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippet(snippet: str) -> None:
+def test_snippet(snippet: str, request: pytest.FixtureRequest) -> None:
     template, text = SNIPPETS[snippet]
     assert rendered(template) == text
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippet_as_transformers_renders(snippet: str, by_transformers: Reference) -> None:
-    template, text = SNIPPETS[snippet]
-    assert by_transformers(template, (QUESTION,)) == text
+    assert request.getfixturevalue("by_transformers")(template, (QUESTION,)) == text
 
 
 def test_the_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,15 +187,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_broken_template(fault: str) -> None:
+def test_broken_template(fault: str, request: pytest.FixtureRequest) -> None:
     with pytest.raises(BrokenModel) as caught:
         rendered(BROKEN[fault])
     assert caught.value.message.startswith("The chat template of this model fails: ")
     assert "raw" in caught.value.hint and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_transformers_does_not_render_it_either(fault: str, by_transformers: Reference) -> None:
+    by_transformers = request.getfixturevalue("by_transformers")
     with pytest.raises(Exception):  # noqa: B017  jinja2's, Python's or its own
         by_transformers(BROKEN[fault], (QUESTION,))
 
@@ -233,11 +229,11 @@ def test_bos_only_where_the_template_writes_it() -> None:
 
 
 def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    chat_template._compiled.cache_clear()
+    compiled, compile_ = [], jinja2.Environment.from_string
+    monkeypatch.setattr(jinja2.Environment, "from_string", lambda *given: compiled.append(1) or compile_(*given))
     for _ in range(3):
-        assert rendered("{{ messages | length }}", QUESTION, ANSWER) == "2"
-    info = chat_template._compiled.cache_info()
-    assert (info.misses, info.hits) == (1, 2) and info.maxsize is not None
+        assert rendered("{{ messages | length }} of them, counted once", QUESTION, ANSWER)[0] == "2"
+    assert compiled == [1]
 
 
 @pytest.mark.parametrize(
@@ -247,3 +243,39 @@ def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_such_message(role: str, content: str, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         Message(role, content)  # type: ignore[arg-type]
+
+
+def bytes_vocab(template: str | None) -> Vocab:
+    """One token a byte, but for pairs of line ends, which are one."""
+    pieces = [bytes([byte]) for byte in range(256)] + [b"\n\n"]
+
+    def encode(text: str) -> list[int]:
+        return [256 if part == b"\n\n" else part[0] for part in re.findall(rb"\n\n|.", text.encode(), re.S)]
+
+    return Vocab(pieces, encode, chat_template=template, bos_text="<s>", eos_text="</s>")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_lone_question_begins_alike_on_any_day(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = bytes_vocab(TEMPLATES[model])
+    beginning = beginning_ids(vocab)
+    assert beginning, model
+    for day in (datetime(2001, 12, 3), datetime(2031, 3, 9), datetime(2044, 7, 30)):
+        monkeypatch.setattr(chat_template, "_now", lambda day=day: day)
+        assert beginning_ids(vocab) == beginning
+        for question in ("why?", "天空", " 1", "\n\nx", "<|im_end|>", "a", "zz"):
+            ids = prompt_ids(vocab, asked(question))
+            assert ids[: len(beginning)] == beginning
+            assert "why?" not in vocab.decode(beginning)
+
+
+def test_a_beginning_ends_before_what_a_question_may_join() -> None:
+    text = bytes_vocab(TEMPLATES["qwen2.5"]).decode(beginning_ids(bytes_vocab(TEMPLATES["qwen2.5"])))
+    assert text.startswith("<|im_start|>system\n") and text.endswith("<|im_start|>user")
+
+
+@pytest.mark.parametrize(
+    "template", [None, "{{ raise_exception('no') }}", "{{ messages[0]['content'] }}", "ab{{ messages[0]['content'] }}"]
+)
+def test_no_template_or_a_short_beginning_is_none(template: str | None) -> None:
+    assert beginning_ids(bytes_vocab(template)) == () == beginning_ids(open_toy("toy").vocab)

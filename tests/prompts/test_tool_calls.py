@@ -40,7 +40,6 @@ def read(texts: Seq[str], *, certain: bool = False) -> Read:
             calls.append((piece.name, ""))
         name, before = calls[piece.index]
         calls[piece.index] = name, before + piece.arguments
-    assert reader.num_calls == len(calls)
     return said, calls
 
 
@@ -58,9 +57,7 @@ def cut(text: str, places: Seq[int]) -> list[str]:
 @law(150)
 @given(st.lists(words | st.text(max_size=3), max_size=12).map("".join), st.lists(st.integers(0, 999), max_size=8),
        st.booleans())  # fmt: skip
-def test_how_a_text_comes_changes_nothing_and_text_without_calls_is_kept(
-    text: str, places: list[int], certain: bool
-) -> None:
+def test_how_a_text_comes_changes_nothing_and_other_text_is_kept(text: str, places: list[int], certain: bool) -> None:
     whole = read([text], certain=certain)
     assert read(cut(text, places), certain=certain) == whole
     if not certain:

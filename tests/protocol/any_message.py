@@ -8,7 +8,18 @@ import numpy as np
 from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams
-from skydraft.protocol.values import Emission, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol import codec
+from skydraft.protocol.values import (
+    Call,
+    CloseCall,
+    OpenCall,
+    Opening,
+    ServerInfo,
+    StopCall,
+    TargetId,
+    VerifyCall,
+    Written,
+)
 from skydraft.types import Cost, Media, Prompt, Verdict
 from tests.grammars import GRAMMARS
 
@@ -63,6 +74,7 @@ media = st.builds(
     st.integers(3, 9),
     st.floats(-60_000, 60_000, width=16),
 )
+targets = st.builds(TargetId, st.binary(min_size=4, max_size=4).map(bytes.hex), numbers)
 openings = st.builds(
     Opening,
     fingerprint=fingerprints,
@@ -72,15 +84,17 @@ openings = st.builds(
     top=numbers,
     model=texts,
     cache_scope=texts,
+    target=st.none() | targets,
 )
-session_calls = st.builds(SessionCall, session=sessions, epoch=numbers, opening=openings)
 times = {name: between(0, 4e7) for name in ("forward_ms", "prefill_ms", "encode_ms", "queue_ms")}
 costs = st.one_of(
     # of a prompt, or of nothing: no rows
     st.builds(Cost, num_passes=st.just(0) | numbers, num_cached=st.just(0) | numbers, **times),
     st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=numbers.filter(bool), **times),
 )
-emissions = st.builds(Emission, base=numbers, token_ids=few_ids.filter(bool), finish=finishes, cost=costs)
+written = st.builds(
+    Written, base=numbers, token_ids=few_ids.filter(bool), finish=finishes, is_last=st.booleans(), cost=costs
+) | st.builds(Written, base=numbers, token_ids=st.just(()), is_last=st.just(True))
 sizes = numbers.filter(bool)
 infos = st.builds(
     ServerInfo,
@@ -97,6 +111,8 @@ infos = st.builds(
     invariant_rows=numbers,
     forward_ms=st.lists(between(0.001, 4e6), min_size=1, max_size=6).map(tuple),
     weights=texts,
+    engine=texts,
+    dtype=texts,
 )
 
 
@@ -104,8 +120,28 @@ infos = st.builds(
 def verify_calls(draw: st.DrawFn) -> VerifyCall:
     catch_up, opening = draw(few_ids), draw(st.none() | openings)
     before = len(opening.committed_ids) if opening else draw(st.integers(0, 3) | st.integers(0, UINT32 - len(catch_up)))
-    session, epoch, digest = draw(sessions), draw(numbers), draw(numbers)
-    return VerifyCall(session, epoch, before + len(catch_up), catch_up, draw(few_ids), digest, opening)
+    session, epoch, digest, write = draw(sessions), draw(numbers), draw(numbers), draw(numbers)
+    return VerifyCall(session, epoch, before + len(catch_up), catch_up, draw(few_ids), digest, opening, write)
+
+
+calls: st.SearchStrategy[Call] = st.one_of(
+    st.builds(OpenCall, session=sessions, epoch=numbers, opening=openings),
+    verify_calls(),
+    st.builds(StopCall, numbers),
+    st.builds(CloseCall, sessions),
+)
+
+
+def encoded(call: Call) -> bytes:
+    """The bytes of any call."""
+    match call:
+        case OpenCall():
+            return codec.encode_open(call)
+        case VerifyCall():
+            return codec.encode_verify(call)
+        case StopCall():
+            return codec.encode_stop(call)
+    return codec.encode_close(call.session)
 
 
 @st.composite

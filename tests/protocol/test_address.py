@@ -32,45 +32,23 @@ def test_an_address_is_a_host_and_a_port(text: str, host: str, port: int) -> Non
     assert parse_address(text) == (host, port)
 
 
+NO_ADDRESSES = [
+    "", ":7373", "[]:7373", "http://cloud.example:80", "cloud.example/path", "cloud example:80", "cloud\n:80",
+    "::1", "2001:db8::7:80",  # where would the port begin?
+]  # fmt: skip
+PORTS = ["", "0", "65536", "-1", "80x", " 80", "8_0", "²", "1" * 5000]
+NO_PORTS = ["unix:/run/x", "[::1]:http", *(f"cloud.example:{port}" for port in PORTS)]
+BRACKETS = ["[::1", "[::1:80", "::1]:80", "a]:80", "[::1]x:80", "[[::1]]:80", "]a[:80", "[::1]]"]
+
+
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "not the address"),
-        (":7373", "not the address"),
-        ("[]:7373", "not the address"),
-        ("::1", "not the address"),  # where would the port begin?
-        ("2001:db8::7:80", "not the address"),
-        ("http://cloud.example:80", "not the address"),
-        ("cloud.example/path", "not the address"),
-        ("unix:/run/x", "not a port"),
-        ("cloud example:80", "not the address"),
-        ("cloud\n:80", "not the address"),
-        ("cloud.example:", "not a port"),
-        ("cloud.example:0", "not a port"),
-        ("cloud.example:65536", "not a port"),
-        ("cloud.example:-1", "not a port"),
-        ("cloud.example:80x", "not a port"),
-        ("cloud.example: 80", "not a port"),
-        ("cloud.example:8_0", "not a port"),
-        ("cloud.example:²", "not a port"),
-        ("[::1]:http", "not a port"),
-    ],
+    ("texts", "says"), [(NO_ADDRESSES, "not the address"), (NO_PORTS, "not a port"), (BRACKETS, "not")]
 )
-def test_all_else_is_refused_with_an_example_of_what_is_one(text: str, says: str) -> None:
-    with pytest.raises(OptionError, match=says) as raised:
-        parse_address(text)
-    assert raised.value.hint == "Write HOST:PORT, for example cloud.example:7373."
-
-
-@pytest.mark.parametrize("text", ["[::1", "[::1:80", "::1]:80", "a]:80", "[::1]x:80", "[[::1]]:80", "]a[:80", "[::1]]"])
-def test_brackets_stand_around_an_ipv6_address_or_nowhere(text: str) -> None:
-    with pytest.raises(OptionError):
-        parse_address(text)
-
-
-def test_a_port_of_any_length_is_refused_like_any_other() -> None:
-    with pytest.raises(OptionError, match="not a port"):
-        parse_address("cloud.example:" + "1" * 5000)
+def test_all_else_is_refused_with_an_example_of_what_is_one(texts: list[str], says: str) -> None:
+    for text in texts:
+        with pytest.raises(OptionError, match=says) as raised:
+            parse_address(text)
+        assert raised.value.hint == "Write HOST:PORT, for example cloud.example:7373.", text
 
 
 @law(150)
@@ -84,9 +62,7 @@ def test_any_text_is_an_address_or_an_option_error(text: str) -> None:
     assert parse_address(f"{host}:{port}") == (host, port)
 
 
-@pytest.mark.parametrize(
-    "host", ["localhost", "127.0.0.1", "127.0.0.2", "127.255.0.9", "::1", "[::1]", "0:0:0:0:0:0:0:1"]
-)
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.255.0.9", "::1", "[::1]", "0:0:0:0:0:0:0:1"])
 def test_these_never_leave_this_machine(host: str) -> None:
     assert is_loopback(host)
 

@@ -1,4 +1,4 @@
-"""Laws of the codec: what was encoded comes back, and the digest tells a text from those that nearly are it."""
+"""Laws of the codec: what was encoded comes back, the digest tells texts apart, and no message grows unnoticed."""
 
 from __future__ import annotations
 
@@ -14,54 +14,80 @@ from hypothesis import strategies as st
 from skydraft.config import DecodingParams
 from skydraft.errors import ProtocolError
 from skydraft.protocol import codec
+from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.info import decode_info, encode_info
-from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol.values import (
+    Call,
+    OpenCall,
+    Opened,
+    Opening,
+    ServerInfo,
+    StopCall,
+    TargetId,
+    VerifyCall,
+    Written,
+)
 from skydraft.types import Cost, Prompt, Verdict
 from tests.protocol.any_message import (
     MAX_ID,
     UINT32,
     any_params,
     as_sent,
+    calls,
     costs,
-    emissions,
+    encoded,
     infos,
     numbers,
-    session_calls,
+    sessions,
+    targets,
     verdicts,
-    verify_calls,
+    written,
 )
 from tests.toys import law
 
 
-@law(125)
-@given(session_calls)
-@example(SessionCall(1, 0, Opening("", Prompt(()), params=DecodingParams(full_stop_shift=0.0))))  # 0, but no default
-def test_an_opening_comes_back_with_any_parameters(call: SessionCall) -> None:
-    assert codec.decode_session_call(codec.encode_session_call(call)) == call
-
-
-@law(100)
-@given(verify_calls())
+@law(200)
+@given(calls)
+@example(OpenCall(1, 0, Opening("", Prompt(()), params=DecodingParams(full_stop_shift=0.0))))  # 0, but no default
 @example(VerifyCall(1, 0, 0, (), (5, 6), 7))  # right after the prompt
 @example(VerifyCall(1, 0, 2, (8, 9), (), 7))  # all that was generated is caught up
-def test_a_verify_call_comes_back(call: VerifyCall) -> None:
-    assert codec.decode_verify_call(codec.encode_verify_call(call)) == call
+def test_a_call_comes_back_and_only_a_stop_names_what_it_stops(call: Call) -> None:
+    data = encoded(call)
+    assert codec.decode_call(data, 0 if not isinstance(call, StopCall) else 3) == call
+    assert codec.stopped_base(data) == (call.base if isinstance(call, StopCall) else None)
+
+
+@law(25)
+@given(calls, sessions, st.booleans())
+def test_what_a_stream_is_about_need_not_be_said_again(call: Call, session: int, is_named: bool) -> None:
+    if isinstance(call, StopCall):
+        return
+    call = dataclasses.replace(call, session=session)
+    data = encoded(call if is_named else dataclasses.replace(call, session=0))
+    assert codec.decode_call(data, session) == call
+    if is_named:
+        with pytest.raises(ProtocolError, match="none but that"):
+            codec.decode_call(data, session + 1)
 
 
 @law(125)
-@given(verdicts())
-@example(Verdict(0, 0, 5))
-def test_a_verdict_comes_back_with_its_audit_and_its_cost(verdict: Verdict) -> None:
-    decoded = codec.decode_verdict(codec.encode_verdict(verdict), len(verdict.audit))
-    assert decoded == verdict
+@given(verdicts(), st.booleans(), st.none() | targets)
+@example(Verdict(0, 0, 5), False, None)
+def test_a_verdict_comes_back_with_its_audit_its_cost_and_its_mark(
+    verdict: Verdict, is_last: bool, target: TargetId | None
+) -> None:
+    data = codec.encode_verdict(verdict, target, is_last=is_last)
+    decoded, is_marked = codec.decode_verdict(data, len(verdict.audit))
+    assert (decoded, is_marked) == (verdict, is_last)
     assert decoded.cost == as_sent(verdict.cost)
+    assert codec.decode_target(data) == target
 
 
-@law(50)
-@given(emissions)
-def test_an_emission_comes_back(emission: Emission) -> None:
-    decoded = codec.decode_emission(codec.encode_emission(emission))
-    assert decoded == dataclasses.replace(emission, cost=as_sent(emission.cost))
+@law(75)
+@given(written)
+def test_what_was_written_comes_back(part: Written) -> None:
+    decoded = codec.decode_written(codec.encode_written(part))
+    assert decoded == dataclasses.replace(part, cost=as_sent(part.cost))
 
 
 @law(50)
@@ -78,21 +104,15 @@ def test_server_info_comes_back_with_times_to_a_microsecond(info: ServerInfo) ->
 @example(Cost(num_passes=2**32, num_rows=UINT32, forward_ms=42_949_672.95, queue_ms=0.01), UINT32)
 def test_a_cost_comes_back_in_all_three_replies(cost: Cost, base: int) -> None:
     opened = codec.decode_opened(codec.encode_opened(Opened(base, cost)))
-    verdict = codec.decode_verdict(codec.encode_verdict(Verdict(base, 0, 5, cost=cost)), 0)
-    emission = codec.decode_emission(codec.encode_emission(Emission(base, (5,), cost=cost)))
-    for reply in (opened, verdict, emission):
+    verdict, _ = codec.decode_verdict(codec.encode_verdict(Verdict(base, 0, 5, cost=cost)), 0)
+    part = codec.decode_written(codec.encode_written(Written(base, (5,), cost=cost)))
+    for reply in (opened, verdict, part):
         assert (reply.base, reply.cost) == (base, as_sent(cost))
 
 
 def test_rows_without_a_pass_cannot_be_sent() -> None:
     with pytest.raises(ProtocolError):
         codec.encode_opened(Opened(3, Cost(num_passes=0, num_rows=1)))
-
-
-@law(25)
-@given(numbers)
-def test_a_close_comes_back(number: int) -> None:
-    assert codec.decode_close(codec.encode_close(number)) == number
 
 
 def test_the_digest_is_the_crc_of_little_endian_words() -> None:
@@ -103,9 +123,7 @@ def test_the_digest_is_the_crc_of_little_endian_words() -> None:
 
 @law(75)
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=40), st.data())
-def test_the_digest_tells_apart_another_id_another_order_and_another_length(
-    ids: list[int], data: st.DataObject
-) -> None:
+def test_the_digest_tells_apart_another_id_order_and_length(ids: list[int], data: st.DataObject) -> None:
     at, delta = data.draw(st.integers(0, len(ids) - 1)), data.draw(st.integers(1, 500))
     changed, moved = list(ids), list(ids)
     changed[at] += delta
@@ -134,3 +152,51 @@ def test_the_laws_of_the_codec_are_asked_of_every_decoding_option() -> None:
 
     collect()
     assert [name for name, values in seen.items() if len(values) < 2] == []
+
+
+def typical_call(**changes: Any) -> bytes:
+    call = VerifyCall(2_000_000, 1, 260, (), (100_001, 100_002, 3_000, 40, 100_005), 0xDEADBEEF)
+    return codec.encode_verify(dataclasses.replace(call, **changes))
+
+
+def typical_verdict(num_audited: int = 0) -> bytes:
+    cost = Cost(3, 6, 152.31, queue_ms=0.21)
+    return codec.encode_verdict(Verdict(260, 3, 100_001, None, (True,) * num_audited, (), cost))
+
+
+PROMPT = Opening("0123456789abcdef", Prompt(tuple(range(100_000, 100_040))))
+SIZES = [
+    ("five drafts", typical_call(), 28),
+    ("five drafts and eight tokens to catch up", typical_call(catch_up_ids=(100_000,) * 8), 54),
+    ("five drafts that open a session", typical_call(base=0, opening=PROMPT), 160),
+    ("a verdict on them", typical_verdict(), 16),
+    ("a verdict and an audit of eight", typical_verdict(8), 19),
+    ("one token that was written", codec.encode_written(Written(260, (100_001,), cost=Cost(1, 1, 71.2))), 14),
+    ("five drafts after which the target writes", typical_call(write=64), 30),
+    ("a stop", codec.encode_stop(StopCall(260)), 5),
+    ("a close", codec.encode_close(2_000_000), 6),
+]
+
+
+@pytest.mark.parametrize(("data", "num_bytes"), [row[1:] for row in SIZES], ids=[row[0] for row in SIZES])
+def test_a_typical_message_has_this_many_bytes(data: bytes, num_bytes: int) -> None:
+    assert len(data) == num_bytes
+
+
+def test_the_numbers_of_the_fields_stay_what_they_are() -> None:
+    """A peer of another version reads these very bytes."""
+    assert typical_call().hex() == "0880897a10011884022a0ca18d06a28d06b81728a58d0635efbeadde"
+    assert typical_verdict(8).hex() == "088402100318a18d062a01ff3a050206ff7615"
+
+
+def test_the_protocol_has_every_decoding_option_and_no_other() -> None:
+    names = {field.name for field in dataclasses.fields(DecodingParams)}
+    assert set(pb.DecodingParams.DESCRIPTOR.fields_by_name) == names
+
+
+def test_a_decoding_option_that_this_version_does_not_know_is_refused() -> None:
+    opening = Opening("0" * 16, Prompt((1, 2)), params=DecodingParams(temperature=0.5))
+    message = pb.SessionRequest.FromString(codec.encode_open(OpenCall(1, 0, opening)))
+    message.opening.params.MergeFromString(b"\xa0\x06\x01")  # field 100
+    with pytest.raises(ProtocolError, match="older version does not know"):
+        codec.decode_call(message.SerializeToString(), 0)

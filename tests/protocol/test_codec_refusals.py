@@ -15,37 +15,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams
-from skydraft.errors import GrammarRefused, ProtocolError
+from skydraft.errors import GrammarRefused, LimitExceeded, ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.info import decode_info, encode_info
-from skydraft.protocol.values import Emission, Opened, Opening, ServerInfo, SessionCall, VerifyCall
+from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, ServerInfo, StopCall, VerifyCall, Written
 from skydraft.types import Cost, Media, Prompt, Verdict
-from tests.protocol.any_message import MAX_ID, UINT32
+from tests.protocol.any_message import MAX_ID, UINT32, encoded
 from tests.toys import law
 
 # How each message is read, and written again.
 Reader = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
+
+
+def verdict_on(num_audited: int) -> Reader:
+    decode = partial(codec.decode_verdict, num_audited=num_audited)
+    return decode, lambda read: codec.encode_verdict(read[0], is_last=read[1])
+
+
 READERS: dict[str, Reader] = {
-    "session call": (codec.decode_session_call, codec.encode_session_call),
-    "verify call": (codec.decode_verify_call, codec.encode_verify_call),
-    "verdict on 0": (partial(codec.decode_verdict, num_audited=0), codec.encode_verdict),
-    "verdict on 11": (partial(codec.decode_verdict, num_audited=11), codec.encode_verdict),
-    "emission": (codec.decode_emission, codec.encode_emission),
+    "call": (partial(codec.decode_call, session=0), encoded),
+    "call of a session": (partial(codec.decode_call, session=2_000_000), encoded),
+    "verdict on 0": verdict_on(0),
+    "verdict on 11": verdict_on(11),
+    "written": (codec.decode_written, codec.encode_written),
     "info": (decode_info, encode_info),
     "opened": (codec.decode_opened, codec.encode_opened),
-    "close": (codec.decode_close, codec.encode_close),
 }
 
 
 def assert_valid(value: Any) -> None:
     """What `__post_init__` and the server rely on."""
-    if isinstance(value, SessionCall | VerifyCall) and value.opening:
+    if isinstance(value, tuple):
+        value = value[0]
+    if isinstance(value, OpenCall | VerifyCall) and value.opening:
         dataclasses.replace(value.opening.params)  # checks itself again
         ids = value.opening.prompt.token_ids + value.opening.committed_ids
         assert len(ids) == value.opening.num_ids and all(0 <= token_id <= MAX_ID for token_id in ids)
         assert all(media.num_tokens > 0 for media in value.opening.prompt.media)
-    if isinstance(value, SessionCall | VerifyCall):
+    if isinstance(value, OpenCall | VerifyCall | CloseCall):
         assert value.session > 0
     if isinstance(value, VerifyCall):
         assert value.block.base == value.base >= len(value.catch_up_ids)
@@ -54,17 +62,18 @@ def assert_valid(value: Any) -> None:
     if isinstance(value, Verdict):
         dataclasses.replace(value)
         assert len(value.audit) in (0, 11) and (value.token_id is None or 0 <= value.token_id <= MAX_ID)
-    if isinstance(value, Emission):
-        assert all(0 <= token_id <= MAX_ID for token_id in value.token_ids)
+    if isinstance(value, Written):
+        assert all(0 <= token_id <= MAX_ID for token_id in value.token_ids) and (value.token_ids or value.is_last)
 
 
 def read_all(data: bytes) -> int:
     """Let every decoder read `data`; returns how many took it. Fails on an error that says something else."""
+    codec.stopped_base(data)
     num_taken = 0
     for name, (decode, encode) in READERS.items():
         try:
             value = decode(data)
-        except (ProtocolError, GrammarRefused):
+        except (ProtocolError, GrammarRefused, LimitExceeded):
             continue
         num_taken += 1
         assert_valid(value)
@@ -83,11 +92,13 @@ def messages() -> Iterator[bytes]:
     opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), (heard, heard)), (1, 2), params, 3, "toy")
     cost = Cost(3, 17, 71.27, 40.0, 8.25, 1.5)
     audit = (True, False, True, True, True, True, True, True, False, True, True)
-    yield codec.encode_session_call(SessionCall(2_000_000, 7, opening))
-    yield codec.encode_verify_call(VerifyCall(2_000_000, 7, 4, (8, 9), (1, 2, 3), 0xDEADBEEF, opening))
-    yield codec.encode_verdict(Verdict(400, 3, 151_643, "sentences", audit, (1, 700), cost))
+    yield codec.encode_open(OpenCall(2_000_000, 7, opening))
+    yield codec.encode_verify(VerifyCall(2_000_000, 7, 4, (8, 9), (1, 2, 3), 0xDEADBEEF, opening, 40))
+    yield codec.encode_stop(StopCall(300))
+    yield codec.encode_close(2_000_000)
+    yield codec.encode_verdict(Verdict(400, 3, 151_643, "sentences", audit, (1, 700), cost), is_last=True)
     yield codec.encode_verdict(Verdict(400, 3, None, "stop_string", cost=cost))
-    yield codec.encode_emission(Emission(300, (5, 70_000), "eos", cost))
+    yield codec.encode_written(Written(300, (5, 70_000), "eos", True, cost))
     info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 8, 32, 8, 1, 2, (0.5, 7.125), "aa")
     yield encode_info(info)
     yield codec.encode_opened(Opened(300, cost))
@@ -131,7 +142,7 @@ def test_decoding_is_total_over_messages_with_something_put_in(message: bytes, e
 
 def opening_with(session: int = 1, **fields: Any) -> bytes:
     opening = pb.Opening(**{"prompt_ids": [1, 2], **fields})
-    return pb.OpenRequest(session=session, epoch=1, opening=opening).SerializeToString()
+    return pb.SessionRequest(session=session, epoch=1, opening=opening, action=pb.ACTION_OPEN).SerializeToString()
 
 
 HEARD = {"num_mels": 4, "features": b"\x00" * 24}
@@ -143,40 +154,43 @@ def heard(**fields: Any) -> bytes:
 
 
 def call_with(**fields: Any) -> bytes:
-    return pb.VerifyRequest(**{"session": 1, "epoch": 1, "base": 9, "digest": 5, **fields}).SerializeToString()
+    return pb.SessionRequest(**{"session": 1, "epoch": 1, "base": 9, "digest": 5, **fields}).SerializeToString()
 
 
 def reply_with(**fields: Any) -> bytes:
-    return pb.VerifyReply(**{"base": 9, "token_id": 5, **fields}).SerializeToString()
+    return pb.SessionReply(**{"base": 9, "token_id": 5, **fields}).SerializeToString()
 
 
 verdict_on_9 = partial(codec.decode_verdict, num_audited=9)
+read_call = partial(codec.decode_call, session=0)
 REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
-    ("a session call without an opening", codec.decode_session_call, pb.OpenRequest(session=1).SerializeToString()),
-    ("an id beyond 31 bits in a prompt", codec.decode_session_call, opening_with(prompt_ids=[2**31])),
-    ("an id beyond 31 bits that is committed", codec.decode_session_call, opening_with(committed_ids=[UINT32])),
-    ("a temperature below 0", codec.decode_session_call, opening_with(params={"temperature": -1})),
-    ("no temperature at all", codec.decode_session_call, opening_with(params={"temperature": math.nan})),
-    ("an infinite shift", codec.decode_session_call, opening_with(params={"full_stop_shift": -math.inf})),
-    ("no tokens to write", codec.decode_session_call, opening_with(params={"max_new_tokens": 0})),
-    ("top_p 0", codec.decode_session_call, opening_with(params={"top_p": 0})),
-    ("an empty stop string", codec.decode_session_call, opening_with(params={"stop": [""]})),
-    ("an n-gram of 2^32 - 1", codec.decode_session_call, opening_with(params={"no_repeat_ngram_size": UINT32})),
-    ("an opening of no session", codec.decode_session_call, opening_with(session=0)),
-    ("features of no mels", codec.decode_session_call, opening_with(media=[{"features": b"\x00" * 24}])),
-    ("features that fill no frame", codec.decode_session_call, heard(num_mels=5)),
-    ("too many recordings", codec.decode_session_call, opening_with(media=[HEARD] * 257)),
-    ("half a feature", codec.decode_session_call, heard(features=b"\x00" * 23)),
-    ("audio too short for a token", codec.decode_session_call, heard(num_mels=6)),
-    ("a feature that is no number", codec.decode_session_call, heard(features=b"\x00\x7e" * 12)),
-    ("a call for no session", codec.decode_verify_call, call_with(session=0)),
-    ("catch-up tokens on base 0", codec.decode_verify_call, call_with(base=0, catch_up_ids=[3])),
-    ("more catch-up tokens than the base holds", codec.decode_verify_call, call_with(base=2, catch_up_ids=[3, 4, 5])),
-    ("an id beyond 31 bits in a draft", codec.decode_verify_call, call_with(draft_ids=[1, 2**31])),
-    ("an id beyond 31 bits to catch up", codec.decode_verify_call, call_with(catch_up_ids=[2**31])),
-    ("an opening of another length", codec.decode_verify_call, call_with(opening={"committed_ids": [1] * 8})),
-    ("an opening that counts its prompt", codec.decode_verify_call, call_with(opening={"prompt_ids": [1] * 9})),
-    ("an opening without the catch-up", codec.decode_verify_call,
+    ("a session call without an opening", read_call, pb.SessionRequest(session=1, action=1).SerializeToString()),
+    ("an id beyond 31 bits in a prompt", read_call, opening_with(prompt_ids=[2**31])),
+    ("an id beyond 31 bits that is committed", read_call, opening_with(committed_ids=[UINT32])),
+    ("a temperature below 0", read_call, opening_with(params={"temperature": -1})),
+    ("no temperature at all", read_call, opening_with(params={"temperature": math.nan})),
+    ("an infinite shift", read_call, opening_with(params={"full_stop_shift": -math.inf})),
+    ("no tokens to write", read_call, opening_with(params={"max_new_tokens": 0})),
+    ("top_p 0", read_call, opening_with(params={"top_p": 0})),
+    ("an empty stop string", read_call, opening_with(params={"stop": [""]})),
+    ("an n-gram of 2^32 - 1", read_call, opening_with(params={"no_repeat_ngram_size": UINT32})),
+    ("an opening of no session", read_call, opening_with(session=0)),
+    ("features of no mels", read_call, opening_with(media=[{"features": b"\x00" * 24}])),
+    ("features that fill no frame", read_call, heard(num_mels=5)),
+    ("too many recordings", read_call, opening_with(media=[HEARD] * 257)),
+    ("half a feature", read_call, heard(features=b"\x00" * 23)),
+    ("audio too short for a token", read_call, heard(num_mels=6)),
+    ("a feature that is no number", read_call, heard(features=b"\x00\x7e" * 12)),
+    ("a close of no session", read_call, codec.encode_close(0)),
+    ("an action of another version", read_call, call_with(action=9)),
+    ("a call for no session", read_call, call_with(session=0)),
+    ("catch-up tokens on base 0", read_call, call_with(base=0, catch_up_ids=[3])),
+    ("more catch-up tokens than the base holds", read_call, call_with(base=2, catch_up_ids=[3, 4, 5])),
+    ("an id beyond 31 bits in a draft", read_call, call_with(draft_ids=[1, 2**31])),
+    ("an id beyond 31 bits to catch up", read_call, call_with(catch_up_ids=[2**31])),
+    ("an opening of another length", read_call, call_with(opening={"committed_ids": [1] * 8})),
+    ("an opening that counts its prompt", read_call, call_with(opening={"prompt_ids": [1] * 9})),
+    ("an opening without the catch-up", read_call,
      call_with(opening={"committed_ids": [1] * 9}, catch_up_ids=[1])),
     ("more audit than asked for", partial(codec.decode_verdict, num_audited=0), reply_with(audit=b"\x00")),
     ("less audit than asked for", verdict_on_9, reply_with(audit=b"\xff")),
@@ -185,11 +199,15 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("a rank too many", verdict_on_9, reply_with(audit=b"\xff\x80", audit_ranks=[1])),
     ("an unknown finish", verdict_on_9, reply_with(audit=b"\xff\x80", finish=5)),
     ("a token beyond 31 bits", verdict_on_9, reply_with(audit=b"\xff\x80", token_id=2**31)),
-    ("neither token nor finish", verdict_on_9, pb.VerifyReply(base=9, audit=b"\xff\x80").SerializeToString()),
-    ("an unknown finish of a stream", codec.decode_emission,
-     pb.GenerateReply(token_ids=[1], finish=77).SerializeToString()),
-    ("no tokens of a stream", codec.decode_emission, pb.GenerateReply(base=3).SerializeToString()),
-    ("an id of 32 bits in a stream", codec.decode_emission, pb.GenerateReply(token_ids=[2**31]).SerializeToString()),
+    ("neither token nor finish", verdict_on_9, pb.SessionReply(base=9, audit=b"\xff\x80").SerializeToString()),
+    ("an unknown finish of what was written", codec.decode_written,
+     pb.SessionReply(written_ids=[1], finish=77).SerializeToString()),
+    ("nothing written in the middle", codec.decode_written, pb.SessionReply(base=3).SerializeToString()),
+    ("an id of 32 bits that was written", codec.decode_written,
+     pb.SessionReply(written_ids=[2**31]).SerializeToString()),
+    ("a cost of nine parts", codec.decode_opened, pb.SessionReply(cost=[1] * 9).SerializeToString()),
+    ("a target of three bytes", codec.decode_target, reply_with(target={"weights": b"abc"})),
+    ("an opening with such a target", read_call, opening_with(target={"weights": b"abc"})),
     ("an unknown execution", decode_info, pb.GetInfoReply(execution=3).SerializeToString()),
 ]  # fmt: skip
 
@@ -202,32 +220,40 @@ def test_what_breaks_an_invariant_is_refused(decode: Callable[[bytes], Any], dat
 
 
 def test_what_they_were_made_from_is_accepted() -> None:
-    assert codec.decode_session_call(opening_with()).opening.prompt == Prompt((1, 2))
-    assert codec.decode_session_call(heard()).opening.prompt.media == (Media(np.zeros((4, 3), np.float32)),)
-    assert codec.decode_verify_call(call_with(opening={"committed_ids": [1] * 8}, catch_up_ids=[1])).base == 9
-    assert codec.decode_verify_call(call_with(base=2, catch_up_ids=[3, 4])).catch_up_ids == (3, 4)
-    assert codec.decode_verify_call(call_with(base=0, opening={"prompt_ids": [1] * 9})).base == 0
-    assert codec.decode_verdict(reply_with(base=0), 0).base == 0
-    assert codec.decode_emission(pb.GenerateReply(token_ids=[1]).SerializeToString()).base == 0
-    assert verdict_on_9(reply_with(audit=b"\xff\x00", audit_ranks=[UINT32])).audit == (True,) * 8 + (False,)
+    assert read_call(opening_with()).opening.prompt == Prompt((1, 2))
+    assert read_call(heard()).opening.prompt.media == (Media(np.zeros((4, 3), np.float32)),)
+    assert read_call(call_with(opening={"committed_ids": [1] * 8}, catch_up_ids=[1])).base == 9
+    assert read_call(call_with(base=2, catch_up_ids=[3, 4])).catch_up_ids == (3, 4)
+    assert read_call(call_with(base=0, opening={"prompt_ids": [1] * 9})).base == 0
+    assert codec.decode_verdict(reply_with(base=0), 0)[0].base == 0
+    assert codec.decode_written(pb.SessionReply(written_ids=[1]).SerializeToString()).base == 0
+    assert verdict_on_9(reply_with(audit=b"\xff\x00", audit_ranks=[UINT32]))[0].audit == (True,) * 8 + (False,)
+
+
+@pytest.mark.parametrize("field", [{"prompt_ids": [1] * 21}, {"committed_ids": [1] * 21}])
+def test_lists_that_are_longer_than_the_context_are_no_defect_of_the_message(field: dict[str, Any]) -> None:
+    lists = [opening_with(**field), call_with(catch_up_ids=[1] * 21, base=21), call_with(draft_ids=[1] * 21)]
+    for data in lists:
+        assert codec.decode_call(data, 0, 21)
+        with pytest.raises(LimitExceeded):
+            codec.decode_call(data, 0, 20)
 
 
 def test_nothing_at_all_is_neither_a_verdict_nor_an_execution_nor_a_call() -> None:
-    decoders = (decode_info, codec.decode_verify_call, codec.decode_session_call, codec.decode_emission)
-    for decode in (partial(codec.decode_verdict, num_audited=0), *decoders):
+    for decode in (verdict_on_9, decode_info, read_call, codec.decode_written):
         with pytest.raises(ProtocolError):
             decode(b"")
 
 
 def test_each_number_of_a_finish_is_one_reason_and_0_is_none() -> None:
-    reasons = [codec.decode_verdict(reply_with(finish=number), 0).finish for number in sorted(pb.Finish.values())]
+    reasons = [codec.decode_verdict(reply_with(finish=number), 0)[0].finish for number in sorted(pb.Finish.values())]
     assert reasons == [None, "eos", "stop_string", "sentences", "length"]
 
 
 def test_parameters_that_were_left_out_have_the_values_that_the_proto_names_for_ever() -> None:
-    written = codec.encode_session_call(SessionCall(1, 1, Opening("", Prompt((1, 2)))))
-    assert written == opening_with() and not pb.OpenRequest.FromString(written).opening.HasField("params")
-    call = codec.decode_session_call(opening_with())
+    encoded = codec.encode_open(OpenCall(1, 1, Opening("", Prompt((1, 2)))))
+    assert encoded == opening_with() and not pb.SessionRequest.FromString(encoded).opening.HasField("params")
+    call = read_call(opening_with())
     assert call.opening.params == DecodingParams(
         temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, repetition_penalty=1.0, no_repeat_ngram_size=0,
         content_penalty=1.0, content_ngram_size=0, no_adjacent_repeat=False, comma_gap=0, full_stop_gap=0,

@@ -1,6 +1,7 @@
 """The demo pair, opened once. Without llama-cpp-python or the files these tests are skipped, and say why.
 
 Each test has the engines to itself: the sequences that it leaves open, as one that fails does, are closed after it.
+All are long but those of `_SHORT`.
 """
 
 from __future__ import annotations
@@ -23,20 +24,25 @@ from skydraft.models import default_pair
 # so all files have the same two.
 OPTIONS = EngineOptions(context_len=768, num_threads=1)
 DRAFT_SEATS, TARGET_SEATS = 3, 2
+_SHORT = ("test_smoke.py", "test_lent.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "real_pair" in item.nodeid:
             item.add_marker(pytest.mark.model)
+            if item.path.name not in _SHORT:
+                item.add_marker(pytest.mark.long)
 
 
-def load(name: str) -> Engine:
+def load(name: str, profile_path: Path | None = None) -> Engine:
     """A model of the pair, with as many seats as all have here. Skips the test where it is not on this machine."""
     pytest.importorskip("llama_cpp")
     max_sequences = DRAFT_SEATS if name == default_pair().draft else TARGET_SEATS
     try:
-        return skydraft.load(name, replace(OPTIONS, max_sequences=max_sequences), offline=True)
+        return skydraft.load(
+            name, replace(OPTIONS, max_sequences=max_sequences, profile_path=profile_path), offline=True
+        )
     except NetworkUnavailable as error:
         pytest.skip(f"{name} is not on this machine: {error}")
 

@@ -73,7 +73,7 @@ def test_lossless_through_the_gateway_is_that_of_generate(
     edge, cloud = seats
     params = DecodingParams(max_new_tokens=12, temperature=temperature, seed=4)
     expected = skydraft.generate(DEV[index], edge=edge, cloud=cloud, params=params).run()
-    with gateway(Pair(edge, cloud, calibrated=False), max_running=2) as running:
+    with gateway(Pair(edge, cloud), max_running=2) as running:
         options = {"temperature": temperature, "seed": 4, "max_tokens": 12, "skydraft": {"token_ids": True}}
         reply = running.chat(DEV[index], model="skydraft-lossless", timeout_s=300, **options).json()
     assert reply["skydraft"]["token_ids"] == list(expected.token_ids)

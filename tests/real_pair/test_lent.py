@@ -31,6 +31,7 @@ class OneSeat(ToyEngine):
         self.num_taken -= 1
 
 
+@pytest.mark.usefixtures("fixed_k")
 def test_a_failed_test_leaves_no_sequence_open() -> None:
     edge, cloud = toys.toy(1, kind=OneSeat), toys.toy(2, kind=OneSeat)
     kept = []  # as the traceback of a failed test keeps what it knew

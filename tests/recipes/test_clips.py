@@ -27,16 +27,12 @@ def espeak() -> None:
 
 
 @pytest.mark.usefixtures("espeak")
-def test_a_clip_is_a_function_of_seed_and_index() -> None:
+def test_a_clip_is_a_function_of_seed_and_index_and_of_the_stated_kind() -> None:
     again = list(make_clips(3, 5))
     for index, clip in enumerate(make_clips(3, 5)):
         assert clip.attributes == again[index].attributes
         assert np.array_equal(clip.samples, again[index].samples)
     assert not np.array_equal(again[0].samples, make_clip(6, 0).samples[: len(again[0].samples)])
-
-
-@pytest.mark.usefixtures("espeak")
-def test_clips_are_of_the_stated_kind() -> None:
     for clip in make_clips(8, 5):
         assert clip.samples.dtype == np.float32
         assert 1.2 < len(clip.samples) / SAMPLE_RATE < 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-transformers = pytest.importorskip("transformers")
-torch = pytest.importorskip("torch")
+from ..later import later
+
+transformers = later("transformers")
+torch = later("torch")
 
 from recipes.tiny_omni.batches import NO_DECISION, audio_inputs, caption_ids, num_audio_tokens, prompt_ids  # noqa: E402
 from recipes.tiny_omni.captions import DEFAULT_PROMPT  # noqa: E402
@@ -28,9 +31,14 @@ SIDES = ("edge", "cloud")
 CAPTION = "这段录音里说话的是一位男士，语速听起来飞快。"
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
+@cache
+def shared_tokenizer() -> Any:
     return transformers.AutoTokenizer.from_pretrained(MODELS / "edge")
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return shared_tokenizer()
 
 
 @pytest.fixture(scope="module", params=SIDES)
@@ -103,7 +111,7 @@ def test_the_class_is_decided_at_one_token(tokenizer: Any) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_any_text_survives(text: str) -> None:
-    tokenizer = _shared_tokenizer()
+    tokenizer = shared_tokenizer()
     composed = unicodedata.normalize("NFC", text)
     if not any(token in composed for token in SPECIAL):
         assert tokenizer.decode(tokenizer.encode(text)) == composed
@@ -115,12 +123,3 @@ def test_the_card_states_what_was_measured() -> None:
         assert (MODELS / side / "README.md").read_text("utf-8") == card
         measured = json.loads((MODELS / side / "results.json").read_text("utf-8"))
         assert f"{measured['accuracy_all']:.3f}" in card
-
-
-_CACHE: list[Any] = []
-
-
-def _shared_tokenizer() -> Any:
-    if not _CACHE:
-        _CACHE.append(transformers.AutoTokenizer.from_pretrained(MODELS / "edge"))
-    return _CACHE[0]

@@ -14,7 +14,7 @@ import skydraft
 from skydraft import DecodingParams, Engine, Generation, decoding_params, make_plan
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.edge.connection import Cloud
+from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError, PromptError
 from skydraft.prompts.audio import Audio
 from skydraft.types import DraftBlock
@@ -86,9 +86,8 @@ def test_a_target_that_shares_nothing_judges_as_one_that_was_asked_the_words(
     edge, target, heard = HearingToy(SEED, 0.3), HearingToy(SEED), recording(seed, num_frames)
     plan = make_plan("lossless", k=k)
     given_plan: dict[str, Any] = {"params": params, "raw": True}
-    with skydraft.generate(
-        PROMPT, edge=edge, cloud=target, plan=plan, audio=heard, share_audio="none", **given_plan
-    ) as judged:
+    given_audio: dict[str, Any] = {"audio": heard, "share_audio": "none"}
+    with skydraft.generate(PROMPT, edge=edge, cloud=target, plan=plan, **given_audio, **given_plan) as judged:
         judged.run()
     with skydraft.generate(PROMPT, cloud=target, plan=make_plan("cloud"), **given_plan) as words:
         words.run()

@@ -11,33 +11,33 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, decoding_params, make_plan
+from skydraft.cli.main import run
 from skydraft.config import CAPTION_PROMPT
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
+from ..later import later
 from ..serving import serving
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("soundfile")
+torch = later("torch")
+later("soundfile")
 
 CLIPS = sorted((Path(__file__).parents[2] / "data" / "speech_zh_heldout").glob("*.flac"))
 GREEDY = DecodingParams(max_new_tokens=80)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One folder for all that is remembered, so that each model is probed once; one thread, which waits for none."""
+def one_thread() -> Iterator[None]:
+    """It waits for no other thread."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SKYDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
+    yield
     torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
-def pair(home: None) -> Iterator[tuple[Any, Any]]:
+def pair(one_thread: None) -> Iterator[tuple[Any, Any]]:
     with skydraft.load("tiny-omni-edge") as edge, skydraft.load("tiny-omni-cloud") as cloud:
         yield edge, cloud
 
@@ -101,8 +101,6 @@ def test_the_target_mends_what_the_draft_model_gets_wrong(pair: tuple[Any, Any])
 def test_the_command_says_what_left_the_device(
     pair: tuple[Any, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from skydraft.cli.main import run
-
     models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud"]
     assert run(["generate", "--audio", str(CLIPS[0]), *models, "--mode", "quality", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -123,7 +121,7 @@ def test_the_command_says_what_left_the_device(
     rows = out.read_text(encoding="utf-8-sig").splitlines()
     assert len(rows) == 3 and rows[0].startswith("file,text,error") and said["text"][:8] in rows[1]
     assert run(["caption", *map(str, CLIPS[:2]), *models, "--out", str(out)]) == 0
-    assert f"leaving out 1 of 2 recordings, which {out} has already" in capsys.readouterr().err
+    assert f"leaving out 1 of 2 recordings that are already in {out}" in capsys.readouterr().err
     again = out.read_text(encoding="utf-8-sig").splitlines()
     assert again[:2] == rows[:2] and len(again) == 3 and again[2].startswith(str(CLIPS[1]))
 
@@ -133,7 +131,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no such file": (["--audio", "nothing.wav", "--edge-model", "toy", "--mode", "edge"], "no readable file"),
     "neither prompt nor audio": (["--edge-model", "toy", "--mode", "edge"], "Give a prompt, or --audio"),
     "share without audio": (
-        ["你好", "--share-audio", "none", "--edge-model", "toy"], "--share-audio is about a recording"
+        ["你好", "--share-audio", "none", "--edge-model", "toy"], "--share-audio needs a recording"
     ),
     "share without a target": (
         ["--audio", str(CLIPS[0]), "--share-audio", "none", "--edge-model", "toy", "--mode", "edge"], "works alone"
@@ -144,8 +142,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_use_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from skydraft.cli.main import run
-
     args, says = WRONG[name]
     assert run(["generate", *args]) == 2
     err = capsys.readouterr().err
@@ -153,15 +149,11 @@ def test_wrong_use_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_model_that_hears_and_is_given_nothing_to_hear_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    from skydraft.cli.main import run
-
     assert run(["generate", "你好", "--edge-model", "tiny-omni-edge", "--mode", "edge", "--max-new-tokens", "4"]) == 0
-    assert "takes speech; without --audio it answers the text alone" in capsys.readouterr().err
+    assert "takes speech; without --audio it answers only the text" in capsys.readouterr().err
 
 
 def test_a_conversation_in_a_file_may_be_spoken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from skydraft.cli.main import run
-
     models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud", "--mode", "quality", "--json"]
     (tmp_path / "clip.flac").write_bytes(CLIPS[0].read_bytes())
     talk = tmp_path / "talk.json"
@@ -176,7 +168,7 @@ def test_a_conversation_in_a_file_may_be_spoken(capsys: pytest.CaptureFixture[st
     for wrong, says in (
         ([{"role": "user", "content": "a", "audio": "no.wav"}], "no readable file"),
         ([{"role": "user", "content": "a", "audio": 3}], "must come from load_audio"),
-        ([{"role": "assistant", "content": "a", "audio": "clip.flac"}], "Only a user can speak"),
+        ([{"role": "assistant", "content": "a", "audio": "clip.flac"}], "Only a user message can have audio"),
     ):
         talk.write_text(json.dumps(wrong))
         assert run(["generate", "--messages", str(talk), *args]) == 2

@@ -39,7 +39,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @contextmanager
-def on_vllm(folder: Path, *args: str, dtype: str = "float32", **limits: Any) -> Iterator[Serving]:
+def on_vllm(
+    folder: Path, *args: str, dtype: str = "float32", health: list[bool] | None = None, **limits: Any
+) -> Iterator[Serving]:
+    """A server over vLLM; what it says of its health goes to `health`."""
     from skydraft.cloud.vllm.engine import VllmEngine
     from skydraft.cloud.vllm.judge import VllmJudge
     from skydraft.cloud.vllm.launch import VllmOptions
@@ -49,6 +52,8 @@ def on_vllm(folder: Path, *args: str, dtype: str = "float32", **limits: Any) -> 
     judge.start()
     try:
         running = Serving(judge, ServeOptions(port=0, execution="throughput", limits=chosen))
+        hear = judge.on_health
+        judge.on_health = lambda is_well: (health is not None and health.append(is_well), hear(is_well))[1]  # type: ignore[func-returns-value]
         try:
             yield running
         finally:

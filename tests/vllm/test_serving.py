@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -18,10 +19,12 @@ import pytest
 
 import skydraft
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.noise import gumbel_noise
+from skydraft.choosing.sampling import gumbel_noise
 from skydraft.config import DecodingParams, decoding_params
+from skydraft.engines.options import EngineOptions
+from tests.engines.tiny_checkpoint import save_model
 from tests.serving import Serving
-from tests.vllm.conftest import on_vllm
+from tests.vllm.conftest import CONTEXT, SHAPE, on_vllm
 
 NUM_PROMPTS = 200
 MARGIN = 1e-3  # logits; float32 kernels of two libraries differ by 1e-5
@@ -47,10 +50,8 @@ def params_of(number: int, temperature: float) -> DecodingParams:
 
 def written(server: Serving | Any, edge: Any, prompt: str, params: DecodingParams, mode: str) -> tuple[int, ...]:
     cloud = skydraft.connect(server.address) if isinstance(server, Serving) else server
-    generation = skydraft.generate(
-        prompt, edge=edge, cloud=cloud, plan=skydraft.make_plan(mode), params=params, raw=True
-    )
-    generation.run()
+    plan = skydraft.make_plan(mode)
+    generation = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params, raw=True).run()
     return tuple(generation.token_ids)
 
 
@@ -103,7 +104,7 @@ def test_lossless_is_what_the_same_vllm_writes_alone_and_what_transformers_write
         assert not unexplained(lossless, by_transformers, prompt, params, target), prompt
         differ += lossless != alone
         away += lossless != by_transformers
-    print(f"T={temperature}: {differ} of {NUM_PROMPTS} differ from Generate, {away} from transformers")
+    print(f"T={temperature}: {differ} of {NUM_PROMPTS} differ from the target alone, {away} from transformers")
     assert differ + away <= NUM_PROMPTS / 50  # in float32 near ties are rare
 
 
@@ -132,21 +133,16 @@ def test_sampled_tokens_have_the_probabilities_of_the_target(server: Serving, lo
     assert chi.pvalue > 0.01
 
 
-def engine_pid(server: Serving) -> int:
-    manager = server.server._judge._engine._llm.engine_core.resources.engine_manager  # type: ignore[attr-defined]
-    return int(manager.processes[0].pid)
-
-
 def test_an_engine_process_that_is_killed_loses_and_doubles_nothing(folders: tuple[Path, Path], load: Any) -> None:
     health: list[bool] = []
     texts = prompts(4)
     params = [decoding_params(max_new_tokens=150, temperature=0.8, seed=n) for n in range(4)]
     target = load(0)
     expected = [written(target, target, p, c, "cloud") for p, c in zip(texts, params, strict=True)]
-    with on_vllm(folders[0]) as server:
-        judge = server.server._judge
-        hear = judge.on_health
-        judge.on_health = lambda is_well: (health.append(is_well), hear(is_well))[0]  # type: ignore[func-returns-value]
+    others = set(multiprocessing.active_children())
+    with on_vllm(folders[0], health=health) as server:
+        (engine,) = set(multiprocessing.active_children()) - others
+        assert engine.pid
 
         def text(number: int, mode: str) -> tuple[int, ...]:
             cloud = skydraft.connect(server.address, timeout_s=300)
@@ -158,7 +154,7 @@ def test_an_engine_process_that_is_killed_loses_and_doubles_nothing(folders: tup
         server.wait_until(lambda: server.num_sessions == 4, 120)
         time.sleep(0.5)
         began = time.monotonic()
-        os.kill(engine_pid(server), signal.SIGKILL)
+        os.kill(engine.pid, signal.SIGKILL)
         found = [each.result(300) for each in asked]
         pool.shutdown()
         print(f"health {health}, all done {time.monotonic() - began:.0f} s after the kill")
@@ -179,3 +175,15 @@ def test_eight_clients_where_the_kv_of_three_fits(folders: tuple[Path, Path], lo
             for n in range(8)
         ]  # type: ignore[misc]
         assert at_once(8, asks) == expected
+
+
+@pytest.mark.parametrize("config", ["Qwen3Config", "LlamaConfig"])
+def test_each_architecture_writes_what_transformers_writes(config: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"head_dim": 32}
+    folder = save_model(tmp_path, config, seed=3, **SHAPE, **more)
+    target = skydraft.load(folder, EngineOptions(context_len=CONTEXT, num_threads=1))
+    with on_vllm(folder) as server:
+        for number, text in enumerate(("你好世界", "我们在说abc", "大的")):
+            params = decoding_params(max_new_tokens=40, temperature=0.8 * (number % 2), seed=number)
+            lossless = written(server, target, text, params, "lossless")
+            assert lossless == written(target, target, text, params, "cloud")

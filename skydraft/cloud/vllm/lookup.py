@@ -1,6 +1,6 @@
-"""What may come next, read off a text itself: where its last words stood before, what followed them then.
+"""A guess of the next tokens from the text itself: the last tokens stood before, and something followed them.
 
-Prompt lookup decoding (A. Saxena, 2023). It costs no model, and whatever it says is judged.
+Prompt lookup decoding (A. Saxena, 2023). It needs no model, and the target judges every guess.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 
 from skydraft.engines.vocab import TokenIds
 
-_LONGEST, _SHORTEST = 3, 2  # tokens that have to be the same; one alone is a coincidence too often
+_LONGEST, _SHORTEST = 3, 2  # matching tokens; a single one is too often a coincidence
 _NUM_GUESSED = 8
 _LOOK_BACK = 4096
 
@@ -21,11 +21,11 @@ def look_up(token_ids: TokenIds) -> tuple[int, ...]:
         if len(recent) <= size:
             continue
         windows = np.lib.stride_tricks.sliding_window_view(recent[:-1], size)  # [len - size, size]
-        found = np.flatnonzero((windows == recent[-size:]).all(axis=1))
-        if len(found):
+        starts = np.flatnonzero((windows == recent[-size:]).all(axis=1))
+        if len(starts):
             text = [int(each) for each in recent]
-            ahead = len(text) - (int(found[-1]) + size)  # how far back lies what followed then
+            ahead = len(text) - (int(starts[-1]) + size)  # the distance back to the tokens that followed
             for _ in range(_NUM_GUESSED):
-                text.append(text[-ahead])  # past the end the text goes on as it is guessed to: in circles
+                text.append(text[-ahead])  # past the end the guess repeats itself
             return tuple(text[-_NUM_GUESSED:])
     return ()

@@ -19,13 +19,13 @@ from skydraft.engines.checkpoint import load_vocab
 
 
 class JudgingPooler(Pooler):  # type: ignore[misc]  # vLLM has types that mypy is not shown
-    """Hands what a forward computed to a `BlockPooler`, and its answers back as tensors of bytes."""
+    """Passes the hidden states of a forward to a `BlockPooler`; returns its answers as tensors of bytes."""
 
     def __init__(self, model: Any, folder: Path) -> None:
         super().__init__()
         vocab = load_vocab(folder)
-        vocab.classes  # noqa: B018  computed now, not in the first request that wants them
-        self._compute = [model.compute_logits]  # in a list: a module would become a part of this one
+        vocab.classes  # noqa: B018  computed now, not in the first request
+        self._compute = [model.compute_logits]  # in a list: an attribute would register it as a submodule
         self._blocks = BlockPooler(vocab, self._logits)
 
     def get_supported_tasks(self) -> set[str]:
@@ -33,7 +33,7 @@ class JudgingPooler(Pooler):  # type: ignore[misc]  # vLLM has types that mypy i
         return {"token_classify"}
 
     def get_pooling_updates(self, task: str) -> Any:
-        """Ask for the ids of whole requests, which a chunk and the prefix cache would hide."""
+        """Ask for the ids of whole requests, which chunks and the prefix cache would hide."""
         return PoolingParamsUpdate(requires_token_ids=True)
 
     def _logits(self, hidden: Seq[Rows]) -> list[Rows]:
@@ -41,7 +41,7 @@ class JudgingPooler(Pooler):  # type: ignore[misc]  # vLLM has types that mypy i
         return list(torch.split(compute(torch.cat(list(hidden))), [len(rows) for rows in hidden]))
 
     def forward(self, hidden_states: Any, pooling_metadata: Any) -> list[Any]:
-        """One tensor for each request that is whole, None for the others."""
+        """One tensor for each complete request, None for the others."""
         answers = self._blocks.pool(_parts(hidden_states, pooling_metadata))
         return [None if each is None else torch.tensor(list(each), dtype=torch.uint8) for each in answers]
 
@@ -71,7 +71,7 @@ def _parts(hidden: Any, metadata: Any) -> list[Computed]:
 
 
 class _Judging:
-    """Mixed into a model for generation: its lm_head stays, and is the pooler's."""
+    """Mixin for a generation model: keeps its lm_head for the pooler."""
 
     is_pooling_model = True
 

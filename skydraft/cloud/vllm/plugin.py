@@ -1,6 +1,6 @@
-"""What vLLM finds by the entry point `vllm.general_plugins`, in each of its processes: our names of its architectures.
+"""The entry point `vllm.general_plugins`, which each vLLM process loads: it registers our architecture names.
 
-Nothing is imported here: vLLM imports the classes where it needs them.
+It imports no models: vLLM imports the classes when it needs them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ARCHITECTURES = {
 
 
 def register() -> None:
-    """Tell vLLM of the judging models. A second time changes nothing."""
+    """Register the judging models with vLLM. A second call does nothing."""
     from vllm import ModelRegistry
 
     for name in ARCHITECTURES.values():

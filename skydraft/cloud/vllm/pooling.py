@@ -1,8 +1,8 @@
-"""The pooler's own logic, in vLLM's worker process: hidden states in, verdicts out. It does not know vLLM.
+"""The pooler's logic in vLLM's worker process: hidden states in, verdicts out. It imports nothing of vLLM.
 
-A request's rows may come over several calls, in parts, and some of them again where vLLM had to begin anew; so they are
-kept by their position until the request is whole. Then lm_head is applied to the rows that matter, and our Chooser
-decides, by the very code that judges everywhere else.
+A request's rows may come in several calls, and some may come twice after vLLM restarted the request. So rows are kept
+by position until the request is complete. Then lm_head is applied to the needed rows, and our Chooser decides, with
+the same code as for every other engine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _READ = b"{}"  # the answer to a request that only reads a text
 
 
 class States(Protocol):
-    """What lives as long as a request does, whatever vLLM keeps in it."""
+    """Storage that vLLM keeps for the life of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What one forward computed for a request: `hidden` [num_rows, hidden] from the absolute row `first_row` on.
+    """The output of one forward for a request: `hidden` [num_rows, hidden] from the absolute row `first_row` on.
 
-    `asked` is what came with the request, None for what the engine asks itself when it warms up.
+    `asked` is the `extra_kwargs` of the request; None for the engine's own warm-up requests.
     """
 
     asked: Mapping[str, Any] | None
@@ -49,7 +49,7 @@ class Computed:
 
 @dataclass(slots=True)
 class _Open:
-    """A request whose rows are all there; `index` is its place in the call."""
+    """A complete request; `index` is its position in the call."""
 
     index: int
     work: Verification
@@ -65,27 +65,27 @@ class BlockPooler:
         self._choosers: OrderedDict[str, tuple[Chooser, DecodingParams]] = OrderedDict()
 
     def pool(self, parts: Seq[Computed]) -> list[bytes | None]:
-        """An answer to each request that is whole, whatever happens; None to the others. Never raises."""
+        """An answer for each complete request, None for the others. Never raises: an error is an answer too."""
         answers: list[bytes | None] = [None] * len(parts)
-        found = []
+        requests = []
         for index, part in enumerate(parts):
             try:
                 given = self._take(index, part)
             except Exception as error:
                 given = error_answer(error)
             if isinstance(given, _Open):
-                found.append(given)
+                requests.append(given)
             else:
                 answers[index] = given
         try:
-            self._judge(found, answers)
-        except Exception as error:  # a forward of lm_head that failed is everybody's
-            for work in found:
+            self._judge(requests, answers)
+        except Exception as error:  # a failed forward of lm_head fails all requests of the call
+            for work in requests:
                 answers[work.index] = answers[work.index] or error_answer(error)
         return answers
 
     def _take(self, index: int, part: Computed) -> _Open | bytes | None:
-        """Keep what came; an answer where there is nothing to judge, or nothing can be."""
+        """Keep the rows of a part; returns an answer if the request needs no judging or cannot be judged."""
         if not part.asked:
             return _READ if part.is_last else None
         asking = Asking.read(part.asked)
@@ -105,7 +105,7 @@ class BlockPooler:
         return chooser if isinstance(chooser, bytes) else _Open(index, self._work(asking, part, *chooser), pieces)
 
     def _chooser(self, asking: Asking) -> tuple[Chooser, DecodingParams] | bytes:
-        """The chooser of a session, made where it is new."""
+        """The chooser of a session; a new one is made from its parameters."""
         known = self._choosers.pop(asking.chooser, None)
         if known is None:
             if not asking.params:
@@ -125,10 +125,10 @@ class BlockPooler:
         start = asking.seen_len - 1
         return Verification(seen, asking.prompt_len, catch_up, block, start, chooser, stopping, asking.top)
 
-    def _judge(self, found: list[_Open], answers: list[bytes | None]) -> None:
-        """Answer each, with as many rows of logits at a time as there may be."""
-        while found := [one for one in found if answers[one.index] is None]:
-            batch, rows = _batch(found)
+    def _judge(self, requests: list[_Open], answers: list[bytes | None]) -> None:
+        """Answer each request, in batches of at most `_MAX_ROWS` rows of logits."""
+        while requests := [one for one in requests if answers[one.index] is None]:
+            batch, rows = _batch(requests)
             logits = [each[:, : self._vocab.size] for each in self._logits(rows)]  # beyond it is padding
             errors = absorb_all([(one.work, each) for one, each in zip(batch, logits, strict=True)])
             for one, error in zip(batch, errors, strict=True):
@@ -138,12 +138,12 @@ class BlockPooler:
                     answers[one.index] = verdict_answer(one.work.verdict(Cost()))
 
 
-def _batch(found: list[_Open]) -> tuple[list[_Open], list[Rows]]:
-    """The next rows of as many as have room."""
+def _batch(requests: list[_Open]) -> tuple[list[_Open], list[Rows]]:
+    """The next rows of as many requests as fit in a batch."""
     batch: list[_Open] = []
     rows: list[Rows] = []
     room = _MAX_ROWS
-    for one in found:
+    for one in requests:
         if room > 0:
             piece = one.pieces[0]
             one.pieces[:1] = [piece[room:]] if len(piece) > room else []
@@ -154,7 +154,7 @@ def _batch(found: list[_Open]) -> tuple[list[_Open], list[Rows]]:
 
 
 def _kept(states: Any) -> dict[int, Rows]:
-    """The rows of a request that have come, by their position."""
+    """The kept rows of a request, by position."""
     if not hasattr(states, "skydraft_rows"):
         states.skydraft_rows = {}
     kept: dict[int, Rows] = states.skydraft_rows
@@ -162,7 +162,7 @@ def _kept(states: Any) -> dict[int, Rows]:
 
 
 def _from(kept: dict[int, Rows], start: int, end: int) -> list[Rows] | None:
-    """The rows from `start` to `end`, in pieces; None where one is missing."""
+    """The rows from `start` to `end`, in pieces; None if one is missing."""
     pieces = []
     at = start
     for first in sorted(kept):

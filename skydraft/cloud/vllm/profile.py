@@ -1,4 +1,4 @@
-"""What a round of n rows takes on vLLM, measured when it has started, for edges that choose how much to draft by it."""
+"""The time of a round of n rows on vLLM, measured after its start; edges choose their block length by it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skydraft.types import DraftBlock
 if TYPE_CHECKING:
     from skydraft.cloud.vllm.engine import VllmEngine
 
-_TEXT_LEN = 48  # half a cache block of 32 is computed again, as it is on average
+_TEXT_LEN = 48  # half a cache block of 32 is computed again, the average
 _ROWS = (1, 2, 4, 8, 16, MAX_K + 1)
 _NUM_TIMES = 3
 
@@ -40,8 +40,8 @@ async def forward_times(engine: VllmEngine) -> tuple[float, ...]:
             began = time.perf_counter()
             pooled = await engine.pool(np.concatenate([text, block]), "profile", asking)
             times.append((time.perf_counter() - began) * 1e3)
-            # What failed took no time.
+            # A failed request has no time.
             read_answer(pooled.data, DraftBlock(1, tuple(block[1:].tolist())), (), served.vocab.size)
         best.append(min(times))
-    # More rows take no less: what says so is the machine's other work.
+    # More rows never take less time: such a measurement is noise.
     return tuple(float(ms) for ms in np.maximum.accumulate(np.interp(np.arange(1, rows[-1] + 1), rows, best)))

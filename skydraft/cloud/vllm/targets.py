@@ -1,4 +1,4 @@
-"""The target's side of a session on vLLM: tokens and parameters here, KV wherever vLLM keeps it."""
+"""The target's side of a session on vLLM: tokens and parameters here, KV in vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from skydraft.cloud.judge import Served, SessionTarget
+from skydraft.cloud.seats import Served, SessionTarget
 from skydraft.cloud.vllm.asking import Asking, params_text
 from skydraft.cloud.vllm.lookup import look_up
 from skydraft.decoding.verification import TargetText
@@ -20,33 +20,33 @@ from skydraft.types import Cost, DraftBlock, Reuse, Verdict
 
 
 class Pending:
-    """A block that vLLM is asked about; `found` is what it said, once it did."""
+    """A block that vLLM judges; `answered` is its verdict, None until then."""
 
     def __init__(self, block: DraftBlock, catch_up: tuple[int, ...], seen: TokenIds, limit: int) -> None:
         self.block = block
         self.catch_up = catch_up
         self.seen_len = len(seen)
-        # What lies past the length limit can never be accepted, and may not even fit into the context.
+        # Tokens past the length limit can never be accepted, and may not fit into the context.
         draft = block.token_ids[: limit - block.base]
         self.token_ids: TokenIds = np.concatenate([seen, np.array([*catch_up, *draft], np.int32)])
-        self.found: Verdict | None = None
+        self.answered: Verdict | None = None
 
     @property
     def num_rows(self) -> int:
-        """How many rows have to be judged."""
+        """Number of rows to judge."""
         return len(self.token_ids) - self.seen_len + 1
 
     def verdict(self, cost: Cost) -> Verdict:
         """The verdict, with what it cost. Raises EngineError before there is one."""
-        if self.found is None:
+        if self.answered is None:
             raise EngineError("This block is not judged yet.")
-        return replace(self.found, cost=cost)
+        return replace(self.answered, cost=cost)
 
 
 class VllmTarget(TargetText):
-    """One session. A seat is a promise of KV memory, which vLLM gives to whoever it has in hand.
+    """One session. A seat is a promise of KV memory; vLLM assigns the memory itself, request by request.
 
-    Its KV is read by nobody who does not know its `salt`: sessions of the same owner and scope share one.
+    Requests reuse KV only under the same `salt`: sessions of the same owner and scope share one.
     """
 
     def __init__(self, opening: Opening, served: Served, room: int) -> None:
@@ -62,33 +62,33 @@ class VllmTarget(TargetText):
 
     @property
     def guess(self) -> tuple[int, ...]:
-        """What may come next by the text itself: a row more costs little beside a request of its own."""
+        """A guess of the next tokens from the text itself: one more row costs less than one more request."""
         return look_up(self.token_ids)
 
     def take_seat(self, salt: str | None = None) -> None:
-        """It may be judged from now on, after a prefill."""
+        """Give the session a seat; a prefill must follow."""
         self.salt = salt or self.salt
         self.is_seated = self.needs_prefill = True
 
     def take_over(self, before: VllmTarget) -> None:
-        """It goes on where an earlier epoch was."""
+        """Continue with the seat and salt of an earlier epoch."""
         self.salt, self.is_seated, self.needs_prefill = before.salt, True, before.needs_prefill
         before.is_seated = False
 
     def keep_apart(self) -> None:
-        """Share KV with nobody any more."""
+        """Share KV with no other session from now on."""
         self.salt = uuid.uuid4().hex
 
     def take_prefill_cost(self) -> Cost:
-        """Nothing: what the prompt costs is known when vLLM has read it."""
+        """No cost: vLLM reports the cost of the prompt after reading it."""
         return Cost()
 
     def begin(self, block: DraftBlock, catch_up: Seq[int]) -> Pending:
-        """What vLLM is to be asked about. Changes nothing that is committed."""
+        """The block for vLLM to judge. Committed tokens do not change."""
         return Pending(block, tuple(catch_up), self.token_ids, self._stopping.max_new_tokens)
 
     def asking(self, work: Pending, *, with_params: bool) -> Asking:
-        """What goes with the ids of a block."""
+        """The request fields that accompany the ids of a block."""
         return Asking(
             chooser=self._chooser_name,
             params=params_text(self._params) if with_params else "",
@@ -100,12 +100,12 @@ class VllmTarget(TargetText):
         )
 
     def close(self, *, failed: bool = False) -> None:
-        """Give the seat back; the KV is forgotten by vLLM when it needs the room."""
+        """Give the seat back; vLLM drops the KV when it needs the memory."""
         self.is_seated = self.needs_prefill = False
 
 
 class VllmSeats:
-    """Promises of KV memory, as seats: how many there are is the server's limit, where it lies is vLLM's business."""
+    """Seats as promises of KV memory: the server limits their number, and vLLM manages the memory."""
 
     def __init__(self, served: Served) -> None:
         self.served = served
@@ -126,18 +126,18 @@ class VllmSeats:
         return VllmTarget(opening, served, served.context_len - len(prompt.token_ids))
 
     def seat(self, target: SessionTarget, opening: Opening, reuse: Reuse | None) -> None:
-        """Give it a seat; its KV is shared with what `reuse` says, and with nobody else."""
+        """Give `target` a seat; it shares KV only with sessions of the same `reuse`."""
         own(target).take_seat(hashlib.sha256(reuse.scope.encode()).hexdigest() if reuse else None)
 
     def hand_over(self, before: SessionTarget, target: SessionTarget) -> None:
-        """Give it the seat of an earlier epoch of the same session."""
+        """Move the seat of an earlier epoch of the same session to `target`."""
         own(target).take_over(own(before))
 
     def forget_kept(self, older_than_s: float) -> None:
-        """vLLM forgets by itself."""
+        """Do nothing: vLLM evicts its cache itself."""
 
 
 def own(target: SessionTarget) -> VllmTarget:
-    """The same, as what it is here."""
-    assert isinstance(target, VllmTarget)  # no others are made here
+    """`target` as a VllmTarget."""
+    assert isinstance(target, VllmTarget)  # `VllmSeats.target` makes no other kind
     return target

@@ -1,22 +1,21 @@
-"""What a reader of the report asks first, answered from the summary: which mode, at what price, and what not to do."""
+"""The conclusion at the top of the report, from the summary: which mode, its costs, and when not to use it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-# The agreement that `--mode auto` asks for: the cheapest gated mode that keeps it is the one to name.
+from skydraft.evaluation.summary import SettingFigures, Summary
+
+# The agreement that `--mode auto` asks for: the report recommends the cheapest gated mode that keeps it.
 KEPT = 0.95
-# A category below this is named among what the mode is not for.
+# The report advises against the mode for categories below this agreement.
 _POOR = 0.90
-
-Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """Sentences: what the named mode keeps, what it takes here, over each link, and what it is not for."""
+    """Sentences about the recommended mode: agreement, costs here and over each link, and when not to use it."""
 
     mode: str
     kept: str
@@ -25,18 +24,19 @@ class Conclusion:
     avoid: tuple[str, ...]
 
 
-def answer(summary: Figures) -> Conclusion | None:
-    """The answer of a comparison that ran `cloud` and a gated mode, and scored its texts; None without these."""
+def answer(summary: Summary) -> Conclusion | None:
+    """The conclusion of a comparison with scores, of `cloud` and a gated mode at least; None without these."""
     here = _settings(summary, None)
-    gated = [mode for mode in _gated(summary) if _value(here.get(mode, {}), "target_agreement") is not None]
-    if "cloud" not in here or not gated:
+    agreements = {mode: here[mode].value("target_agreement") for mode in _gated(summary) if mode in here}
+    known = {mode: value for mode, value in agreements.items() if value is not None}
+    if "cloud" not in here or not known:
         return None
-    enough = [mode for mode in gated if _value(here[mode], "target_agreement") >= KEPT]
+    enough = [mode for mode, value in known.items() if value >= KEPT]
     if enough:
-        chosen = min(enough, key=lambda mode: _value(here[mode], "cloud_calls_per_token"))
+        chosen = min(enough, key=lambda mode: here[mode].measures["cloud_calls_per_token"].value)
     else:
-        chosen = max(gated, key=lambda mode: _value(here[mode], "target_agreement"))
-    linked = {link: _settings(summary, link) for link in summary["run"]["links"] if link is not None}
+        chosen = max(known, key=lambda mode: known[mode])
+    linked = {link: _settings(summary, link) for link in summary.run.links if link is not None}
     return Conclusion(
         chosen,
         _kept(here[chosen], bool(enough)),
@@ -46,112 +46,92 @@ def answer(summary: Figures) -> Conclusion | None:
     )
 
 
-def _settings(summary: Figures, link_ms: float | None) -> dict[str, Figures]:
-    return {setting["mode"]: setting for setting in summary["settings"] if setting["link_ms"] == link_ms}
+def _settings(summary: Summary, link_ms: float | None) -> dict[str, SettingFigures]:
+    return {setting.mode: setting for setting in summary.settings if setting.link_ms == link_ms}
 
 
-def _drafting(summary: Figures) -> list[str]:
-    """Modes in which the target checks drafts, under no style of their own."""
-    return [
-        mode["name"]
-        for mode in summary["run"]["modes"]
-        if mode["plan"] and not mode["style"] and mode["plan"]["drafts"] and mode["plan"]["gate"]["kind"] != "never"
-    ]
+def _drafting(summary: Summary) -> list[str]:
+    """Modes in which the target checks drafts, without a style of their own."""
+    return [mode.name for mode in summary.run.modes if not mode.style and mode.plan.drafts and mode.plan.verifies]
 
 
-def _gated(summary: Figures) -> list[str]:
-    kinds = {mode["name"]: mode["plan"]["gate"]["kind"] for mode in summary["run"]["modes"] if mode["plan"]}
-    return [name for name in _drafting(summary) if kinds[name] != "always"]
+def _gated(summary: Summary) -> list[str]:
+    return [mode.name for mode in summary.run.modes if not mode.style and mode.plan.is_gated]
 
 
-def _value(setting: Figures, name: str) -> Any:
-    """A measure, or None."""
-    return setting.get("measures", {}).get(name, {}).get("value")
-
-
-def _with_interval(figure: Figures, digits: int) -> str:
-    value, low, high = (f"{figure[key]:.{digits}f}" for key in ("value", "low", "high"))
-    return value if low == high else f"{value} ({low} to {high})"
-
-
-def _kept(setting: Figures, is_enough: bool) -> str:
-    measures = setting["measures"]
-    calls = _with_interval(measures["cloud_calls_per_token"], 3)
+def _kept(setting: SettingFigures, is_enough: bool) -> str:
+    agreement, calls = (setting.measures[name].shown(3) for name in ("target_agreement", "cloud_calls_per_token"))
     which = (
         f"it makes the fewest calls of the gated modes that keep {KEPT:g}"
         if is_enough
         else f"no gated mode kept {KEPT:g}, and this one came closest"
     )
     return (
-        f"keeps an agreement of {_with_interval(measures['target_agreement'], 3)} with {calls} calls a token, "
+        f"keeps an agreement of {agreement} with {calls} calls a token, "
         f"where the target alone makes one a token; {which}."
     )
 
 
-def _here(setting: Figures) -> str:
-    rows, speed = _value(setting, "target_rows_per_token"), setting["speed_over"].get("cloud")
+def _here(setting: SettingFigures) -> str:
+    rows, speed = setting.value("target_rows_per_token"), setting.speed_over.get("cloud")
     work = f"The target computes {rows:.2f} rows a token, where alone it computes 1: a call checks a whole block."
     if speed is None:
         return work
-    return f"{work} Without a link it writes at {_with_interval(speed, 2)} times the speed of the target alone."
+    return f"{work} Without a link it writes at {speed.shown(2)} times the speed of the target alone."
 
 
-def _over(link_ms: float, settings: dict[str, Figures], chosen: str) -> str:
+def _over(link_ms: float, settings: dict[str, SettingFigures], chosen: str) -> str:
     parts = [
-        f"{mode} {_with_interval(settings[mode]['speed_over']['cloud'], 2)}"
+        f"{mode} {settings[mode].speed_over['cloud'].shown(2)}"
         for mode in dict.fromkeys((chosen, "lossless"))
-        if mode in settings and "cloud" in settings[mode]["speed_over"]
+        if mode in settings and "cloud" in settings[mode].speed_over
     ]
-    num_prompts = settings[chosen]["num_prompts"]
+    num_prompts = settings[chosen].num_prompts
     speeds = " and ".join(parts) or "not measured against streaming"
     return f"Over a link of {link_ms:g} ms, in units of streaming the target: {speeds} ({num_prompts} prompts)."
 
 
-def _avoid(summary: Figures, chosen: str, places: Sequence[dict[str, Figures]]) -> list[str]:
+def _avoid(summary: Summary, chosen: str, places: Sequence[dict[str, SettingFigures]]) -> list[str]:
     here = places[0]
-    found = [_speed(summary, places)]
-    same = here[chosen]["measures"].get("same_as_cloud")
-    if same and same["value"] < 1:
-        found.append(f"texts that have to be the target's own: {same['value']:.0%} of those of {chosen} were, whole.")
-    poor = {
-        name: figures
-        for name, figures in here[chosen].get("categories", {}).items()
-        if figures["target_agreement"] is not None and figures["target_agreement"] < _POOR
-    }
+    reasons = [_speed(summary, places)]
+    same = here[chosen].value("same_as_cloud")
+    if same is not None and same < 1:
+        reasons.append(f"texts that have to be the target's own: {same:.0%} of those of {chosen} were, whole.")
+    poor = [
+        f"{name} ({figures.target_agreement:.2f} on {figures.num_prompts} prompts)"
+        for name, figures in here[chosen].categories.items()
+        if figures.target_agreement is not None and figures.target_agreement < _POOR
+    ]
     if poor:
-        named = ", ".join(
-            f"{name} ({figures['target_agreement']:.2f} on {figures['num_prompts']} prompts)"
-            for name, figures in poor.items()
-        )
-        found.append(f"categories of prompts in which {chosen} keeps less than {_POOR:g}: {named}.")
-    alone = _value(here.get("edge", {}), "target_agreement")
+        reasons.append(f"categories of prompts in which {chosen} keeps less than {_POOR:g}: {', '.join(poor)}.")
+    alone = here["edge"].value("target_agreement") if "edge" in here else None
     if alone is not None and alone < _POOR:
-        found.append(
+        reasons.append(
             f"leaving the target out: alone, the draft model agrees with it on {alone:.3f} of the tokens (edge)."
         )
-    return [line for line in found if line]
+    return [line for line in reasons if line]
 
 
-def _speed(summary: Figures, places: Sequence[dict[str, Figures]]) -> str:
-    """Whether any mode that asks the target was faster than the target alone, interval and all."""
+def _speed(summary: Summary, places: Sequence[dict[str, SettingFigures]]) -> str:
+    """A sentence about the modes that were faster than the target alone, over their whole interval."""
     ratios = [
-        (setting, setting["speed_over"]["cloud"])
+        (setting, setting.speed_over["cloud"])
         for place in places
         for mode, setting in place.items()
-        if mode in _drafting(summary) and "cloud" in setting["speed_over"]
+        if mode in _drafting(summary) and "cloud" in setting.speed_over
     ]
     if not ratios:
         return ""
-    faster = [_named(setting) for setting, figure in ratios if figure["low"] > 1]
+    faster = [_named(setting) for setting, figure in ratios if figure.low > 1]
     if not faster:
         return "speed: no mode that asks the target was faster than the target alone."
     return f"speed, but for {', '.join(faster)}: no other mode that asks the target was faster than the target alone."
 
 
-def _named(setting: Figures) -> str:
-    agreement = _value(setting, "target_agreement")
+def _named(setting: SettingFigures) -> str:
+    agreement = setting.value("target_agreement")
     kept = "" if agreement is None else f" (agreement {agreement:.2f})"
-    return f"{setting['mode']} {_where(setting['link_ms'])}{kept}"
+    return f"{setting.mode} {_where(setting.link_ms)}{kept}"
 
 
 def _where(link_ms: float | None) -> str:

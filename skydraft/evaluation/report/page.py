@@ -1,4 +1,4 @@
-"""report.html: figures, plots and texts on one page, without a network and without a model."""
+"""report.html: figures, plots and texts on one page that needs no network and no model."""
 
 from __future__ import annotations
 
@@ -13,46 +13,29 @@ import jinja2
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan
 from skydraft.errors import OptionError
-from skydraft.evaluation import references
-from skydraft.evaluation.bootstrap import LEVEL, NUM_RESAMPLES
+from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.gate_study import oracle_ratio, study
-from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
+from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.report.answer import answer
 from skydraft.evaluation.report.plots import CURVE, all_plots, load_pyplot
-from skydraft.evaluation.summary import Findings, Setting, summarize
+from skydraft.evaluation.summary import CategoryFigures, Figure, SettingFigures, Study, Summary, summarize
+from skydraft.evaluation.texts import load_sacrebleu
 
+# The columns of each table.
 HEADLINE = (
-    "target_agreement",
-    "cloud_calls_per_token",
-    "target_rows_per_token",
-    "acceptance_rate",
-    "mean_acceptance_length",
-    "tokens_per_s",
-    "ttft_ms",
-    "itl_ms",
-    "target_nll",
-)
+    "target_agreement", "cloud_calls_per_token", "target_rows_per_token", "acceptance_rate", "mean_acceptance_length",
+    "tokens_per_s", "ttft_ms", "itl_ms", "target_nll",
+)  # fmt: skip
 LINKED = (
-    "cloud_calls_per_token",
-    "mean_acceptance_length",
-    "bytes_per_token",
-    "tokens_per_s",
-    "ttft_ms",
-    "itl_ms",
+    "cloud_calls_per_token", "mean_acceptance_length", "bytes_per_token", "tokens_per_s", "ttft_ms", "itl_ms",
     "same_as_cloud",
-)
+)  # fmt: skip
 TEXTS = (
-    "punctuation_density",
-    "repeat_rate_2",
-    "repeat_rate_3",
-    "adjacent_repeat",
-    "ends_sentence",
-    "cycles",
-    "same_as_cloud",
-    "rouge_l",
-)
+    "punctuation_density", "repeat_rate_2", "repeat_rate_3", "adjacent_repeat", "ends_sentence", "cycles",
+    "same_as_cloud", "rouge_l",
+)  # fmt: skip
 MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE + TEXTS + LINKED)
 SPEED = "speed, cloud = 1"
 GATES = {
@@ -64,27 +47,13 @@ GATES = {
 }
 _OTHER_GATE = "that its gate, at {}, does not let pass"
 ORIGIN_MARKS = {
-    "accepted": "a",
-    "recovered": "r",
-    "bonus": "b",
-    "skipped": "s",
-    "edge": "e",
-    "cloud": "c",
-    "edge-fallback": "f",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A figure as it stands in a table, with its interval; empty where the mode has none."""
-
-    value: str = ""
-    interval: str = ""
+    "accepted": "a", "recovered": "r", "bonus": "b", "skipped": "s", "edge": "e", "cloud": "c", "edge-fallback": "f",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token as it is shown: its text, a class by origin, whether the target disagrees, and what a pointer tells."""
+    """A token on the page: its text, its class by origin, whether the target disagrees, and its tooltip."""
 
     text: str
     mark: str
@@ -93,21 +62,20 @@ class Piece:
 
 
 def check_installed(*, has_references: bool) -> None:
-    """Raise MissingDependency where a package is not there that a report needs, of texts with references too."""
+    """Raise MissingDependency if a package for reports is missing."""
     load_pyplot()
     if has_references:
-        references.load_library()
+        load_sacrebleu()
 
 
 def write_report(records: Records, folder: Path) -> Path:
-    """Write summary.json and report.html into `folder`; returns the page. Raises OptionError if that cannot be."""
+    """Write summary.json and report.html into `folder`; returns the page. Raises OptionError if that fails."""
     findings = Findings(records)
-    summary = summarize(findings) | {"study": study(findings)}
+    summary = summarize(findings, study(findings))
     page = render(findings, summary)
     try:
-        folder.joinpath("summary.json").write_text(
-            json.dumps(summary, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-        )
+        content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
+        folder.joinpath("summary.json").write_text(content + "\n", encoding="utf-8")
         target = folder / "report.html"
         target.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -115,15 +83,15 @@ def write_report(records: Records, folder: Path) -> Path:
     return target
 
 
-def render(findings: Findings, summary: dict[str, Any]) -> str:
+def render(findings: Findings, summary: Summary) -> str:
     """The page as text."""
     loader = jinja2.PackageLoader("skydraft.evaluation", "report")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    here = [setting for setting in summary["settings"] if setting["link_ms"] is None]
-    linked = [setting for setting in summary["settings"] if setting["link_ms"] is not None]
-    plots = list(all_plots(findings))
+    here = [setting for setting in summary.settings if setting.link_ms is None]
+    linked = [setting for setting in summary.settings if setting.link_ms is not None]
+    plots = list(all_plots(findings, summary.study))
     has_curve = bool(plots) and plots[0][0] == CURVE
     return environment.get_template("page.html.j2").render(
         run=findings.run,
@@ -131,7 +99,7 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
         answer=answer(summary),
-        modes=[(mode.name, _described(mode)) for mode in findings.modes],
+        modes=[(mode.name, _described(mode)) for mode in findings.run.modes],
         categories=_categories(here),
         tables=[
             ("What it is worth", "worth", _table(here, HEADLINE, with_speed=True)),
@@ -139,75 +107,60 @@ def render(findings: Findings, summary: dict[str, Any]) -> str:
             ("What the texts look like", "texts", _table(here, TEXTS)),
             ("Where the time goes, and the rest", "rest", _table(here, MORE)),
         ],
-        densities=[
-            (_name(setting), setting["punctuation_density_median"], setting["punctuation_density_max"])
-            for setting in here
-        ],
-        oracle=_oracle(findings, summary["study"]),
+        here=here,
+        oracle=_oracle(findings, summary.study),
         plots=plots[1:] if has_curve else plots,
         curve=plots[0] if has_curve else None,
         texts=list(_texts(findings)),
         marks=ORIGIN_MARKS,
-        level=LEVEL,
-        resamples=NUM_RESAMPLES,
     )
 
 
 def _changed(findings: Findings) -> dict[str, Any]:
-    """Parameters that differ from the defaults in every mode alike; what a mode's own style sets is in its name."""
-    default, modes = DecodingParams(), findings.modes
+    """Parameters with one common value, not the default, in all modes without a style of their own."""
+    default, modes = DecodingParams(), findings.run.modes
     names = [field.name for field in fields(DecodingParams)]
     values = {name: {getattr(mode.params, name) for mode in modes if not mode.style} for name in names}
     return {
-        name: next(iter(found))
-        for name, found in values.items()
-        if len(found) == 1 and found != {getattr(default, name)}
+        name: next(iter(each)) for name, each in values.items() if len(each) == 1 and each != {getattr(default, name)}
     }
 
 
-def _name(setting: dict[str, Any]) -> str:
-    link_ms = setting["link_ms"]
-    return str(setting["mode"]) if link_ms is None else f"{setting['mode']} @ {link_ms:g} ms"
-
-
-def _table(settings: Sequence[dict[str, Any]], names: Sequence[str], *, with_speed: bool = False) -> dict[str, Any]:
-    """Rows of modes, columns of measures; a column that no mode has is left out."""
-    used = [BY_NAME[name] for name in names if any(name in setting["measures"] for setting in settings)]
+def _table(settings: Sequence[SettingFigures], names: Sequence[str], *, with_speed: bool = False) -> dict[str, Any]:
+    """Rows of modes, columns of measures; a column without values is left out."""
+    used = [BY_NAME[name] for name in names if any(name in setting.measures for setting in settings)]
     heads = [(measure.label, measure.unit) for measure in used]
     terms = [(measure.label, measure.convention) for measure in used]
-    rows = [(_name(setting), [_cell(setting, measure) for measure in used]) for setting in settings]
-    if with_speed and any("cloud" in setting["speed_over"] for setting in settings):
+    rows = [
+        (setting.name, [_cell(setting.measures.get(measure.name), measure.digits) for measure in used])
+        for setting in settings
+    ]
+    if with_speed and any("cloud" in setting.speed_over for setting in settings):
         heads.append((SPEED, ""))
         terms.append((SPEED, "tokens/s over tokens/s of mode cloud on the same link and prompts"))
         for (_, cells), setting in zip(rows, settings, strict=True):
-            cells.append(_shown(setting["speed_over"].get("cloud"), 2))
+            cells.append(_cell(setting.speed_over.get("cloud"), 2))
     return {"heads": heads, "rows": rows, "terms": terms}
 
 
-def _categories(settings: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Agreement by category of the prompts, with calls below; None where the prompts have no two categories."""
-    known = settings[0]["categories"] if settings else {}
-    if len(known) < 2 or all(found["target_agreement"] is None for found in known.values()):
+def _categories(settings: Sequence[SettingFigures]) -> dict[str, Any] | None:
+    """Agreement by category of prompts, with calls below; None for fewer than two categories."""
+    known = settings[0].categories if settings else {}
+    if len(known) < 2 or all(figures.target_agreement is None for figures in known.values()):
         return None
-    heads = [(name, f"{found['num_prompts']} prompts") for name, found in known.items()]
-    rows = [(_name(setting), [_category_cell(setting["categories"][name]) for name in known]) for setting in settings]
+    heads = [(name, f"{figures.num_prompts} prompts") for name, figures in known.items()]
+    rows = [(setting.name, [_category_cell(setting.categories[name]) for name in known]) for setting in settings]
     return {"heads": heads, "rows": rows, "terms": []}
 
 
-def _category_cell(found: dict[str, float | None]) -> Cell:
-    agreement, calls = found["target_agreement"], found["cloud_calls_per_token"]
-    return Cell("" if agreement is None else f"{agreement:.3f}", "" if calls is None else f"{calls:.3f} calls")
+def _category_cell(figures: CategoryFigures) -> tuple[str, str]:
+    agreement, calls = figures.target_agreement, figures.cloud_calls_per_token
+    return "" if agreement is None else f"{agreement:.3f}", "" if calls is None else f"{calls:.3f} calls"
 
 
 def _described(mode: Mode) -> str:
-    """What a mode does, in words."""
+    """A description of a mode."""
     plan = mode.plan
-    if plan is None:
-        return (
-            "transformers' own generation, with assisted drafts"
-            if mode.peer == "hf-assisted"
-            else ("transformers' own generation, the target alone")
-        )
     if not plan.drafts:
         what = "the target alone, streamed"
     elif not plan.verifies:
@@ -227,26 +180,19 @@ def _blocks_of(plan: Plan) -> str:
     return f"the draft model drafts up to {length}{ends}; the target checks a block {gate}{rules}"
 
 
-def _cell(setting: dict[str, Any], measure: Measure) -> Cell:
-    return _shown(setting["measures"].get(measure.name), measure.digits)
+def _cell(figure: Figure | None, digits: int) -> tuple[str, str]:
+    return figure.cell(digits) if figure else ("", "")
 
 
-def _shown(figure: dict[str, float] | None, digits: int) -> Cell:
-    if figure is None:
-        return Cell()
-    value, low, high = (f"{figure[key]:.{digits}f}" for key in ("value", "low", "high"))
-    return Cell(value, "" if value == low == high else f"{low} to {high}")
-
-
-def _oracle(findings: Findings, found: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
+def _oracle(findings: Findings, gate_study: Study | None) -> list[tuple[str, str, str, str]]:
     """(mode, agreement, calls, calls over A − α) of the gated modes."""
-    if found is None:
+    if gate_study is None:
         return []
     rows = []
     for setting in findings.settings:
-        ratio = oracle_ratio(setting, found["alone"])
+        ratio = oracle_ratio(setting, gate_study.alone)
         plan = setting.mode.plan
-        if ratio is None or setting.link_ms is not None or setting.mode.style or plan is None or not plan.drafts:
+        if ratio is None or setting.link_ms is not None or setting.mode.style or not plan.drafts:
             continue
         agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
         rows.append((setting.name, f"{agreement:.3f}", f"{calls:.3f}", f"{ratio:.2f}"))
@@ -256,12 +202,8 @@ def _oracle(findings: Findings, found: dict[str, Any] | None) -> list[tuple[str,
 def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[tuple[str, str, list[Piece]]]]]:
     """Each prompt with its texts in process: (mode, how it ended, tokens)."""
     shown = [setting for setting in findings.settings if setting.link_ms is None]
-    by_prompt = {prompt.id: prompt for prompt in findings.run.prompts}
-    if not shown:
-        return
-    for number, cases in enumerate(shown[0].cases):
-        prompt = by_prompt[cases[0].generation.prompt]
-        yield prompt, [_text(setting, setting.cases[number][0]) for setting in shown]
+    for number, cases in enumerate(shown[0].cases if shown else ()):
+        yield cases[0].prompt, [_text(setting, setting.cases[number][0]) for setting in shown]
 
 
 def _text(setting: Setting, case: Case) -> tuple[str, str, list[Piece]]:
@@ -270,15 +212,13 @@ def _text(setting: Setting, case: Case) -> tuple[str, str, list[Piece]]:
 
 
 def _visible(text: str) -> str:
-    """Control characters as pictures of themselves; line breaks and tabs stay."""
+    """The text with symbols for control characters; line breaks and tabs stay."""
     return "".join(chr(0x2400 + ord(char)) if ord(char) < 32 and char not in "\n\t" else char for char in text)
 
 
 def _piece(case: Case, index: int, rounds: Sequence[int]) -> Piece:
     line, score = case.generation, case.score
-    tells: list[str] = [line.origins[index]]
-    if rounds:
-        tells.append(f"round {rounds[index]}")
+    tells = [line.origins[index], f"round {rounds[index]}"]
     disagrees = False
     if score:
         disagrees = score.choices[index] != line.token_ids[index]

@@ -9,10 +9,11 @@ from typing import Any
 
 from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.errors import MissingDependency
-from skydraft.evaluation.gate_study import entropies, study
-from skydraft.evaluation.summary import Findings, Setting
+from skydraft.evaluation.findings import Findings, Setting
+from skydraft.evaluation.gate_study import entropies
+from skydraft.evaluation.summary import Study
 
-# Okabe and Ito's palette, told apart by people who see few colours
+# Okabe and Ito's palette for colour-blind readers
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _MARKS = "osD^vPX*<>"
 _LINES = ("-", "--", "-.", ":")
@@ -22,7 +23,7 @@ CURVE = "Calls against agreement"
 
 
 def load_pyplot() -> Any:
-    """The module that plots, set up to write the same bytes each time. Raises MissingDependency."""
+    """Matplotlib's pyplot, set up to write the same bytes each time. Raises MissingDependency."""
     try:
         import matplotlib
     except ImportError as error:
@@ -33,7 +34,7 @@ def load_pyplot() -> Any:
     matplotlib.use("svg")
     import matplotlib.pyplot as pyplot
 
-    # The same records give the same file: no random ids; texts as shapes, so that no font is asked for.
+    # The same records give the same file: no random ids; texts are shapes, so no font is needed.
     pyplot.rcParams.update(
         {"svg.hashsalt": "skydraft", "svg.fonttype": "path", "font.size": 10, "axes.spines.top": False,
          "axes.spines.right": False, "axes.grid": True, "grid.color": "#e2e2e2", "axes.axisbelow": True}
@@ -42,7 +43,7 @@ def load_pyplot() -> Any:
 
 
 def _drawn(draw: Callable[[Any], None], width: float = 6.2, height: float = 4.2) -> str:
-    """What `draw` puts on a pair of axes, as an <svg> element."""
+    """A plot by `draw` on a pair of axes, as an <svg> element."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
     try:
@@ -55,14 +56,13 @@ def _drawn(draw: Callable[[Any], None], width: float = 6.2, height: float = 4.2)
     return text[text.index("<svg") :]
 
 
-def calls_against_agreement(findings: Findings) -> str | None:
-    """Calls per token by agreement: measured modes with intervals, replayed curves, and the oracle bound."""
-    found = study(findings)
-    if found is None:
+def calls_against_agreement(findings: Findings, study: Study | None) -> str | None:
+    """Calls per token by agreement: measured modes, replayed curves, and the oracle bound."""
+    if study is None:
         return None
 
     def draw(axes: Any) -> None:
-        for number, (name, points) in enumerate(found["curves"].items()):
+        for number, (name, points) in enumerate(study.curves.items()):
             axes.plot(
                 [agreement for agreement, _ in points],
                 [calls for _, calls in points],
@@ -71,7 +71,7 @@ def calls_against_agreement(findings: Findings) -> str | None:
                 linewidth=2 if name == "combined" else 1.2,
                 label=f"{_LABELS[name]} (replayed)",
             )
-        alone = found["alone_on_target_path"]
+        alone = study.alone_on_target_path
         axes.plot(
             [alone, 1], [0, 1 - alone], color="#888888", linewidth=1, label="oracle: A − α, along the target's texts"
         )
@@ -87,12 +87,11 @@ def calls_against_agreement(findings: Findings) -> str | None:
 
 
 def _with_agreement(findings: Findings) -> list[Setting]:
-    """Modes in process whose calls are worth a mark: the target alone makes one call a token, off the scale."""
+    """Modes in process, without the target alone, whose one call a token is off the scale."""
     return [
         setting
         for setting in findings.settings
         if setting.link_ms is None
-        and setting.mode.plan
         and setting.mode.plan.drafts
         and setting.mode.style is None
         and setting.value("target_agreement") is not None
@@ -100,7 +99,7 @@ def _with_agreement(findings: Findings) -> list[Setting]:
 
 
 def speed_against_rtt(findings: Findings) -> str | None:
-    """Speed by round trip: lines from the formulae with measured costs, marks where it was measured."""
+    """Speed by round trip: lines from the formulae with measured costs, marks for measured speeds."""
     costs = measured_costs(findings)
     if costs is None:
         return None
@@ -133,23 +132,23 @@ def speed_against_rtt(findings: Findings) -> str | None:
 
 
 def _speeds(findings: Findings) -> dict[str, list[tuple[float, float]]]:
-    """(round trip, tokens per second after the first round) by mode: the formulae know no prefill either."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """(round trip, tokens per second after the first round) by mode; the formulae leave the prefill out too."""
+    speeds: dict[str, list[tuple[float, float]]] = {}
     for setting in findings.settings:
         gap_ms = setting.value("itl_ms")
         if gap_ms and setting.mode.uses_link and setting.mode.style is None:
-            found.setdefault(setting.mode.name, []).append((setting.link_ms or 0.0, 1e3 / gap_ms))
-    return found
+            speeds.setdefault(setting.mode.name, []).append((setting.link_ms or 0.0, 1e3 / gap_ms))
+    return speeds
 
 
 def measured_costs(findings: Findings) -> tuple[float, int, CostModel] | None:
     """(alpha, k, costs) of the mode lossless with blocks of a fixed length.
 
-    A draft step is as it was, forwards of the target as probed and slowed down by as much as they were in the run;
-    one row is as in mode cloud, where that was run.
+    Draft steps have their measured time. Forwards of the target have their probed time, times the slowdown in the run;
+    a single row has its time in mode cloud, if that was run.
     """
-    fixed = (s for s in findings.settings if s.link_ms is None and s.mode.plan and s.mode.plan.mode == "lossless")
-    setting = next((s for s in fixed if s.mode.plan and s.mode.plan.k), None)
+    fixed = (s for s in findings.settings if s.link_ms is None and s.mode.plan.mode == "lossless")
+    setting = next((s for s in fixed if s.mode.plan.k), None)
     if setting is None:
         return None
     k, accepted = setting.whole_blocks
@@ -175,7 +174,7 @@ def _single_row_ms(cloud: Setting) -> float | None:
 
 
 def acceptance(findings: Findings) -> str | None:
-    """Share of blocks whose first n drafts were accepted, against a constant acceptance."""
+    """Share of blocks with the first n drafts accepted, against a constant acceptance."""
     shown: list[tuple[str, int, list[int]]] = [
         (setting.name, *setting.whole_blocks)
         for setting in findings.settings
@@ -205,13 +204,13 @@ def acceptance(findings: Findings) -> str | None:
 
 
 def entropy_of_agreement(findings: Findings) -> str | None:
-    """Distribution of the draft model's entropy where the target agreed and where it did not."""
-    found = entropies(findings)
-    if found is None or not all(found):
+    """Distributions of the draft model's entropy: for tokens that the target agreed with, and for the others."""
+    samples = entropies(findings)
+    if samples is None or not all(samples):
         return None
 
     def draw(axes: Any) -> None:
-        agreed, disagreed = found
+        agreed, disagreed = samples
         bins = [step / 4 for step in range(int(max(*agreed, *disagreed) * 4) + 2)]
         for values, label, color, hatch in (
             (agreed, "agreed", _COLORS[0], "//"),
@@ -225,13 +224,13 @@ def entropy_of_agreement(findings: Findings) -> str | None:
     return _drawn(draw)
 
 
-def all_plots(findings: Findings) -> Sequence[tuple[str, str, str]]:
-    """(title, what it shows, svg) of every plot that the records allow."""
+def all_plots(findings: Findings, study: Study | None) -> Sequence[tuple[str, str, str]]:
+    """(title, description, svg) of every plot that the records allow."""
     drawn = (
         (CURVE,
          "Fewer calls at the same agreement is better. Marks are runs. Lines are replayed along the target's own texts "
          "with blocks that end where the gate is passed, not run; the combination is fitted on other prompts. The grey "
-         "line is an oracle that calls once for each disagreement.", calls_against_agreement(findings)),
+         "line is an oracle that calls once for each disagreement.", calls_against_agreement(findings, study)),
         ("Speed against round trip",
          "Lines are the formulae with the costs and the acceptance measured in this run; dotted verticals are "
          "break-even round trips, where there are any; neither knows of prefill. Marks were measured; where the round "

@@ -102,6 +102,12 @@ def settled(page: Any, count: int, status: str = "done") -> None:
     playwright.expect(page.locator(f'.answer[data-status="{status}"]')).to_have_count(count, timeout=20_000)
 
 
+def answered(page: Any, text: str, count: int = 1, status: str = "done") -> None:
+    """Sends a question and waits until so many answers have come to this end."""
+    ask(page, text)
+    settled(page, count, status)
+
+
 def expect(locator: Any) -> Any:
     """Playwright's assertions, which wait until they hold."""
     return playwright.expect(locator)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, ask, expect, grave, is_too_wide, settled
+from .browsing import Pages, answered, expect, grave, is_too_wide, settled
 from .fake_gateway import FakeGateway, finish, plain_reply, run
 
 pytestmark = pytest.mark.browser
@@ -36,8 +36,7 @@ def calling() -> list[Any]:
 
 def test_a_call_is_shown_answered_and_sent_back(page: Any, fake: FakeGateway) -> None:
     fake.replies = [calling(), plain_reply("25 degrees.")]
-    ask(page, "Weather?")
-    settled(page, 1)
+    answered(page, "Weather?")
     expect(page.locator(".call h4")).to_have_text(["Calls get_weather", "Calls <b>time</b>"])
     assert page.locator(".call pre").first.text_content() == '{\n  "city": "上海"\n}'
     page.locator(".raw summary").click()
@@ -65,13 +64,11 @@ def test_a_call_is_shown_answered_and_sent_back(page: Any, fake: FakeGateway) ->
 def test_calls_alone_are_an_answer_that_can_be_gone_on_from_and_regenerated(page: Any, fake: FakeGateway) -> None:
     alone = [piece("<tool_call>", "edge", 0, "{}", "time"), finish("tool_calls")]
     fake.replies = [alone, alone, plain_reply("Then.")]
-    ask(page, "Time?")
-    settled(page, 1)
+    answered(page, "Time?")
     page.get_by_role("button", name="Regenerate").click()
     settled(page, 1)
     expect(page.locator(".call")).to_have_count(1)
-    ask(page, "And now?")
-    settled(page, 2)
+    answered(page, "And now?", 2)
     said = fake.bodies[2]["messages"]
     assert [message["role"] for message in said] == ["user", "assistant", "user"] and said[1]["content"] is None
 
@@ -85,8 +82,7 @@ def test_tools_and_a_schema_are_sent_and_what_is_no_json_is_said_and_left_out(pa
     expect(page.locator("#schema-note")).to_be_visible()
     expect(page.locator("#tools-note")).to_be_hidden()
     page.locator("#close-settings").click()
-    ask(page, "One")
-    settled(page, 1)
+    answered(page, "One")
     page.locator("#open-settings").click()
     page.locator("#tools").fill("{}")
     page.locator("#schema").fill('{"type": "object"}')
@@ -94,8 +90,7 @@ def test_tools_and_a_schema_are_sent_and_what_is_no_json_is_said_and_left_out(pa
     expect(page.locator("#tools-note")).to_be_visible()
     assert not grave(page)
     page.locator("#close-settings").click()
-    ask(page, "Two")
-    settled(page, 2)
+    answered(page, "Two", 2)
     first, second = fake.bodies
     assert first["tools"] == [{"type": "function", "function": TOOL}] and first["tool_choice"] == "required"
     assert "response_format" not in first and "tools" not in second
@@ -105,6 +100,5 @@ def test_tools_and_a_schema_are_sent_and_what_is_no_json_is_said_and_left_out(pa
 def test_calls_fit_a_narrow_screen(open_page: Pages, fake: FakeGateway) -> None:
     fake.replies = [calling()]
     page = open_page(viewport={"width": 360, "height": 740})
-    ask(page, "Weather?")
-    settled(page, 1)
+    answered(page, "Weather?")
     assert not is_too_wide(page)

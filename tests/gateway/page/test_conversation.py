@@ -1,14 +1,15 @@
-"""Conversation, origins, modes, settings, figures: what is sent, and what is shown of the answer."""
+"""Conversation, origins, modes, settings, figures: what is sent, and what is shown of the answer; and the words."""
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
 import pytest
 
-from .browsing import Pages, ask, expect, settled
-from .fake_gateway import MODES, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
+from .browsing import Pages, answered, ask, expect, settled
+from .fake_gateway import MODES, PAGE, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
 
 pytestmark = pytest.mark.browser
 ORIGINS = ["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "edge-fallback"]
@@ -17,10 +18,8 @@ ANSWER = "The sea turns to copper as the sun sinks."
 
 def test_the_whole_history_is_sent(page: Any, fake: FakeGateway) -> None:
     fake.replies = [mixed_reply(), plain_reply("Yes.")]
-    ask(page, "Describe a sunset.")
-    settled(page, 1)
-    ask(page, "Was that\nall?")
-    settled(page, 2)
+    answered(page, "Describe a sunset.")
+    answered(page, "Was that\nall?", 2)
     first, second = fake.bodies
     assert first["messages"] == [{"role": "user", "content": "Describe a sunset."}]
     assert second["messages"] == [
@@ -35,8 +34,7 @@ def test_the_whole_history_is_sent(page: Any, fake: FakeGateway) -> None:
 
 def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own(page: Any, fake: FakeGateway) -> None:
     fake.replies = [[run(f"{origin} ", origin, 3, reason="uncertain") for origin in ORIGINS] + [finish()]]
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     spans = page.locator(".text .run")
     assert spans.evaluate_all("spans => spans.map((span) => span.dataset.origin)") == ORIGINS
     titles = spans.evaluate_all("spans => spans.map((span) => span.title)")
@@ -57,24 +55,21 @@ def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own(page: Any, fake:
 def test_pieces_of_one_run_are_one_span(page: Any, fake: FakeGateway) -> None:
     pieces = [run("a", "accepted", 1), run("", "accepted", 1), run("b", "accepted", 1), run("c", "accepted", 2)]
     fake.replies = [[*pieces, finish()]]
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     expect(page.locator(".text .run")).to_have_text(["ab", "c"])
 
 
 def test_blocks_of_code_are_set_in_their_own_type(page: Any, fake: FakeGateway) -> None:
     pieces = ["So:\n``", "`python\nx", " = 1\n```\nThat ", "is all."]
     fake.replies = [[*(run(piece, "edge", 0) for piece in pieces), finish()]]
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     assert page.locator(".text").evaluate("text => text.textContent") == "".join(pieces)
     expect(page.locator(".run.code")).to_have_text(["`python\nx = 1\n```\n"])
     assert "mono" in page.locator(".code").evaluate("span => getComputedStyle(span).fontFamily")
 
 
 def test_the_arrows_go_from_run_to_run_and_say_what_it_is(page: Any) -> None:
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     assert page.locator('.text .run[tabindex="0"]').count() == 1
     page.locator(".text .run").first.focus()
     page.keyboard.press("ArrowRight")
@@ -85,8 +80,7 @@ def test_the_arrows_go_from_run_to_run_and_say_what_it_is(page: Any) -> None:
 def test_what_a_model_writes_is_no_markup(page: Any, fake: FakeGateway) -> None:
     text = "<img src=/x onerror=alert(1)> & <b>bold</b>"
     fake.replies = [plain_reply(text)]
-    ask(page, "<i>Hello</i>")
-    settled(page, 1)
+    answered(page, "<i>Hello</i>")
     expect(page.locator(".text")).to_have_text(text)
     expect(page.locator(".said")).to_contain_text("<i>Hello</i>")
     assert page.locator(".turn img, .turn b, .turn i").count() == 0
@@ -94,11 +88,9 @@ def test_what_a_model_writes_is_no_markup(page: Any, fake: FakeGateway) -> None:
 
 def test_the_mode_can_be_switched_and_is_remembered(page: Any, fake: FakeGateway) -> None:
     assert page.locator("#mode option").evaluate_all("all => all.map((one) => one.value)") == list(MODES)
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     page.select_option("#mode", "edge")
-    ask(page, "And now?")
-    settled(page, 2)
+    answered(page, "And now?", 2)
     assert [body["model"] for body in fake.bodies] == ["skydraft-quality", "skydraft-edge"]
     assert len(fake.bodies[1]["messages"]) == 3
     expect(page.locator(".name")).to_have_text(["Quality", "Edge only"])
@@ -114,8 +106,7 @@ def test_settings_are_sent_and_remembered(page: Any, fake: FakeGateway) -> None:
     page.uncheck("#coloured")
     page.click("#close-settings")
     page.reload()
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     (body,) = fake.bodies
     assert (body["temperature"], body["max_tokens"]) == (1.2, 77)
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -141,8 +132,7 @@ def test_the_answer_is_shown_while_it_comes_and_announced_once(page: Any, fake: 
 def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
     uncounted = [run("Yes.", "accepted", 0, tokens=3, record=record(0, num_audited=2, num_agreed=1)), finish()]
     fake.replies = [mixed_reply(), uncounted]
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
 
     def figures(name: str) -> list[str]:
         return list(page.locator(f'[data-figure="{name}"]').all_inner_texts())
@@ -157,16 +147,14 @@ def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
     assert heights[1] == heights[2] > heights[0]
     fills = page.locator("#outcomes .round").evaluate_all("bars => bars.map((bar) => getComputedStyle(bar).fill)")
     assert len(set(fills)) == 3
-    ask(page, "And?")
-    settled(page, 2)
+    answered(page, "And?", 2)
     expect(page.locator('[data-figure="tokens"]')).to_have_text(["3", "13"])
     assert (figures("calls"), figures("agreement")) == (["0.33", "0.23"], ["50%", "83%"])
 
 
 def test_regenerate_takes_another_seed(page: Any, fake: FakeGateway) -> None:
     fake.replies = [mixed_reply(), plain_reply("Another.")]
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     page.focus(".regenerate")
     page.keyboard.press("Enter")
     expect(page.locator(".text")).to_be_focused()
@@ -179,21 +167,18 @@ def test_regenerate_takes_another_seed(page: Any, fake: FakeGateway) -> None:
 
 def test_copy_takes_the_text_alone(open_page: Pages) -> None:
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     page.click(".copy")
     expect(page.locator(".copy")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == ANSWER
 
 
 def test_a_new_conversation_knows_nothing_of_the_old(page: Any, fake: FakeGateway) -> None:
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     page.click("#new")
     expect(page.locator(".turn")).to_have_count(0)
     expect(page.locator("#welcome")).to_be_visible()
-    ask(page, "Again")
-    settled(page, 1)
+    answered(page, "Again")
     assert fake.bodies[1]["messages"] == [{"role": "user", "content": "Again"}]
 
 
@@ -220,6 +205,53 @@ def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -
     assert left["x"] == right["x"] and left["y"] + left["height"] <= right["y"]
     page.locator(".choose").nth(1).click()
     page.click("#compare")
-    ask(page, "And?")
-    settled(page, 3)
+    answered(page, "And?", 3)
     assert fake.bodies[2]["messages"][1] == {"role": "assistant", "content": "Right."}
+
+
+@pytest.fixture
+def words(page: Any) -> dict[str, dict[str, str]]:
+    return dict(page.evaluate("import('/page/words.js').then((module) => module.WORDS)"))
+
+
+def test_both_languages_have_the_same_keys(words: dict[str, dict[str, str]]) -> None:
+    assert words["en"].keys() == words["zh"].keys()
+    for key, english in words["en"].items():
+        assert english and words["zh"][key]
+        assert set(re.findall(r"\{\w+\}", english)) == set(re.findall(r"\{\w+\}", words["zh"][key])), key
+
+
+def test_every_word_of_the_markup_is_known_and_every_known_word_is_used(words: dict[str, dict[str, str]]) -> None:
+    sources = {
+        path.name: path.read_text(encoding="utf-8") for path in PAGE.iterdir() if path.suffix in (".js", ".html")
+    }
+    marked = set(re.findall(r'data-word(?:-\w+)?="([^"]+)"', sources["index.html"]))
+    assert marked and marked <= words["en"].keys()
+    del sources["words.js"]
+    text = "\n".join(sources.values())
+    built = ("mode.", "about.", "origin.", "meaning.", "reason.", "outcome.", "link.", "example.", "figure.")
+    unused = [
+        key
+        for key in words["en"]
+        if not key.startswith(built) and not re.search(rf"""['"]{re.escape(key)}['"]""", text)
+    ]
+    assert [key for key in unused if key not in ("copy", "regenerate", "choose")] == []
+
+
+def test_no_element_is_left_without_its_words(page: Any) -> None:
+    expect(page.locator("#mode")).to_have_value("quality")
+    empty = "[...document.querySelectorAll('[data-word]')].filter((e) => !e.textContent).map((e) => e.dataset.word)"
+    assert page.evaluate(empty) == []
+    bare = "[...document.querySelectorAll('[data-word-label]')].filter((e) => !e.getAttribute('aria-label')).length"
+    assert page.evaluate(bare) == 0
+
+
+def test_nothing_of_the_page_comes_from_elsewhere() -> None:
+    for path in PAGE.iterdir():
+        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, path.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function|document\.write", text), (
+            path.name
+        )
+    markup = (PAGE / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*src=)", markup)

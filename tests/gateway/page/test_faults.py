@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, ask, expect, settled
+from .browsing import Pages, answered, ask, expect, settled
 from .fake_gateway import CUT, FakeGateway, Refusal, Step, finish, mistake, plain_reply, record, run, wait_for
 
 pytestmark = pytest.mark.browser
@@ -93,8 +93,7 @@ def test_the_next_question_can_be_written_while_an_answer_comes(page: Any, fake:
 )
 def test_an_answer_that_breaks_off_can_be_tried_again(page: Any, fake: FakeGateway, end: Step, words: str) -> None:
     fake.replies = [[run("Half", "edge", 0), end], plain_reply("Whole.")]
-    ask(page, "Hello")
-    settled(page, 1, "failed")
+    answered(page, "Hello", 1, "failed")
     expect(page.locator(".failure p")).to_have_text(words)
     expect(page.locator(".text")).to_have_text("Half")
     page.click(".retry")
@@ -102,16 +101,14 @@ def test_an_answer_that_breaks_off_can_be_tried_again(page: Any, fake: FakeGatew
     expect(page.locator(".text")).to_have_text("Whole.")
     expect(page.locator(".failure")).to_be_hidden()
     assert fake.bodies[0] == fake.bodies[1]
-    ask(page, "And?")
-    settled(page, 2)
+    answered(page, "And?", 2)
     assert fake.bodies[2]["messages"][1] == {"role": "assistant", "content": "Whole."}
 
 
 def test_a_refused_question_is_kept_and_can_be_tried_again(page: Any, fake: FakeGateway, expected: list[str]) -> None:
     expected.append("400")
     fake.replies = [Refusal(400, "Too long for 4096 tokens."), Refusal(400, "Still too long."), plain_reply("Now.")]
-    ask(page, "A long story")
-    settled(page, 1, "failed")
+    answered(page, "A long story", 1, "failed")
     expect(page.locator(".failure p")).to_have_text("Too long for 4096 tokens.")
     expect(page.locator("#announce")).to_have_text("The answer failed: Too long for 4096 tokens.")
     expect(page.locator(".said p")).to_have_text(["A long story"])
@@ -125,18 +122,15 @@ def test_a_refused_question_is_kept_and_can_be_tried_again(page: Any, fake: Fake
 def test_what_was_never_answered_is_no_history(page: Any, fake: FakeGateway, expected: list[str]) -> None:
     expected.append("400")
     fake.replies = [Refusal(400, "No.")]
-    ask(page, "First")
-    settled(page, 1, "failed")
-    ask(page, "Second")
-    settled(page, 1)
+    answered(page, "First", 1, "failed")
+    answered(page, "Second")
     assert fake.bodies[1]["messages"] == [{"role": "user", "content": "Second"}]
 
 
 def test_no_network(page: Any, expected: list[str]) -> None:
     expected.append("ERR_INTERNET_DISCONNECTED")
     page.context.set_offline(True)
-    ask(page, "Hello")
-    settled(page, 1, "failed")
+    answered(page, "Hello", 1, "failed")
     expect(page.locator(".failure p")).to_have_text("The gateway cannot be reached.")
     page.context.set_offline(False)
     page.click(".retry")
@@ -157,8 +151,7 @@ def test_a_busy_gateway_is_asked_once_more(page: Any, fake: FakeGateway, expecte
 def test_a_gateway_that_stays_busy_is_not_asked_for_ever(page: Any, fake: FakeGateway, expected: list[str]) -> None:
     expected.append("503")
     fake.replies = [Refusal(503, "Busy.", {"Retry-After": "0"}), Refusal(503, "Still busy.", {"Retry-After": "0"})]
-    ask(page, "Hello")
-    settled(page, 1, "failed")
+    answered(page, "Hello", 1, "failed")
     expect(page.locator(".failure p")).to_have_text("Still busy.")
     assert len(fake.bodies) == 2
 
@@ -183,8 +176,7 @@ def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: Fake
     page.fill("#key", "s3cret")
     page.keyboard.press("Enter")
     expect(page.locator("#key-dialog")).to_be_hidden()
-    ask(page, "Hello")
-    settled(page, 1)
+    answered(page, "Hello")
     assert page.evaluate(
         "[JSON.stringify(sessionStorage), JSON.stringify(localStorage)].map((s) => s.includes('s3cret'))"
     ) == [True, False]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, ask, expect, settled
+from .browsing import Pages, answered, expect, settled
 from .fake_gateway import FakeGateway, wait_for
 
 pytestmark = pytest.mark.browser
@@ -54,8 +54,7 @@ def test_no_speech_where_the_models_take_none(open_page: Pages) -> None:
 def test_a_dropped_file_is_sent(page: Any, fake: FakeGateway, name: str, kind: str) -> None:
     page.evaluate(DROP, [name, list(silence())])
     expect(page.locator("#attached figcaption")).to_have_text(name)
-    ask(page, "Who speaks?")
-    settled(page, 1)
+    answered(page, "Who speaks?")
     text, heard = fake.bodies[0]["messages"][0]["content"]
     assert text == {"type": "text", "text": "Who speaks?"}
     assert heard["type"] == "input_audio" and heard["input_audio"]["format"] == kind
@@ -69,8 +68,7 @@ def test_speech_stays_in_the_history(page: Any, fake: FakeGateway) -> None:
     expect(page.locator("#attached audio")).to_have_count(1)
     page.click("#send")
     settled(page, 1)
-    ask(page, "And how fast?")
-    settled(page, 2)
+    answered(page, "And how fast?", 2)
     assert [part["type"] for part in fake.bodies[0]["messages"][0]["content"]] == ["input_audio"]
     assert fake.bodies[1]["messages"][0] == fake.bodies[0]["messages"][0]
 
@@ -86,8 +84,7 @@ def test_a_file_can_be_taken_away_again(page: Any, fake: FakeGateway) -> None:
     page.evaluate(DROP, ["a.wav", list(silence())])
     page.click("text=×")
     expect(page.locator("#attached")).to_be_hidden()
-    ask(page, "Only text")
-    settled(page, 1)
+    answered(page, "Only text")
     assert fake.bodies[0]["messages"][0]["content"] == "Only text"
 
 

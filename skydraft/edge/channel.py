@@ -1,0 +1,368 @@
+"""The channel to a server: TLS, tokens, bytes. All channels of a process share one event loop, in one thread.
+
+The edge waits for servers only on that loop. Deadlines, signs of life and cancelling are timers and tasks there, so the
+number of threads does not grow with the number of generations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from skydraft.characters import one_line
+from skydraft.edge.tls import ServerOptions, speaks_tls
+from skydraft.errors import (
+    CloudDraining,
+    CloudFailure,
+    CloudLost,
+    CloudTimeout,
+    ProtocolError,
+    SkydraftError,
+    TlsFailure,
+)
+from skydraft.protocol.address import parse_address
+from skydraft.protocol.info import decode_info
+from skydraft.protocol.status import from_rpc
+from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
+from skydraft.tracing import HEADER as TRACE_HEADER
+
+T = TypeVar("T")
+_HEALTH = "/grpc.health.v1.Health/Check"
+_SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
+_SESSION = f"/{SERVICE}/Session"
+_CLOSE_S = 10.0  # for the close of a session to reach the server, in the background
+_END_S = 0.3  # the interpreter waits this long for it at its end
+_NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent; the status has the cause
+_LOOK_S, _NUM_LOOKS = 0.01, 20  # interval and number of looks for that status
+_LOOK_AGAIN_S = 0.3  # between two pings of a server whose answer takes long
+
+
+class Awaited(Generic[T]):
+    """Work on the event loop, for which a thread waits.
+
+    It is a lock and one task: the two chained futures of concurrent.futures take 0.03 ms more in every round.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self._work = work
+        self._is_cancelled = False
+        self._done = threading.Lock()
+        self._done.acquire()
+        try:
+            loop.call_soon_threadsafe(self._start)
+        except RuntimeError as error:
+            work.close()
+            raise CloudLost("The interpreter is ending.") from error
+
+    def _start(self) -> None:
+        self.task = self._loop.create_task(self._work)  # only the loop may use it
+        self.task.add_done_callback(self._end)
+        if self._is_cancelled:
+            self.task.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        _ = task.cancelled() or task.exception()  # the result may never be asked for
+        self._done.release()
+
+    def cancel(self) -> None:
+        """Make `result` raise CloudLost. Any thread may call this; it never waits."""
+        self._is_cancelled = True
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: self.task.cancel())
+
+    def result(self) -> T:
+        """Wait until the work is done. Raises the error of the work, or CloudLost if it was cancelled."""
+        try:
+            self._done.acquire()
+        except BaseException:
+            self.cancel()
+            raise
+        try:
+            return self.task.result()
+        except asyncio.CancelledError as error:
+            raise CloudLost("The generation was cancelled.") from error
+
+
+class EventLoop:
+    """An event loop in a daemon thread, for callers that block."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="skydraft edge", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
+        """Start work on the loop. Raises CloudLost while the interpreter ends."""
+        return Awaited(self._loop, work)
+
+    def post(self, work: Callable[[], Any]) -> None:
+        """Run `work` on the loop, unless the interpreter is ending. Never waits, so a finalizer may call this."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(work)
+
+    def _stop(self) -> None:
+        self.post(lambda: self._loop.create_task(self._wind_up()))
+        self._thread.join(2.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _wind_up(self) -> None:
+        """End what is under way: what is left over would be complained about."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        _, late = await asyncio.wait(others, timeout=_END_S) if others else ((), ())
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        self._loop.stop()
+
+
+_lock = threading.Lock()
+_shared: EventLoop | None = None
+
+
+def shared_loop() -> EventLoop:
+    """The event loop of this process."""
+    global _shared
+    with _lock:
+        if _shared is None:
+            _shared = EventLoop()
+        return _shared
+
+
+def _forget_loop() -> None:
+    global _shared
+    _shared = None
+
+
+os.register_at_fork(after_in_child=_forget_loop)  # the thread of the loop stays behind
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Times of waiting for an answer, in seconds: after `quick_s` the edge pings the server, and each ping may take
+    `ping_s`; after `timeout_s` the answer is too late."""
+
+    timeout_s: float
+    quick_s: float
+    ping_s: float
+
+
+class Channel:
+    """A connection to one server, shared by all generations. Its methods run on the event loop, and raise errors of our
+    own tree."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.target = options.target
+        self.heard_at = 0.0  # monotonic time of the server's last answer
+        self._authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
+        self._wire: grpc.aio.Channel | None = None
+
+    @property
+    def wire(self) -> grpc.aio.Channel:
+        """gRPC's channel, made at the first use."""
+        if self._wire is None:
+            self._wire = self._connect()
+        return self._wire
+
+    def _connect(self) -> grpc.aio.Channel:
+        settings: list[tuple[str, Any]] = [
+            ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the dead connection
+            ("grpc.enable_retries", 0),  # edge/recovery.py alone decides about retries
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            *FEW_FRAMES,
+        ]
+        if self.options.is_here:
+            settings.append(("grpc.enable_http_proxy", 0))
+        if self.options.tls_name:
+            settings.append(("grpc.ssl_target_name_override", self.options.tls_name))
+        if self.options.uses_tls:
+            credentials = grpc.ssl_channel_credentials(self.options.tls_ca)
+            return grpc.aio.secure_channel(self.target, credentials, settings)
+        return grpc.aio.insecure_channel(self.target, settings)
+
+    async def renew(self, wire: grpc.aio.Channel) -> None:
+        """Drop a connection that may be dead, unless it was dropped before; the next call makes another one."""
+        if self._wire is wire:
+            self._wire = None
+            await wire.close()
+
+    async def call(self, path: str, timeout_s: float) -> bytes:
+        """A unary call without arguments."""
+        try:
+            method: Any = self.wire.unary_unary(path)
+            reply: bytes = await method(b"", timeout=timeout_s, metadata=self._authorization)
+        except grpc.aio.AioRpcError as error:
+            raise await self.reason(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as error:
+            raise _closed(error) from error
+        return reply
+
+    async def reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
+        """The error of a failed call. If the server closed the connection at once, it may want TLS."""
+        meant = from_rpc(error)
+        is_shut = isinstance(meant, CloudLost) and "Socket closed" in meant.message
+        may_be_tls = is_shut and not self.options.uses_tls and not self.heard_at
+        if not may_be_tls or not await asyncio.to_thread(speaks_tls, *parse_address(self.options.address)):
+            return meant
+        hint = "Give the certificate that signs its own with --tls-ca."
+        return TlsFailure(f"The server at {self.target} wants TLS, and this connection is plaintext.", hint=hint)
+
+    async def ping(self, timeout_s: float) -> float:
+        """Ping the server; returns the round trip in milliseconds. Raises CloudLost."""
+        began = time.perf_counter()
+        try:
+            answer = await self.call(_HEALTH, timeout_s)
+        except CloudTimeout as error:
+            raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
+        if answer != _SERVING:
+            raise CloudDraining("it is shutting down.")
+        self.heard_at = time.monotonic()
+        return (time.perf_counter() - began) * 1e3
+
+    async def info(self, timeout_s: float) -> ServerInfo:
+        """The server's description. Names are one line without control characters, since they are shown."""
+        try:
+            info = decode_info(await self.call(f"/{SERVICE}/GetInfo", timeout_s))
+        except ProtocolError as error:
+            raise CloudFailure(f"The cloud at {self.target} sent an invalid description: {error.message}") from error
+        return replace(info, model=one_line(info.model), version=one_line(info.version))
+
+    def stream(self, traceparent: str) -> SessionStream:
+        """A stream for one session, in the trace of `traceparent` ("": in none)."""
+        trace = [(TRACE_HEADER, traceparent)] if traceparent else []
+        method: Any = self.wire.stream_stream(_SESSION)
+        return SessionStream(self, self.wire, method(metadata=[*self._authorization, *trace]))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._wire is not None:
+            await self.renew(self._wire)
+
+
+class SessionStream:
+    """The messages of one session, for one reader."""
+
+    def __init__(self, channel: Channel, wire: grpc.aio.Channel, call: Any) -> None:
+        self._channel = channel
+        self._wire = wire
+        self._call = call
+        self._broken_by: SkydraftError | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._has_replied = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream has ended."""
+        return bool(self._call.done())
+
+    async def ended_by(self) -> SkydraftError:
+        """The error that ended a stream that is over."""
+        try:
+            await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            return from_rpc(await self._told(error))
+        except asyncio.CancelledError as error:
+            return _closed(error)
+        return CloudLost("The stream ended early.")
+
+    def send(self, message: bytes) -> None:
+        """Send a message that has no reply of its own; if that fails, the stream is over."""
+        self._sending = asyncio.ensure_future(self._write(message))
+
+    async def _write(self, message: bytes) -> None:
+        if self._sending is not None and self._sending is not asyncio.current_task():
+            await asyncio.wait((self._sending,))  # gRPC takes one message at a time
+            self._sending = None
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `receive` raises the cause
+            await self._call.write(message)
+
+    async def receive(self, waiting: Waiting, message: bytes | None = None) -> bytes:
+        """The next message, after sending one. Raises a SkydraftError, which ends the stream."""
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(waiting.quick_s, self._watch, waiting, time.monotonic())
+        try:
+            if message is not None and self._has_replied:
+                await self._write(message)  # a task of its own would begin later
+            elif message is not None:
+                self.send(message)  # a write waits for ever if no connection comes, whatever is cancelled
+            reply = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._broken_by or await self._channel.reason(await self._told(error)) from error
+        except (asyncio.CancelledError, asyncio.InvalidStateError) as error:
+            raise self._broken_by or _closed(error) from error
+        finally:
+            late.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+                self._watching = None
+        if not isinstance(reply, bytes):
+            raise CloudLost("The stream ended early.")
+        self._has_replied, self._channel.heard_at = True, time.monotonic()
+        return reply
+
+    async def _told(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """The server's status: for a message to an ended stream, gRPC first reports an internal error of its own."""
+        for _ in range(_NUM_LOOKS):
+            if error.details() != _NOT_SENT:
+                break
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self._call.read()
+            except grpc.aio.AioRpcError as later:
+                error = later
+        return error
+
+    def _watch(self, waiting: Waiting, began: float) -> None:
+        self._watching = asyncio.ensure_future(self._look_for_life(waiting, began))
+
+    async def _look_for_life(self, waiting: Waiting, began: float) -> None:
+        """Break the stream off if the server answers no ping, or the answer is too late."""
+        try:
+            while time.monotonic() < began + waiting.timeout_s:
+                await self._channel.ping(waiting.ping_s)
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            self._broken_by = CloudTimeout("no answer in time.")
+        except SkydraftError as error:
+            self._broken_by = error
+        self.cancel()
+
+    async def renew(self) -> None:
+        """Drop the connection of this stream."""
+        await self._channel.renew(self._wire)
+
+    def cancel(self) -> None:
+        """Break the stream off; the session stays."""
+        self._call.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def finish(self, last: bytes) -> None:
+        """Send the last message; the server then ends the stream."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._write(last)
+                while isinstance(await self._call.read(), bytes):
+                    pass
+        self.cancel()
+
+
+def _closed(error: BaseException) -> CloudLost:
+    """The error for a cancelled call; if the task itself was cancelled, it raises CancelledError."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+    return CloudLost("The connection was closed.")

@@ -1,0 +1,104 @@
+"""The reaction of a text to a server's error, as a pure function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from skydraft.errors import (
+    BaseMismatch,
+    CloudBusy,
+    CloudFailure,
+    CloudLost,
+    CloudTimeout,
+    Diverged,
+    LimitExceeded,
+    NotAuthorized,
+    RateLimited,
+    SessionNotFound,
+    SessionTaken,
+    SkydraftError,
+    TargetChanged,
+    TlsFailure,
+    VocabularyMismatch,
+)
+
+FALLBACK_S = 0.65  # silence after which a gated text continues alone; with a last try under way it stays below 1 s
+MOVE_S = 1.0  # the same while another server has not been tried
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_MAX_FAILURES = 3  # "internal error" answers in a row before giving up
+
+Step = Literal["again", "reconnect", "open again", "elsewhere", "alone", "give up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The state of a verification after a failed try. Times are in seconds.
+
+    `falls_back`: the text may continue without the target. `has_others`: there is a server that was not tried yet.
+    `num_tries` counts the failed tries before this one, `num_reopened` those after which the session was opened again,
+    `num_failures` those with an internal error of the server. `waited_s` counts from the first try, `silent_s` from
+    the last sign of life of a server. `timeout_s` is the total time to wait for an answer.
+    """
+
+    timeout_s: float
+    falls_back: bool = False
+    has_others: bool = False
+    num_tries: int = 0
+    num_reopened: int = 0
+    num_failures: int = 0
+    waited_s: float = 0.0
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The next action, after a pause of `pause_s` seconds.
+
+    `is_late`: the action ends the text because the time is over. `is_final`: no server can help the text any more.
+    """
+
+    step: Step
+    pause_s: float = 0.0
+    is_late: bool = False
+    is_final: bool = False
+
+
+def recover(error: SkydraftError, now: Situation) -> Recovery:
+    """The action after `error`, within the time that is left."""
+    wanted = _wanted(error, now)
+    if wanted.step in ("give up", "alone"):
+        return wanted
+    is_silent = isinstance(error, CloudLost)
+    left_s = now.timeout_s - now.waited_s
+    if is_silent:
+        limit_s = MOVE_S if wanted.step == "elsewhere" else FALLBACK_S
+        left_s = min(left_s, (limit_s if now.falls_back else now.timeout_s) - now.silent_s)
+    # A text that waits for a silent server to the end tries once more in the last moment.
+    if left_s < (1e-3 if is_silent and not now.falls_back else wanted.pause_s) or left_s <= 0:
+        return Recovery("alone" if now.falls_back else "give up", is_late=True)
+    return Recovery(wanted.step, min(wanted.pause_s, left_s))
+
+
+def _wanted(error: SkydraftError, now: Situation) -> Recovery:
+    """The action that could cure the error, if there is time for it."""
+    pause_s = min(_FIRST_PAUSE_S * 2**now.num_tries, _LONGEST_PAUSE_S)
+    match error:
+        case SessionNotFound() | BaseMismatch() | Diverged() | SessionTaken():
+            return Recovery("open again", pause_s if now.num_reopened else 0.0)  # each reopening feeds the prompt again
+        case NotAuthorized() | TlsFailure() | TargetChanged() | VocabularyMismatch():
+            return Recovery("elsewhere" if now.has_others else "give up")
+        case RateLimited():
+            return Recovery("again", max(pause_s, error.retry_after_s))
+        case CloudBusy() | CloudTimeout():
+            return Recovery("again", pause_s)
+        case CloudLost():
+            return Recovery("elsewhere") if now.has_others else Recovery("reconnect", pause_s)
+        case CloudFailure():
+            if now.num_failures + 1 >= _MAX_FAILURES:
+                return Recovery("alone" if now.falls_back else "give up")
+            is_elsewhere = now.has_others and now.num_failures > 0
+            return Recovery("elsewhere") if is_elsewhere else Recovery("open again", pause_s)
+        case LimitExceeded() if now.falls_back:  # for example, the text outgrew the server's context
+            return Recovery("alone", is_final=True)
+    return Recovery("give up")

@@ -1,0 +1,250 @@
+"""A session: a text as messages to a server. The edge's committed tokens are the truth; the server has a copy.
+
+After the loss of a message, a session or a server, the edge asks again or opens the session again from its tokens, so
+no token is lost or doubled. For that it remembers the number of the session and its epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from skydraft.decoding.context import Committed
+from skydraft.edge.channel import Channel, SessionStream, Waiting
+from skydraft.errors import CloudDraining, CloudFailure, Diverged, ProtocolError, SkydraftError
+from skydraft.protocol import codec
+from skydraft.protocol.values import MAX_SESSION, OpenCall, Opened, Opening, StopCall, TargetId, VerifyCall, Written
+from skydraft.types import Cost, DraftBlock, LinkCost, Verdict
+
+T = TypeVar("T")
+
+
+class Session:
+    """One text at one server. `opening` is its beginning; ids are below `vocab_size`.
+
+    All methods but `opening_message` run on the event loop, one at a time. Each tries once, and raises the error.
+    """
+
+    def __init__(
+        self,
+        context: Committed,
+        opening: Opening,
+        vocab_size: int,
+        channel: Channel,
+        *,
+        number: int,
+        traceparent: str = "",
+        on_open: Callable[[Channel, TargetId | None], None] = lambda channel, target: None,
+    ) -> None:
+        self.number = number
+        self.epoch = 0
+        self._context = context
+        self._opening = opening
+        self._prompt_ids = np.array(opening.prompt.token_ids, np.int32)
+        self._vocab_size = vocab_size
+        self._channel = channel
+        self._traceparent = traceparent
+        self._on_open = on_open  # called with the target that opened the text
+        self._is_open = False  # the server has this epoch
+        self._was_sent = False  # so the server may have it open, even without a reply
+        self._stream: SessionStream | None = None
+        self._last: SessionStream | None = None  # the last used stream, perhaps still in use
+        self._is_named = False  # the stream has named its session
+        self._writing: tuple[int, int] | None = None  # bases of the verify before it and of the next token
+        self._cost: Cost | None = None  # of an opening ahead, for the first verdict
+        self._spent = LinkCost()  # in all
+
+    @property
+    def channel(self) -> Channel:
+        """The channel to the session's server."""
+        return self._channel
+
+    @property
+    def top(self) -> int:
+        """Drafts among this many best tokens of the target are accepted; 0: only its own choice."""
+        return self._opening.top
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the target is writing, so that `next_written` has an answer."""
+        return self._writing is not None
+
+    def expect(self, target: TargetId | None) -> None:
+        """Allow only this target to begin the text; None: any."""
+        self._opening = replace(self._opening, target=target)
+
+    @property
+    def spent(self) -> LinkCost:
+        """Bytes of all messages so far. Any thread may call this."""
+        return self._spent
+
+    def reopen(self, channel: Channel | None = None, *, renumber: bool = False) -> None:
+        """Make the next call open the session again, one epoch higher, perhaps elsewhere or with another number."""
+        self.break_off()
+        self._was_sent = self._was_sent and not (channel or renumber)
+        self._channel = channel or self._channel
+        if renumber:
+            self.number = new_number()
+        self.epoch += 1
+        self._is_open = False
+        self._cost = None
+
+    def break_off(self) -> None:
+        """Drop the stream; the session stays. Tokens that the target was writing are not read any more."""
+        self._writing = None
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    async def renew(self) -> None:
+        """Drop the used connection, which may be dead; a newer connection stays."""
+        self.break_off()
+        if self._last is not None:
+            await self._last.renew()
+
+    def opening_message(self) -> bytes:
+        """The message that opens the session without a block."""
+        return codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now()))
+
+    async def open(self, message: bytes, waiting: Waiting) -> None:
+        """Open the session at the server, which puts the prompt into the target's cache."""
+        reply = await self._ask(message, waiting)
+        opened: Opened = self._read(codec.decode_opened, reply)
+        self._note_opened(reply)
+        self._cost = opened.cost
+
+    async def judge(
+        self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting, ahead: tuple[int, ...] = ()
+    ) -> Verdict:
+        """The verdict on a block; with `write`, the target continues to write after it.
+
+        The block follows the committed tokens and `ahead`, which the target has seen.
+        """
+        opening = None if self._is_open else self._opening_now()
+        checksum = codec.digest(self._prompt_ids, self._context.generated, np.array(ahead, np.int32))
+        stream = await self._stream_now()
+        number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
+        call = VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
+        reply = await self._exchange(stream, codec.encode_verify(call), waiting)
+        verdict, is_last = self._read(lambda data: codec.decode_verdict(data, len(catch_up)), reply)
+        self._check(verdict, block)
+        if opening is not None:
+            self._note_opened(reply)
+        has_more = write > 0 and not is_last and verdict.finish is None
+        self._writing = (block.base, block.base + verdict.num_tokens) if has_more else None
+        cost, self._cost = self._cost, None
+        return replace(verdict, cost=cost + verdict.cost) if cost else verdict
+
+    async def next_written(self, waiting: Waiting) -> Written:
+        """The next tokens that the target wrote; the last message may hold none."""
+        assert self._stream is not None and self._writing is not None
+        base, next_base = self._writing
+        try:
+            reply = await self._stream.receive(waiting)
+            self._count(0, len(reply))
+            written = self._read(codec.decode_written, reply)
+            self._check_written(written, next_base)
+        except BaseException:
+            self.break_off()
+            raise
+        has_more = not (written.is_last or written.finish)
+        self._writing = (base, next_base + len(written.token_ids)) if has_more else None
+        return written
+
+    def stop(self) -> None:
+        """Ask the target to stop writing. Tokens that it wrote until then must still be read."""
+        if self._writing is not None and self._stream is not None:
+            message = codec.encode_stop(StopCall(self._writing[0]))
+            self._count(len(message), 0)
+            self._stream.send(message)
+
+    async def close(self) -> None:
+        """End the session at the server, if a message gets through."""
+        stream, was_sent, is_named = self._stream, self._was_sent, self._is_named
+        self._stream, self._writing, self._is_open = None, None, False
+        if stream is not None and not stream.is_over:
+            await stream.finish(codec.encode_close(0 if is_named else self.number))
+        elif was_sent:
+            await self._channel.stream(self._traceparent).finish(codec.encode_close(self.number))
+
+    def _opening_now(self) -> Opening:
+        """The opening to send now, with all tokens that the target has seen."""
+        self._spent += LinkCost(shared_bytes=codec.media_bytes(self._opening))
+        seen = self._context.generated[: self._context.num_seen]
+        return replace(self._opening, committed_ids=tuple(seen.tolist()))
+
+    async def _stream_now(self) -> SessionStream:
+        """The session's stream; a new one if the server ended the old one while idle. Raises CloudDraining."""
+        if self._stream is not None and self._stream.is_over:
+            reason = await self._stream.ended_by()
+            self._stream = None
+            if isinstance(reason, CloudDraining):
+                raise reason
+        if self._stream is None:
+            self._stream = self._last = self._channel.stream(self._traceparent)
+            self._is_named = False
+        return self._stream
+
+    async def _ask(self, message: bytes, waiting: Waiting) -> bytes:
+        return await self._exchange(await self._stream_now(), message, waiting)
+
+    async def _exchange(self, stream: SessionStream, message: bytes, waiting: Waiting) -> bytes:
+        """Send a message and wait for its reply; the stream is dropped if that fails."""
+        self._count(len(message), 0)
+        self._is_named = self._was_sent = True
+        try:
+            reply = await stream.receive(waiting, message)
+        except BaseException:
+            self.break_off()
+            raise
+        self._count(0, len(reply))
+        return reply
+
+    def _count(self, up: int, down: int) -> None:
+        self._spent += LinkCost(bytes_up=up, bytes_down=down)
+
+    def _note_opened(self, reply: bytes) -> None:
+        """Note that the server has the session, and its target, so that no other target continues the text."""
+        if self._opening.target is None:
+            self.expect(self._read(codec.decode_target, reply))
+        self._is_open = True
+        self._on_open(self._channel, self._opening.target)
+
+    def _read(self, decode: Callable[[bytes], T], reply: bytes) -> T:
+        """The decoded reply. A malformed reply raises CloudFailure: it is the server's failure, not wrong use."""
+        try:
+            return decode(reply)
+        except ProtocolError as error:
+            raise self._failed("an answer that cannot be read") from error
+
+    def _check(self, verdict: Verdict, block: DraftBlock) -> None:
+        """Raise CloudFailure for a verdict that cannot belong to this block: a commit could not be undone."""
+        if verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
+            raise self._failed("an answer to another request")
+        self._check_tokens(verdict.commits(block), block.base + verdict.num_tokens, verdict.finish is not None)
+
+    def _check_written(self, written: Written, base: int) -> None:
+        """Raise Diverged or CloudFailure for written tokens that cannot follow the text."""
+        if written.base != base:
+            raise Diverged(f"The target writes at {written.base}, and the text is at {base}.")
+        self._check_tokens(written.token_ids, base + len(written.token_ids), written.finish is not None)
+
+    def _check_tokens(self, token_ids: tuple[int, ...], end: int, has_finish: bool) -> None:
+        most = self._opening.params.max_new_tokens
+        for token_id in token_ids:
+            if token_id >= self._vocab_size:
+                raise self._failed(f"the token {token_id}, which the vocabulary does not have")
+        if token_ids and (end > most or (end == most and not has_finish)):
+            raise self._failed(f"tokens beyond the {most} that were asked for")
+
+    def _failed(self, says: str) -> SkydraftError:
+        return CloudFailure(f"The cloud at {self._channel.target} sent {says}.")
+
+
+def new_number() -> int:
+    """A random number for a session, unlikely to be used twice."""
+    return random.SystemRandom().randint(1, MAX_SESSION)

@@ -1,0 +1,100 @@
+"""Records sorted into settings: the generations of each mode over each link, all from the same prompts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.evaluation.measures import BY_NAME, Case, Measure
+from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.records import GenerationLine, PromptEntry, Records
+from skydraft.evaluation.texts import indicators, rouge_l
+
+Floats = npt.NDArray[np.float64]
+
+
+def setting_name(mode: str, link_ms: float | None) -> str:
+    """The name in tables: the mode, and the round trip if there is one."""
+    return mode if link_ms is None else f"{mode} @ {link_ms:g} ms"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One mode over one link (None: in process), with its generations by prompt: [num_prompts][repetitions]."""
+
+    mode: Mode
+    link_ms: float | None
+    cases: tuple[tuple[Case, ...], ...]
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+        return setting_name(self.mode.name, self.link_ms)
+
+    @property
+    def all_cases(self) -> list[Case]:
+        """Every generation."""
+        return [case for per_prompt in self.cases for case in per_prompt]
+
+    def sums(self, measure: Measure) -> tuple[Floats, Floats]:
+        """Numerator and denominator of each prompt, [num_prompts] each."""
+        counted = [[measure.count(case) for case in per_prompt] for per_prompt in self.cases]
+        return tuple(np.array([sum(pair[side] for pair in pairs) for pairs in counted], float) for side in (0, 1))  # type: ignore[return-value]  # two sides
+
+    def value(self, name: str) -> float | None:
+        """A measure over all prompts; None if the denominator is 0."""
+        above, below = self.sums(BY_NAME[name])
+        return float(above.sum() / below.sum()) if below.sum() else None
+
+    @cached_property
+    def whole_blocks(self) -> tuple[int, list[int]]:
+        """(k, accepted drafts of each escalated block of length k); shorter blocks at a text's end are left out."""
+        verified = [
+            record for case in self.all_cases for record in case.generation.records if record.outcome == "verified"
+        ]
+        k = max((record.num_draft for record in verified), default=0)
+        whole = [record for record in verified if record.num_draft == k and record.num_committed > record.num_accepted]
+        return k, [record.num_accepted for record in whole]
+
+
+class Findings:
+    """Records sorted into settings. Prompts that an interrupted run did not answer in every mode are left out."""
+
+    def __init__(self, records: Records) -> None:
+        self.run = records.run
+        self._scores = {(line.prompt, line.style, line.token_ids): line for line in records.scores}
+        self._lines: dict[tuple[str, str, float | None], list[GenerationLine]] = defaultdict(list)
+        for line in records.generations:
+            self._lines[line.mode, line.prompt, line.link_ms].append(line)
+        self.settings = tuple(self._settings())
+
+    def _settings(self) -> Iterator[Setting]:
+        for link_ms in self.run.links:
+            modes = [mode for mode in self.run.modes if link_ms is None or mode.uses_link]
+            prompts = [
+                prompt for prompt in self.run.prompts if all(self._lines[m.name, prompt.id, link_ms] for m in modes)
+            ]
+            for mode in modes if prompts else ():
+                yield Setting(mode, link_ms, tuple(tuple(self._cases(mode, link_ms, prompt)) for prompt in prompts))
+
+    def _cases(self, mode: Mode, link_ms: float | None, prompt: PromptEntry) -> Iterator[Case]:
+        alone = [other.name for other in self.run.modes if other.is_target_alone and other.style == mode.style]
+        cloud = self._lines[alone[0], prompt.id, None] if alone else []
+        for line in self._lines[mode.name, prompt.id, link_ms]:
+            yield Case(
+                prompt,
+                line,
+                self._scores.get((line.prompt, mode.style, line.token_ids)),
+                indicators(line.text, np.array(line.token_ids, np.int32)),
+                cloud[0].token_ids if cloud else None,
+                rouge_l(line.text, prompt.references) if prompt.references else None,
+            )
+
+    def setting(self, name: str, link_ms: float | None = None) -> Setting | None:
+        """The setting of a mode, if it was run."""
+        return next((s for s in self.settings if s.mode.name == name and s.link_ms == link_ms), None)

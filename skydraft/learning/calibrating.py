@@ -1,0 +1,129 @@
+"""Calibrates the gate to a pair of models, from texts that both write here or from lessons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from skydraft import api
+from skydraft.choosing.chooser import Chooser
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.base import Engine
+from skydraft.errors import OptionError, RecordsError
+from skydraft.gating.calibration import Calibration, PairSide, read_calibration
+from skydraft.gating.fitting import LabelledText, fit
+from skydraft.gating.gates import measure
+from skydraft.learning.dataset import Chosen, prompt_digest
+from skydraft.learning.lessons import KNOWN, WRONG, Lesson
+from skydraft.prompts.messages import Message
+from skydraft.prompts.pair import read_prompt
+from skydraft.types import Prompt, Signals
+
+_MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "edge"}
+OnDone: TypeAlias = Callable[[], None]
+
+
+def read_along(
+    engine: Engine, prompt: Prompt, token_ids: Sequence[int], params: DecodingParams
+) -> list[tuple[int, Signals]]:
+    """Return (the token that a model would have written, its signals) for each position of a text."""
+    chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
+    whole = np.array([*prompt.token_ids, *token_ids], np.int32)
+    choices = []
+    with closing(engine.open(prompt.token_ids, prompt.media)) as sequence:
+        for start in range(len(prompt.token_ids) - 1, len(whole) - 1, engine.invariant_rows):
+            rows = sequence.extend(whole[start : min(start + engine.invariant_rows, len(whole) - 1)])
+            for length, row in enumerate(rows, start + 1):
+                choices.append((chooser.choose(row, whole[:length]), measure(row)))
+    return choices
+
+
+def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
+    """Read a lesson with a draft model, not always the one that drafted, and label the tokens that the target judged.
+
+    It chooses with the lesson's parameters. At a token that the target would not have written it counts as wrong.
+    """
+    choices = read_along(edge, lesson.prompt, lesson.token_ids, lesson.decoding)
+    judged = [index for index, mark in enumerate(lesson.marks) if mark in KNOWN or mark == WRONG]
+    disagrees = (lesson.marks[index] == WRONG or choices[index][0] != lesson.token_ids[index] for index in judged)
+    return LabelledText("target", tuple(choices[index][1] for index in judged), tuple(disagrees))
+
+
+def label_texts(
+    edge: Engine, cloud: Engine, questions: Iterable[tuple[Message, ...]], max_new_tokens: int, on_done: OnDone
+) -> list[LabelledText]:
+    """Let both models answer alone, greedily, and label what each wrote; calls `on_done` after each question."""
+    params = DecodingParams(max_new_tokens=max_new_tokens)
+    texts: list[LabelledText] = []
+    for messages in questions:
+        prompts = read_prompt(edge, messages)
+        for path, mode in _MODE_OF.items():
+            request = GenerateRequest(messages, make_plan(mode), params)
+            token_ids = api.start(request, edge=edge, cloud=cloud).run().token_ids
+            drafted = read_along(edge, prompts.edge, token_ids, params)
+            wanted = token_ids
+            if path == "draft":
+                wanted = tuple(choice for choice, _ in read_along(cloud, prompts.target, token_ids, params))
+            disagrees = tuple(mine != theirs for (mine, _), theirs in zip(drafted, wanted, strict=True))
+            texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees))
+        on_done()
+    return texts
+
+
+def side_of(engine: Engine) -> PairSide:
+    """Name a model as calibrations do."""
+    return PairSide(name=engine.name, fingerprint=engine.fingerprint)
+
+
+def calibrate_lessons(
+    chosen: Chosen, edge: Engine, learned_from: frozenset[str], folder: Path, on_done: OnDone
+) -> tuple[Calibration, list[LabelledText]]:
+    """Read lessons of `folder` with the draft model, and fit a calibration; calls `on_done` after each lesson.
+
+    `learned_from` are digests of the prompts that the draft model was trained on. Returns the calibration and the
+    texts of all other prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
+    """
+    is_unseen = [prompt_digest(lesson) not in learned_from for lesson in chosen.lessons]
+    if not any(is_unseen):
+        raise RecordsError(
+            f"The adapter was trained on every answer in {folder}, so none can tell how well it does on others.",
+            hint=f"Collect some more with --learn {folder}.",
+        )
+    texts = []
+    for lesson in chosen.lessons:
+        texts.append(labelled(edge, lesson))
+        on_done()
+    unseen = [text for text, wanted in zip(texts, is_unseen, strict=True) if wanted]
+    target = PairSide(name=chosen.target[:12], fingerprint=chosen.target)
+    longest = max(len(lesson.token_ids) for lesson in chosen.lessons)
+    return fit(texts, side_of(edge), target, folder.name, longest, unseen=unseen), unseen
+
+
+def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -> Path:
+    """Write a calibration to `out`, or into `cache`, where it replaces an earlier one of the same pair.
+
+    Returns its file. Raises OptionError.
+    """
+    folder, name = cache / "calibrations", f"{made.draft.name}--{made.target.name}.json".replace("/", "_")
+    out = out or _earlier(folder, made) or folder / name
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(made.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{out} cannot be written: {error.strerror}.") from error
+    return out
+
+
+def _earlier(folder: Path, made: Calibration) -> Path | None:
+    """Return the file of a calibration of the same pair."""
+    for path in sorted(folder.glob("*.json")):
+        with suppress(RecordsError):
+            if read_calibration(path).fits(made.draft.fingerprint, made.target.fingerprint):
+                return path
+    return None

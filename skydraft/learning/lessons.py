@@ -1,0 +1,353 @@
+"""Lessons: each is one finished generation with what both models said about its tokens. And the folder that keeps them.
+
+A lesson has one mark for each token of its text:
+
+    a   the draft model wrote this token, and the target would have written it too
+    c   the target wrote this token; the draft model had written another
+    t   the target wrote this token; the draft model was not asked
+    w   the draft model wrote this token; the target would have written another, which is not known
+    -   the target did not judge this token: it says nothing
+
+It is one line of a file: eight hex digits, the CRC of the rest, a space, and JSON. The CRC finds lines that were cut or
+damaged; forged ones it does not find. The folder holds `lessons-00000001.jsonl` and the like, which only the user can
+read; the oldest file is deleted when there is too much. Any number of processes append to it, each under its lock.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from skydraft.config import DecodingParams, decoding_params
+from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
+from skydraft.types import Media, Prompt, Signals
+
+MAX_LINE_BYTES = 16 << 20  # ten minutes of speech; what is longer was not written by us
+AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
+KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
+OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and the draft model's choice is known to be it or not
+_DIGITS = 5  # of a signal that are kept
+MAX_BYTES = 256 << 20
+_NUM_FILES = 16  # so that a sixteenth is lost when the oldest goes
+_LOCK, _FILES = "lessons.lock", "lessons-*.jsonl"
+_LOCK_S = 10.0  # others hold it for milliseconds
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Fingerprint = Annotated[str, Field(max_length=128)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class StoredMedia(_Line):
+    """Features of speech in half precision: `num_mels` rows, little-endian, in base64."""
+
+    num_mels: int = Field(ge=1, le=1024)
+    features: str
+
+    @classmethod
+    def of(cls, media: Media) -> StoredMedia:
+        """Encode the features of speech."""
+        half = np.ascontiguousarray(media.features, "<f2")
+        return cls(num_mels=len(half), features=base64.b64encode(half.tobytes()).decode())
+
+    def media(self) -> Media:
+        """Decode the features. Raises ValueError."""
+        half = np.frombuffer(base64.b64decode(self.features, validate=True), "<f2")
+        return Media(half.reshape(self.num_mels, -1).astype(np.float32))
+
+
+class Lesson(_Line):
+    """`marks` has one mark for each token of the text, `signals` one entry or None, where the draft model spoke.
+
+    `ranks` has one number for each mark w: how many tokens the target put before that one. `draft` and `target` name
+    weights, `vocab` the vocabulary; `draft` is "" where the target wrote alone. `params` are the decoding parameters
+    that were not the default. The prompt is what the draft model reads.
+    """
+
+    schema_number: Literal[1] = Field(default=1, alias="schema")
+    draft: Fingerprint
+    target: Fingerprint
+    vocab: Fingerprint
+    prompt_ids: tuple[TokenId, ...] = Field(min_length=1)
+    media: tuple[StoredMedia, ...] = ()
+    token_ids: tuple[TokenId, ...] = Field(min_length=1)
+    marks: str
+    ranks: tuple[int, ...] = ()
+    signals: tuple[tuple[float, float, float] | None, ...] = ()
+    params: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Lesson:
+        if len(self.marks) != len(self.token_ids) or set(self.marks) - set("actw-"):
+            raise ValueError("there is not one mark for each token")
+        if self.signals and len(self.signals) != len(self.token_ids):
+            raise ValueError("there is not one entry of signals for each token")
+        if len(self.ranks) != self.marks.count(WRONG) or min(self.ranks, default=0) < 0:
+            raise ValueError("there is not one rank for each token that the target would not have written")
+        try:
+            _ = self.decoding
+            if self.media:
+                _ = self.prompt
+        except (SkydraftError, TypeError, ValueError) as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    @cached_property
+    def decoding(self) -> DecodingParams:
+        """The parameters that it was written with."""
+        return decoding_params(None, **self.params)
+
+    @property
+    def prompt(self) -> Prompt:
+        """What the draft model read."""
+        return Prompt(self.prompt_ids, tuple(each.media() for each in self.media))
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Positions where the text has the target's token."""
+        return tuple(index for index, mark in enumerate(self.marks) if mark in KNOWN)
+
+
+def signals_entry(signals: Signals | None) -> tuple[float, float, float] | None:
+    """Round signals as a lesson keeps them."""
+    if signals is None:
+        return None
+    return round(signals.entropy, _DIGITS), round(signals.margin, _DIGITS), round(signals.top_prob, _DIGITS)
+
+
+def params_entry(params: DecodingParams) -> dict[str, Any]:
+    """Return the parameters that are not the default, as JSON."""
+    off = DecodingParams()
+    return {
+        each.name: json.loads(json.dumps(value))
+        for each in fields(params)
+        if (value := getattr(params, each.name)) != getattr(off, each.name)
+    }
+
+
+def encode(lesson: Lesson) -> bytes:
+    """Write a lesson as a line. Raises RecordsError for one that is too long to be kept."""
+    data = lesson.model_dump_json(by_alias=True, exclude_defaults=True).encode()
+    line = b"%08x %s\n" % (zlib.crc32(data), data)
+    if len(line) > MAX_LINE_BYTES:
+        raise RecordsError(f"A lesson of {len(line) >> 20} MB is too long to be kept.")
+    return line
+
+
+def decode(line: bytes) -> Lesson:
+    """Read a lesson from a line. Raises RecordsError, whose message says in a few words what the line is instead."""
+    checksum, _, data = line.rstrip(b"\n").partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(data):
+        raise RecordsError("cut or damaged")
+    try:
+        return Lesson.model_validate_json(data)
+    except ValidationError as error:
+        raise RecordsError("not a lesson of this version") from error
+
+
+class StoreSize(NamedTuple):
+    """How many files a folder holds, and how large they are together."""
+
+    num_files: int
+    num_bytes: int
+
+
+class Store:
+    """The lessons in a folder, which need not exist before something is added. Raises OptionError for a file."""
+
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise OptionError(f"{folder} is a file, and lessons lie in a folder.", hint="Give --learn another name.")
+        self.folder = folder
+        self._max_bytes = max_bytes
+
+    def files(self) -> list[Path]:
+        """The files of the store, the oldest first."""
+        return sorted(self.folder.glob(_FILES))
+
+    def size(self) -> StoreSize:
+        """Measure the folder; files that vanish meanwhile are not counted."""
+        sizes = list[int]()
+        for path in self.files():
+            with suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+        return StoreSize(len(sizes), sum(sizes))
+
+    def prepare(self) -> None:
+        """Make the folder, and try to write. Raises OptionError or NotEnoughDisk."""
+        with _errors_named(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            pass
+
+    def add(self, lesson: Lesson) -> None:
+        """Append a lesson. Raises what `encode` and `append` raise."""
+        self.append(encode(lesson))
+
+    def append(self, line: bytes) -> None:
+        """Append a lesson's line whole, or nothing. Raises OptionError, NotEnoughDisk; RecordsError if it is in use."""
+        self.prepare()
+        with self._locked():
+            path = self._file_for(len(line))
+            with _errors_named(self.folder):
+                _append(path, line)
+            self._drop_oldest()
+
+    def _file_for(self, num_bytes: int) -> Path:
+        """The file that the next line goes into."""
+        files = self.files()
+        number = int(files[-1].stem.rpartition("-")[2]) if files else 1
+        if files and files[-1].stat().st_size + num_bytes > self._max_bytes // _NUM_FILES:
+            number += 1
+        return self.folder / f"lessons-{number:08d}.jsonl"
+
+    def _drop_oldest(self) -> None:
+        files = self.files()
+        total = sum(path.stat().st_size for path in files)
+        for path in files[:-1]:
+            if total <= self._max_bytes:
+                return
+            total -= path.stat().st_size
+            path.unlink()
+
+    def lessons(self, skipped: Counter[str]) -> Iterator[Lesson]:
+        """Read all lessons, the oldest first, one at a time. Raises OptionError.
+
+        `skipped` counts the lines that hold no lesson, by what they are.
+        """
+        for path in self.files():
+            with _errors_named(self.folder):
+                try:
+                    file = path.open("rb")
+                except FileNotFoundError:  # it went meanwhile, as the oldest do
+                    continue
+            with file:
+                yield from _lessons(file, skipped)
+
+    def forget(self) -> StoreSize:
+        """Delete all lessons; returns what there was. Nothing else in the folder is touched."""
+        if not self.folder.is_dir():
+            return StoreSize(0, 0)
+        with self._locked(), _errors_named(self.folder):
+            size = self.size()
+            for path in self.files():
+                path.unlink(missing_ok=True)
+        return size
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = FileLock(self.folder / _LOCK, timeout=_LOCK_S, mode=0o600)
+        with _errors_named(self.folder):
+            try:
+                lock.acquire()
+            except Timeout as error:
+                raise RecordsError(
+                    f"Another process has held {self.folder} for {_LOCK_S:g} s.", hint="Try again when it has ended."
+                ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Write a line at the end of a file, on a new line even where the file ends in the middle of one."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(file).st_size
+        is_whole = not size or os.pread(file, 1, size - 1) == b"\n"
+        data = memoryview(line if is_whole else b"\n" + line)
+        try:
+            while data:
+                data = data[os.write(file, data) :]
+        except OSError:
+            os.ftruncate(file, size)  # half a line is of no use
+            raise
+    finally:
+        os.close(file)
+
+
+def _lessons(file: BinaryIO, skipped: Counter[str]) -> Iterator[Lesson]:
+    """Read the lessons of a file, with one line in memory at a time, and none that is longer than allowed."""
+    while line := file.readline(MAX_LINE_BYTES):
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            skipped["too long"] += 1
+            while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                pass
+            continue
+        try:
+            lesson = decode(line)
+        except RecordsError as error:
+            skipped[error.message] += 1
+        else:
+            yield lesson
+
+
+@contextmanager
+def _errors_named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise NotEnoughDisk(
+                f"{folder} has no room for another lesson: {reason}.",
+                hint="Free some space, or run: skydraft learn forget.",
+            ) from error
+        raise OptionError(
+            f"Lessons cannot be kept in {folder}: {reason}.", hint="Give --learn a folder that you can write to."
+        ) from error
+
+
+@dataclass
+class Taught:
+    """Counts over lessons of one draft model and one target."""
+
+    num_lessons: int = 0
+    marks: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of which the target's choice is known."""
+        return sum(self.marks[mark] for mark in KNOWN)
+
+    @property
+    def num_wrong(self) -> int:
+        """Tokens of the text that the target would not have written."""
+        return self.marks[WRONG]
+
+    @property
+    def num_opinions(self) -> int:
+        """Tokens at which it is known whether both models agree."""
+        return sum(self.marks[mark] for mark in OPINIONS)
+
+    @property
+    def alpha(self) -> float | None:
+        """Share of those tokens on which both models agree; None where there are none."""
+        return self.marks[AGREED] / self.num_opinions if self.num_opinions else None
+
+
+def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str, str], Taught]:
+    """Count lessons by (target, draft, vocabulary), and in `skipped` the lines that hold no lesson."""
+    counts: dict[tuple[str, str, str], Taught] = {}
+    for lesson in store.lessons(skipped):
+        taught = counts.setdefault((lesson.target, lesson.draft, lesson.vocab), Taught())
+        taught.num_lessons += 1
+        taught.marks.update(lesson.marks)
+    return counts

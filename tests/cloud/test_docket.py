@@ -1,0 +1,241 @@
+"""Who goes next: the order of a forward, one answer to each job, and nobody who waits for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skydraft.config import DecodingParams
+from skydraft.errors import CloudDraining, SessionNotFound, SessionTaken
+from skydraft.protocol.codec import digest
+from skydraft.protocol.values import OpenCall, Opened, Opening, VerifyCall
+from skydraft.types import Prompt
+from tests import toys
+from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, TO_THE_END, Edge, desk_of, opened
+from tests.toys import law
+
+
+@law(40)
+@given(st.lists(st.integers(0, 12), max_size=7), st.permutations(range(7)), st.integers(1, 30))
+def test_a_forward_is_filled_by_the_oldest_each_once_and_the_last_may_be_cut(
+    num_drafts: list[int], order: list[int], max_rows: int
+) -> None:
+    desk = desk_of()
+    edges = [Edge(number, 4, ENDLESS) for number in range(len(num_drafts))]
+    opened(desk, *edges)
+    order = [number for number in order if number < len(edges)]
+    asked = {number: desk.ask(edges[number].call(draft=(1,) * num_drafts[number])) for number in order}
+    desk.worker.receive()
+    desk.docket.admit()
+    batch = desk.docket.batch(max_rows)
+    assert [job for job, *_ in batch] == [asked[number].job for number in order[: len(batch)]]
+    num_wanted = [num_drafts[number] + 1 for number in order]
+    num_fed = [len(feed) for *_, feed in batch]
+    assert sum(num_fed) == min(max_rows, sum(num_wanted))
+    assert num_fed[:-1] == num_wanted[: max(len(batch) - 1, 0)]
+    assert desk.docket.next_prefill() is None
+
+
+def test_the_same_call_while_it_is_under_way_is_judged_once_and_answered_twice() -> None:
+    desk, edge = desk_of(max_rows=1), Edge(0, 4, ENDLESS)
+    call = edge.call(draft=edge.likely(5), opens=True)
+    asked = [desk.ask(call)]
+    desk.step(3)
+    asked.append(desk.ask(call))
+    desk.finish()
+    asked.append(desk.ask(call))  # and once more from memory
+    desk.finish()
+    assert [one.answers for one in asked] == [[edge.judged(call)]] * 3
+    assert len(desk.engine.batches) == 6
+    follow_up = edge.call(draft=edge.likely(2))
+    assert desk.answer(follow_up) == edge.judged(follow_up)
+
+
+def test_only_the_same_call_of_the_same_owner_shares_an_answer() -> None:
+    desk, edge = desk_of(), Edge(1, 4, ENDLESS)
+    calls = [edge.open(), edge.call(opens=True), edge.call(draft=(1,), opens=True), Edge(2, 4, ENDLESS).open()]
+    for call in calls:
+        desk.ask(call)
+        desk.ask(call, "bob")
+        desk.ask(call)
+    desk.worker.receive()
+    assert len(desk.docket.jobs) == 2 * len(calls)
+
+
+def test_a_number_that_somebody_else_writes_in_is_taken_and_not_waited_for() -> None:
+    """Two owners have drawn the same number: the second is told at once, however long the first one's text is."""
+    desk, edge = desk_of(), Edge(5, 4, ENDLESS)
+    desk.ask(edge.stream(), "eve")
+    desk.step(3)
+    asked = desk.ask(edge.open(), "bob")
+    desk.step()
+    assert asked.is_answered and isinstance(asked.last, SessionTaken)
+
+
+def test_a_later_epoch_ends_what_the_earlier_one_asked() -> None:
+    desk = desk_of(part=1)
+    edges = [Edge(number, 4, ENDLESS, prompt=(1, 2, 3, 4)) for number in (1, 2, 3)]
+    earlier = [desk.ask(edges[0].open()), desk.ask(edges[1].call(opens=True)), desk.ask(edges[2].stream())]
+    desk.step()
+    waiting = desk.ask(edges[0].call(draft=(1,)))
+    others = [desk.ask(edges[0].open(), "bob"), desk.ask(Edge(4, 4, ENDLESS).open())]
+    for edge in edges:
+        edge.epoch = 2
+    later = [desk.ask(edge.open()) for edge in edges]
+    desk.finish()
+    assert all(isinstance(one.last, SessionNotFound) and len(one.said) == 1 for one in (*earlier, waiting))
+    assert [one.last for one in (*later, others[1])] == [Opened(0)] * 4 and isinstance(others[0].last, SessionTaken)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 8, 64])
+def test_a_long_catch_up_takes_turns_with_others(max_rows: int) -> None:
+    desk = desk_of(max_rows=max_rows)
+    long, short = Edge(0, 4, ENDLESS), Edge(1, 4, ENDLESS)
+    opened(desk, long, short)
+    late = long.call(long.likely(200, miss=100))
+    behind = desk.ask(late)
+    expected = long.judged(late)
+    desk.step()
+    delays = []
+    while not behind.is_answered:
+        call = short.call(draft=short.likely(1))
+        asked, began = desk.ask(call), len(desk.engine.batches)
+        desk.steps_until(asked)
+        delays.append(len(desk.engine.batches) - began)
+        assert asked.last == short.judged(call)
+        assert len(delays) < 100  # nor do the short ones keep the long one waiting for ever
+    assert max(delays) <= -(-16 // max_rows) + 2
+    assert behind.last == expected
+
+
+def test_a_long_prompt_takes_turns_with_others() -> None:
+    desk = desk_of(part=4, max_rows=4)
+    short, long = Edge(0, 4, ENDLESS), Edge(1, 4, ENDLESS, prompt=(0, 3, 5) * 70)
+    opened(desk, short)
+    opening = desk.ask(long.open())
+    for _ in range(20):
+        asked = desk.ask(call := short.call(draft=short.likely(2)))
+        desk.step()
+        assert asked.last == short.judged(call) and not opening.is_answered
+    desk.finish()
+    assert opening.last == Opened(0) and desk.engine.num_prefills == 53 + 1  # 209 tokens in parts of 4, and 1
+
+
+def test_the_oldest_goes_first_into_a_forward() -> None:
+    desk = desk_of(max_rows=3)
+    everyone = [Edge(number, 4, ENDLESS) for number in range(4)]
+    opened(desk, *everyone)
+    desk.engine.batches.clear()
+    asked = [desk.ask(everyone[index].call(draft=everyone[index].likely(1))) for index in (2, 0, 3, 1)]
+    answered: list[int] = []
+    while len(answered) < 4:
+        desk.step()
+        answered += [index for index in range(4) if asked[index].is_answered and index not in answered]
+    assert answered == [0, 1, 2, 3]
+    assert [[len(tokens) for _, tokens in batch] for batch in desk.engine.batches] == [[2, 1], [1, 2], [2]]
+
+
+def test_stopping_answers_everybody_and_frees_everything() -> None:
+    desk = desk_of(6, max_rows=2, max_sessions=1)
+    edges = [Edge(number, 6, ENDLESS) for number in range(4)]
+    begun = desk.ask(edges[0].call(edges[0].likely(30), opens=True))
+    desk.step(3)
+    waits = [desk.ask(edges[1].call(opens=True)), desk.ask(edges[2].stream())]
+    desk.step()
+    desk.worker.post(desk.docket.stop)
+    late = desk.ask(edges[3].open())
+    desk.worker.run()
+    for asked in (begun, *waits, late):
+        assert [type(answer) for answer in asked.answers] == [CloudDraining]
+    assert desk.engine.num_open == 0
+
+
+def test_a_worker_that_dies_answers_everybody_first() -> None:
+    class Died(BaseException):
+        """What no worker survives."""
+
+    desk = desk_of(max_sessions=1)
+    writes, waits = desk.ask(Edge(0, 4, ENDLESS).stream()), desk.ask(Edge(1, 4, ENDLESS).open())
+    desk.step(2)
+    desk.engine.fails = lambda feeds: Died()
+    with pytest.raises(Died):
+        desk.worker.run()
+    assert [type(asked.last) for asked in (writes, waits)] == [CloudDraining] * 2
+    assert desk.engine.num_open == 0
+    desk.check_answers()
+
+
+def test_who_waits_for_a_seat_is_looked_at_once_and_not_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One label at its limit of seats lets 100 requests wait: each step looks at one of them, and at no id twice."""
+    desk = desk_of(sessions_per_token=1)
+    desk.ask(Edge(1, 4, ENDLESS).stream(), "eve")
+    desk.step()
+    for number in range(2, 102):
+        desk.ask(VerifyCall(number, 0, 3, (2, 2, 2), (), 0, Opening(FINGERPRINT, Prompt((1,)))), "eve")
+    desk.step()
+    looks = {"admit": 0, "check_ids": 0}
+
+    def counting(name: str) -> Any:
+        plain = getattr(desk.docket.sessions, name)
+
+        def counted(*args: Any) -> Any:
+            looks[name] += 1
+            return plain(*args)
+
+        return counted
+
+    for name in looks:
+        monkeypatch.setattr(desk.docket.sessions, name, counting(name))
+    desk.step(10)
+    assert looks["admit"] <= 10 and looks["check_ids"] == 0
+
+
+hostile = st.tuples(
+    st.sampled_from(["open", "verify", "verify", "write", "again", "stop", "leave", "close", "step", "step"]),
+    st.integers(0, 2),  # session
+    st.sampled_from([1, 1, 1, 2]),  # epoch
+    st.sampled_from(["ann", "ann", "ann", "bob"]),
+    st.booleans(),  # with an opening
+    st.sampled_from([(), (), (3, 4), (3, 99)]),  # to catch up
+    st.lists(st.integers(0, 44), max_size=3).map(tuple),  # drafts
+)
+
+
+@settings(law(150), report_multiple_bugs=False)
+@given(st.lists(hostile, min_size=5, max_size=40), st.integers(1, 3), st.integers(1, 4))
+def test_whatever_is_asked_the_worker_lives_and_answers_each_once(
+    script: list[Any], max_sessions: int, max_rows: int
+) -> None:
+    desk = desk_of(part=2, max_sessions=max_sessions, max_rows=max_rows)
+    for verb, number, epoch, owner, opens, catch_up, draft in script:
+        prompt, params = Prompt((1, 2, 3, 4, 5, 6)), DecodingParams(max_new_tokens=(1, 5, 40)[number])
+        opening = Opening(FINGERPRINT, prompt, params=params)
+        crc = digest(toys.array([*prompt.token_ids, *catch_up]))
+        write = (TO_THE_END if number else 3) if verb == "write" else 0
+        call = VerifyCall(number, epoch, len(catch_up), catch_up, draft, crc, opening if opens else None, write)
+        if verb in ("verify", "write"):
+            desk.ask(call, owner)
+        elif verb == "open":
+            desk.ask(OpenCall(number, epoch, opening), owner)
+        elif verb == "close":
+            desk.close(number, owner)
+        elif verb == "step":
+            desk.step()
+        elif desk.all_asked:
+            old = desk.all_asked[(7 * number + epoch) % len(desk.all_asked)]
+            if verb == "again":
+                desk.ask(old.job.call, old.job.owner)
+            else:
+                (desk.stop_writing if verb == "stop" else desk.leave)(old)
+    desk.finish()
+    desk.check_batches()
+    desk.step()
+    assert desk.engine.num_open == desk.num_sessions <= max_sessions
+    tally = desk.tally()
+    assert (tally.num_jobs, tally.num_sessions) == (0, desk.engine.num_open)
+    assert tally.num_judged <= len(desk.all_asked)  # who asks the same shares an answer
+    desk.shut_down()
+    assert desk.engine.num_open == 0

@@ -1,0 +1,227 @@
+"""What the target writes after a verdict: its own tokens, until it is told to stop, in a session that goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.cloud.access import RowBudget
+from skydraft.config import DecodingParams
+from skydraft.errors import CloudLost, SessionNotFound
+from skydraft.protocol.values import Opened, Written
+from skydraft.types import Verdict
+from tests import reference, toys
+from tests.cloud.worker_by_hand import ENDLESS, TO_THE_END, Asked, Desk, Edge, desk_of
+from tests.toys import law
+
+
+def goes_on(desk: Desk, edge: Edge, **options: Any) -> None:
+    """The next block needs no opening."""
+    call = edge.call(draft=edge.likely(3, **options))
+    assert desk.answer(call) == edge.judged(call)
+
+
+def writing(desk: Desk, edge: Edge, num_steps: int = 5) -> Asked:
+    """A text that is being written, some tokens of it."""
+    asked = desk.ask(edge.stream())
+    desk.step(num_steps)
+    assert asked.written and not asked.is_answered
+    return asked
+
+
+@law(60)
+@given(st.data(), toys.seeds, toys.params(), st.integers(1, 12), st.integers(0, 6), st.none() | st.integers(0, 6))
+def test_after_the_verdict_come_the_tokens_that_the_target_alone_would_write_and_no_more_than_asked_for(
+    data: st.DataObject, seed: int, params: DecodingParams, max_rows: int, num_draft: int, miss: int | None
+) -> None:
+    desk, edge = desk_of(seed, max_rows=max_rows), Edge(0, seed, params)
+    text, finish = reference.plain(toys.toy(seed), edge.prompt, params)
+    num_write = data.draw(st.sampled_from([1, 2, 5, len(text), TO_THE_END]))
+    asked = desk.ask(call := edge.call(draft=edge.likely(num_draft, miss)[: len(text)], opens=True, write=num_write))
+    desk.finish()
+    verdict = edge.judged(call)
+    edge.took(asked)
+    assert asked.answers[0] == verdict
+    assert asked.text == text[: verdict.num_tokens + num_write]
+    assert [type(answer) for answer in asked.answers[1:]] == [Written] * len(asked.written)  # one by one
+    assert asked.last.finish == (finish if len(asked.text) == len(text) else None)
+    assert desk.num_sessions == desk.engine.num_open == (asked.last.finish is None)
+    if asked.last.finish is None:
+        goes_on(desk, edge)
+    assert desk.engine.num_prefills <= 1
+
+
+@pytest.mark.parametrize("num_steps", [3, 20])
+def test_a_stop_ends_the_writing_and_the_session_goes_on_without_reading_anything_again(num_steps: int) -> None:
+    desk, edge = desk_of(), Edge(0, 4, ENDLESS, prompt=(0, 3, 5, 7) * 9)
+    asked = writing(desk, edge, num_steps)
+    desk.stop_writing(asked)
+    desk.step()
+    assert asked.is_answered and asked.last.is_last and asked.last.finish is None
+    edge.judged(asked.job.call)  # type: ignore[arg-type]
+    edge.took(asked)
+    num_prefills, num_rows = desk.engine.num_prefills, desk.engine.num_rows
+    goes_on(desk, edge)
+    assert desk.engine.num_rows == num_rows + 4 and desk.engine.num_prefills == num_prefills
+    assert desk.tally().num_evicted == 0
+
+
+def test_a_stop_before_the_verdict_leaves_the_verdict_and_one_after_the_end_changes_nothing() -> None:
+    desk, edge = desk_of(max_rows=1), Edge(0, 4, ENDLESS)
+    asked = desk.ask(call := edge.call(draft=edge.likely(3), opens=True, write=9))
+    desk.step(2)
+    desk.stop_writing(asked)
+    desk.finish()
+    desk.stop_writing(asked)
+    desk.step(2)
+    assert asked.answers == [edge.judged(call)]
+    goes_on(desk, edge)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 5])
+def test_a_client_that_leaves_ends_the_writing_and_may_come_back_for_what_was_written(num_steps: int) -> None:
+    desk, edge = desk_of(), Edge(0, 4, ENDLESS)
+    asked = desk.ask(call := edge.stream())
+    desk.step(num_steps)
+    desk.leave(asked)
+    desk.step(3)
+    assert asked.is_answered and isinstance(asked.last, CloudLost if num_steps else Verdict)
+    num_batches = len(desk.engine.batches)
+    desk.step(20)
+    assert len(desk.engine.batches) == num_batches and desk.num_sessions == 1
+    again = desk.ask(dataclasses.replace(call, opening=None, write=len(asked.written) + 3))
+    desk.finish()
+    assert again.answers[0] == edge.judged(call) and again.written[: len(asked.written)] == asked.written
+    edge.took(again)
+    assert len(again.written) == len(asked.written) + 3
+    goes_on(desk, edge)
+    num_said = len(asked.said)
+    desk.leave(asked)  # once more, after the end
+    desk.step(3)
+    assert len(asked.said) == num_said
+
+
+def test_a_client_that_left_may_open_a_later_epoch_and_loses_nothing() -> None:
+    desk, edge = desk_of(), Edge(0, 4, ENDLESS, prompt=(0, 3) * 10)
+    asked = writing(desk, edge)
+    desk.leave(asked)
+    edge.judged(asked.job.call)  # type: ignore[arg-type]
+    edge.took(asked)
+    edge.epoch = 2
+    assert desk.answer(edge.open()) == Opened(edge.base)
+    goes_on(desk, edge)
+    assert desk.engine.num_prefills == 1
+
+
+@law(25)
+@given(toys.seeds, st.integers(0, 12), st.integers(0, 9), st.sampled_from(["lost", "left", "under way"]))
+def test_a_verify_that_is_repeated_gets_the_same_verdict_and_the_same_tokens(
+    seed: int, num_steps: int, num_write: int, how: str
+) -> None:
+    desk, edge = desk_of(seed, max_rows=2), Edge(0, seed, ENDLESS)
+    first = desk.ask(call := edge.call(draft=edge.likely(4, miss=2), opens=True, write=num_write))
+    desk.step(num_steps)
+    if how == "lost":
+        desk.finish()
+    elif how == "left":
+        desk.leave(first)
+    again = desk.ask(call)
+    desk.finish()
+    if how == "under way" and len(first.written) < num_write:
+        assert isinstance(first.last, SessionNotFound)  # it has one reader
+    assert again.answers[0] == edge.judged(call)
+    assert len(again.written) == num_write and again.written[: len(first.written)] == first.written
+    assert isinstance(again.last, Written) == bool(num_write)
+    edge.took(again)
+    goes_on(desk, edge, miss=1)
+
+
+def test_a_repeat_whose_text_has_ended_is_told_so_once_more() -> None:
+    desk, edge = desk_of(), Edge(0, 4, dataclasses.replace(ENDLESS, max_new_tokens=6, min_new_tokens=6))
+    asked = [desk.ask(edge.stream())]
+    desk.finish()
+    assert desk.num_sessions == 0 and asked[0].last.finish == "length"
+    num_batches = len(desk.engine.batches)
+    asked.append(desk.ask(edge.stream()))
+    desk.finish()
+    assert asked[0].text == asked[1].text and asked[1].last.finish == "length" and asked[1].last.is_last
+    assert len(desk.engine.batches) == num_batches
+
+
+def test_a_text_that_made_way_goes_on_with_the_right_tokens_when_it_is_opened_again() -> None:
+    desk = desk_of(max_sessions=2)
+    texts = [Edge(number, 4, ENDLESS, prompt=(number, 3)) for number in (1, 2)]
+    asked = [desk.ask(edge.stream(), "eve") for edge in texts]
+    desk.step(6)
+    mine = desk.ask(Edge(9, 4, ENDLESS).open(), "bob")
+    desk.step(2)
+    assert mine.last == Opened(0)
+    ((edge, ended),) = [pair for pair in zip(texts, asked, strict=True) if pair[1].is_answered]
+    assert isinstance(ended.last, SessionNotFound) and "made way" in str(ended.last)
+    assert ended.answers[0] == edge.judged(ended.job.call)  # type: ignore[arg-type]
+    edge.took(ended)
+    assert edge.base >= 3
+    edge.epoch += 1
+    again = desk.ask(edge.stream(7), "eve")
+    (other,) = [each for each in asked if each is not ended]
+    desk.leave(other)
+    desk.finish()
+    assert again.answers[0] == edge.judged(again.job.call)  # type: ignore[arg-type]
+    edge.took(again)
+    assert len(again.written) == 7
+
+
+class Budget:
+    """Rows that a text may take each second, by the clock of its desk, and what it took."""
+
+    def __init__(self, desk: Desk, rate: float) -> None:
+        self._budget = RowBudget(rate, desk.clock)
+        self.num_charged = 0
+
+    def charge(self, num_rows: int) -> float:
+        self.num_charged += num_rows
+        return self._budget.charge("ann", num_rows)
+
+
+def test_a_text_is_charged_for_what_is_computed_after_its_verdict() -> None:
+    """What is judged was paid for when it was asked."""
+    desk, edge = desk_of(), Edge(1, 4, ENDLESS)
+    budget = Budget(desk, 0)
+    desk.ask(edge.call(draft=edge.likely(5), opens=True, write=10), charge=budget.charge)
+    desk.finish()
+    assert desk.engine.num_rows == 6 + 10 and budget.num_charged == 10
+
+
+@pytest.mark.parametrize("rate", [20.0, 50.0])
+def test_a_text_takes_no_more_rows_than_its_rate_and_a_burst(rate: float) -> None:
+    desk = desk_of()
+    desk.ask(Edge(1, 4, ENDLESS).stream(), charge=Budget(desk, rate).charge)
+    began, burst = desk.clock(), max(2 * rate, 64)
+    for _ in range(1500):
+        desk.step()
+        desk.clock.now += 0.005
+        assert desk.engine.num_rows <= burst + rate * (desk.clock.now - began) + 2
+    # slowed down, not stopped
+    assert desk.engine.num_rows > burst + rate * (desk.clock.now - began) / 2
+
+
+def test_a_text_that_is_slowed_down_holds_up_nobody_else() -> None:
+    desk = desk_of()
+    desk.ask(Edge(1, 4, ENDLESS).stream(), charge=Budget(desk, 1.0).charge)
+    other = desk.ask(Edge(2, 4, ENDLESS).stream(), "bob")
+    desk.step(200)
+    assert len(other.answers) > 150
+
+
+def test_texts_that_are_left_were_charged() -> None:
+    desk = desk_of()
+    budget = Budget(desk, 50.0)
+    for number in range(1, 9):  # each begins anew, hoping for a bucket of its own
+        asked = desk.ask(Edge(number, 4, ENDLESS).stream(), charge=budget.charge)
+        desk.step(60)
+        desk.leave(asked)
+    assert desk.engine.num_rows <= 100 + 50 * (desk.clock.now - 100) + 2 * 8

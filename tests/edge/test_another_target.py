@@ -1,0 +1,145 @@
+"""Another model behind the same port must not go on with a text that the first one began."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import open_toy
+from skydraft.errors import TargetChanged
+
+from ..serving import free_port, serving
+from .several_servers import ALONE, GATED, LOSSLESS, Start, begin, connected, home, undisturbed
+
+LENGTH = 2000  # a stream is read ahead: it must not be over before its server is
+PARAMS = DecodingParams(max_new_tokens=LENGTH, min_new_tokens=LENGTH)
+PLANS = {
+    "lossless": make_plan("lossless", k=4), "cloud": make_plan("cloud"), "gated": make_plan(gate="entropy:0.3", k=4)
+}  # fmt: skip
+
+
+def begun(cloud: Cloud, plan: Any, num_rounds: int = 4) -> tuple[skydraft.Generation, Iterator[Any]]:
+    generation = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=PARAMS)
+    rounds = generation.rounds()
+    for _ in range(num_rounds):
+        next(rounds)
+    return generation, rounds
+
+
+def alone(plan: Any, target: Engine) -> tuple[int, ...]:
+    return (
+        skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=target, plan=plan, params=PARAMS)
+        .run()
+        .token_ids
+    )
+
+
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "another model": (lambda: open_toy("toy:drift=0.4"), {}),
+    "another execution": (lambda: open_toy("toy"), {"execution": "throughput"}),
+    "a smaller context": (lambda: open_toy("toy", 2500), {}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_text_stops_where_the_target_changes(change: str, plan: str) -> None:
+    made, options = CHANGES[change]
+    port = free_port()
+    with serving(open_toy("toy"), port=port):
+        cloud = skydraft.connect(f"127.0.0.1:{port}", timeout_s=10, require=True)
+        generation, rounds = begun(cloud, PLANS[plan])
+    with serving(made(), port=port, **options), pytest.raises(TargetChanged, match="not what this text was begun with"):
+        for _ in rounds:
+            pass
+    written = generation.token_ids
+    assert 4 <= len(written) < LENGTH and written == alone(PLANS[plan], open_toy("toy"))[: len(written)]
+    cloud.close()
+
+
+@pytest.mark.parametrize("plan", ["lossless", "cloud"])
+def test_the_same_target_or_one_with_more_room_goes_on(plan: str) -> None:
+    port = free_port()
+    with serving(open_toy("toy", 3000), port=port):
+        cloud = skydraft.connect(f"127.0.0.1:{port}", timeout_s=10)
+        generation, rounds = begun(cloud, PLANS[plan])
+    with serving(open_toy("toy", 4096), port=port):
+        for _ in rounds:
+            pass
+    assert generation.token_ids == alone(PLANS[plan], open_toy("toy"))
+    cloud.close()
+
+
+def test_a_gated_text_that_went_on_alone_stops_as_well_where_the_target_is_back_as_another() -> None:
+    port, lines = free_port(), list[str]()
+    with serving(open_toy("toy"), port=port):
+        cloud = skydraft.connect(f"127.0.0.1:{port}", timeout_s=10, notify=lines.append)
+        _generation, rounds = begun(cloud, PLANS["gated"])
+    for done, _ in rounds:
+        if done.record.outcome == "fallback":
+            break
+    with serving(open_toy("toy:drift=0.4"), port=port), pytest.raises(TargetChanged, match="begun with"):
+        for _ in rounds:
+            time.sleep(0.02)  # it is looked for now and then
+    assert "gone" in lines[0] and len(lines) == 2
+    cloud.close()
+
+
+def test_each_text_begins_with_whatever_is_there() -> None:
+    port = free_port()
+    cloud = skydraft.connect(f"127.0.0.1:{port}", timeout_s=10)
+    for name in ("toy", "toy:drift=0.4"):
+        with serving(open_toy(name), port=port):
+            plan = PLANS["lossless"]
+            got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=PARAMS).run()
+            assert got.token_ids == alone(plan, open_toy(name))
+    cloud.close()
+
+
+@pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
+def test_with_two_servers_a_text_goes_on_at_the_one_that_did_not_change(start: Start, plan: Any) -> None:
+    ports = [free_port(), free_port()]
+    servers = [start(port=port) for port in ports]
+    with closing(connected(servers)) as cloud:
+        generation = begin(cloud, plan)
+        rounds = generation.rounds()
+        while not generation.stats.num_escalated:
+            next(rounds)
+        there, _other = home(servers)
+        there.stop()
+        changed = start(open_toy("toy:drift=0.4"), port=there.port)
+        for _ in rounds:
+            pass
+        assert generation.token_ids == undisturbed(plan) and "edge-fallback" not in generation.origins
+        assert (changed.num_sessions, len(generation.token_ids)) == (0, 80)
+        for _ in range(6):
+            assert begin(cloud, plan).run().token_ids == undisturbed(plan)
+
+
+def test_when_all_servers_of_a_list_run_something_new_texts_begin_with_that(start: Start) -> None:
+    ports = [free_port(), free_port()]
+    servers = [start(port=port) for port in ports]
+    with closing(connected(servers)) as cloud:
+        generation = begin(cloud)
+        rounds = generation.rounds()
+        next(rounds)
+        for each in servers:
+            each.stop()
+        for port in ports:
+            start(open_toy("toy:drift=0.4"), port=port)
+        with pytest.raises(TargetChanged, match="begun with"):
+            list(rounds)
+        target: Engine = open_toy("toy:drift=0.4")
+        expected = begin(target).run().token_ids  # type: ignore[arg-type]
+        assert expected != undisturbed()
+        for plan in (LOSSLESS, ALONE) * 3:
+            assert begin(cloud, plan).run().token_ids == expected
+        assert cloud.info().model == "toy:drift=0.4"

@@ -1,0 +1,217 @@
+"""How generations end that are cancelled, left or forgotten, and what many of them take at once."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudLost
+from skydraft.evaluation.emulated_link import EmulatedLink
+
+from ..serving import PATIENCE_S, Process, Relay, Serving, serving
+
+LONG = DecodingParams(max_new_tokens=3000, min_new_tokens=3000)
+PLANS = {
+    "lossless": make_plan("lossless", k=4),
+    "cloud": make_plan("cloud"),
+    "gated": make_plan(gate="entropy:0.3", k=4),
+}
+by_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+
+
+def begin(cloud: Any, plan: Any, params: DecodingParams = LONG) -> Generation:
+    return skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params)
+
+
+def slow_toy() -> Engine:
+    """A target that takes a millisecond, so that what it streams is not over before it is left."""
+    engine = open_toy("toy")
+    forward = engine.forward
+
+    def slowly(feeds: Any, *, want_logits: bool) -> Any:
+        time.sleep(0.001)
+        return forward(feeds, want_logits=want_logits)
+
+    engine.forward = slowly  # type: ignore[method-assign]
+    return engine
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(slow_toy(), session_ttl_s=600.0) as running:
+        yield running
+
+
+# --- Cancelling
+
+
+def cancelled_while_it_waits(generation: Generation, wait: Callable[[], None], num_rounds: int) -> None:
+    """Cancel from another thread while the generation waits for a server that does not answer."""
+    rounds, waits = generation.rounds(), threading.Event()
+    for _ in range(num_rounds):
+        next(rounds)
+    wait()
+
+    def go_on() -> float:
+        waits.set()
+        try:
+            for _ in rounds:
+                pass
+        except CloudLost as error:
+            assert "cancelled" in str(error)
+        return time.monotonic()
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(go_on)
+        waits.wait()
+        time.sleep(0.3)
+        assert not going.done()
+        began = time.monotonic()
+        generation.cancel()
+        assert going.result(PATIENCE_S) - began < 0.5
+    generation.close()
+
+
+@pytest.mark.parametrize("num_rounds", [0, 4])
+@by_plan
+def test_a_generation_that_waits_in_vain_ends_when_it_is_cancelled(server: Serving, plan: Any, num_rounds: int) -> None:
+    """Replies are held; the session ends at the server as well."""
+    with Relay(server.address) as relay, closing(skydraft.connect(relay.address, require=True)) as cloud:
+        generation = begin(cloud, plan)
+        cancelled_while_it_waits(generation, relay.hold, num_rounds)
+        relay.let_go()
+        server.wait_until(lambda: server.num_sessions == 0)
+
+
+# --- Leaving
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@by_plan
+def test_runs_that_are_closed_or_collected_leave_no_session(server: Serving, plan: Any, ahead: bool) -> None:
+    for how in ["closed", "collected"] * 3:
+        cloud = skydraft.connect(server.address, open_ahead=ahead)
+        generation = begin(cloud, plan)
+        next(generation.rounds())
+        if how == "closed":
+            generation.close()
+        del generation
+        gc.collect()
+        cloud.close()
+    server.wait_until(lambda: server.num_sessions == 0)
+
+
+ENDS = {
+    "left": "",
+    "collected": "del rounds, generation; import gc; gc.collect();",
+    "closed": "generation.close();",
+    "closed with its cloud": "generation.close(); cloud.close();",
+    "waits in a thread": "import threading; threading.Thread(target=lambda: list(rounds), daemon=True).start();",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+@by_plan
+def test_a_script_that_leaves_a_text_in_the_middle_ends_soon_and_without_a_word(
+    server: Serving, plan: Any, how: str
+) -> None:
+    given = {"lossless": "k=5", "cloud": "'cloud'", "gated": "gate='entropy:0.3', k=4"}
+    name = next(name for name, each in PLANS.items() if each == plan)
+    code = (
+        "import skydraft; from skydraft.engines.toy import open_toy;"
+        f"cloud = skydraft.connect('{server.address}');"
+        "params = skydraft.DecodingParams(max_new_tokens=3000, min_new_tokens=3000);"
+        "generation = skydraft.generate('我', edge=open_toy('toy:drift=0.1'), cloud=cloud, params=params,"
+        f" plan=skydraft.make_plan({given[name]})); rounds = generation.rounds(); next(rounds); next(rounds);"
+        f"{ENDS[how]} print('over', flush=True)"
+    )
+    script = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert script.stdout is not None and script.stdout.readline() == "over\n"
+    began = time.monotonic()
+    assert (*script.communicate(timeout=PATIENCE_S), script.returncode) == ("", "", 0)
+    assert time.monotonic() - began < 2.0
+    if how.startswith("c"):
+        server.wait_until(lambda: server.num_sessions == 0)
+    server.forget_sessions()
+
+
+# --- Many at once
+
+
+def taken() -> tuple[int, int]:
+    """(threads, sockets) of this process."""
+    sockets = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            sockets += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
+        except OSError:
+            continue
+    return threading.active_count(), sockets
+
+
+def test_threads_and_sockets_do_not_grow_with_generations() -> None:
+    """The server is a process of its own, whose threads and sockets do not count."""
+    process, short = Process("--max-sessions", "16"), DecodingParams(max_new_tokens=30, min_new_tokens=30)
+    plans = [*PLANS.values(), make_plan()]
+    try:
+        with closing(skydraft.connect(process.address, timeout_s=PATIENCE_S)) as cloud:
+
+            def open_at_once(num: int) -> tuple[int, int]:
+                """What is taken while so many generations have streams of their own, all in this thread."""
+                generations = [begin(cloud, plans[number % len(plans)]) for number in range(num)]
+                for generation in generations:
+                    rounds = generation.rounds()
+                    for _ in range(3):
+                        next(rounds)
+                found = taken()
+                for generation in generations:
+                    generation.close()
+                Serving.wait_until(lambda: cloud.info().num_sessions == 0)
+                return found
+
+            open_at_once(1)  # what is made once for the process is there
+            one = open_at_once(1)
+            assert open_at_once(8) == one
+            with ThreadPoolExecutor(8) as pool:
+                texts = list(pool.map(lambda number: begin(cloud, plans[number % 4], short).run().token_ids, range(50)))
+            assert len({text for number, text in enumerate(texts) if number % 4 != 2}) == 1  # all are the target's
+            assert open_at_once(1) == one
+    finally:
+        process.end(signal.SIGKILL)
+
+
+def test_generations_whose_connection_breaks_share_the_next_one(server: Serving) -> None:
+    """Each leaves the connection on which it failed, and not the one that another has made since."""
+    short = DecodingParams(max_new_tokens=120, min_new_tokens=120)
+    expected = begin(open_toy("toy"), PLANS["lossless"], short).run().token_ids
+    with (
+        EmulatedLink(("127.0.0.1", server.port)) as link,
+        closing(skydraft.connect(link.address, timeout_s=PATIENCE_S)) as cloud,
+    ):
+        generations = [begin(cloud, PLANS["lossless"], short) for _ in range(8)]
+        met = threading.Barrier(8, link.cut)
+
+        def run(generation: Generation) -> tuple[int, ...]:
+            for number, _ in enumerate(generation.rounds()):
+                if number == 3:
+                    met.wait(PATIENCE_S)
+            return generation.token_ids
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(run, generations)) == {expected}
+        assert link.num_connections == 2

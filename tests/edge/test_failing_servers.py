@@ -1,0 +1,124 @@
+"""Servers that are gone, silent, forgetful or wrong about themselves: the edge says so soon and keeps nothing. And what
+it asks a server of itself: once, not for each text."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.edge.channel import Channel, SessionStream, Waiting
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound
+from skydraft.protocol.info import encode_info
+from skydraft.protocol.values import ServerInfo
+
+from ..serving import Relay, Serving, serving
+
+PARAMS = DecodingParams(max_new_tokens=20, min_new_tokens=20)
+AUTO = make_plan("lossless", k="auto")
+
+
+@pytest.fixture
+def server() -> Iterator[Serving]:
+    with serving(open_toy("toy")) as running:
+        yield running
+
+
+def write(cloud: Any, plan: Any = AUTO) -> tuple[int, ...]:
+    edge = open_toy("toy:drift=0.2")
+    return skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=PARAMS).run().token_ids
+
+
+def test_what_a_gated_plan_asks_before_it_begins_takes_a_second_at_most(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(self: Channel, timeout_s: float) -> float:
+        await asyncio.sleep(min(timeout_s, 5))
+        raise CloudLost("no sign of life")
+
+    monkeypatch.setattr(Channel, "ping", silent)
+    with closing(skydraft.connect(server.address)) as cloud:
+        began = time.monotonic()
+        generation = skydraft.generate(
+            "语速", edge=open_toy("toy"), cloud=cloud, plan=make_plan(gate="entropy:0.3", k="auto"), params=PARAMS
+        )
+        assert time.monotonic() - began < 2
+        generation.close()
+        assert cloud.facts(0) is None
+
+
+def test_a_generation_that_cannot_begin_leaves_no_seat_behind(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(self: Channel, timeout_s: float) -> ServerInfo:
+        raise CloudFailure("no")
+
+    monkeypatch.setattr(Channel, "info", fails)
+    with closing(skydraft.connect(server.address, timeout_s=2, open_ahead=True, require=True)) as cloud:
+        with pytest.raises(CloudFailure):
+            write(cloud, make_plan("auto", gate="calibrated:0.85"))
+        time.sleep(0.3)
+        assert server.num_sessions == 0
+
+
+def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each opening feeds the whole prompt again."""
+    asked = []
+
+    async def forgotten(self: SessionStream, waiting: Waiting, message: bytes | None = None) -> bytes:
+        asked.append(time.monotonic())
+        raise SessionNotFound("gone")
+
+    monkeypatch.setattr(SessionStream, "receive", forgotten)
+    with closing(skydraft.connect(server.address, timeout_s=1.5)) as cloud, pytest.raises(CloudError):
+        write(cloud, make_plan(k=5))
+    assert 3 <= len(asked) <= 12
+    assert asked[1] - asked[0] < 0.2  # the first mending is at once
+
+
+@pytest.mark.parametrize("zero", ["max_rows", "max_block", "vocab_size", "context_len", "max_sessions", "forward_ms"])
+def test_a_server_that_says_zero_of_itself_is_a_failure_of_its_own(
+    server: Serving, zero: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value: Any = (0.0, 0.0) if zero == "forward_ms" else 0
+    said = encode_info(dataclasses.replace(server.server.info(), **{zero: value}))
+    sound = Channel.call
+
+    async def call(self: Channel, path: str, timeout_s: float) -> bytes:
+        return said if path.endswith("GetInfo") else await sound(self, path, timeout_s)
+
+    monkeypatch.setattr(Channel, "call", call)
+    with closing(skydraft.connect(server.address, timeout_s=1)) as cloud:
+        for ask in (cloud.info, lambda: cloud.facts(None)):
+            with pytest.raises(CloudFailure, match="invalid description"):
+                ask()
+
+
+def test_what_a_server_costs_is_asked_once(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Relay(server.address) as relay, closing(skydraft.connect(relay.address)) as cloud:
+
+        def num_asked() -> int:
+            return sum(name == "GetInfo" for name, _ in relay.requests)
+
+        assert {write(cloud) for _ in range(3)} == {write(open_toy("toy"))} and num_asked() == 1
+        now = time.monotonic
+        monkeypatch.setattr("skydraft.edge.cloud.time.monotonic", lambda: now() + 3600)
+        write(cloud)
+        assert num_asked() == 2
+
+
+def test_a_fixed_length_of_blocks_asks_nothing(server: Serving) -> None:
+    with Relay(server.address) as relay, closing(skydraft.connect(relay.address)) as cloud:
+        for plan in (make_plan(k=4), make_plan("cloud"), make_plan(gate="entropy:0.3", k=4)):
+            write(cloud, plan)
+        assert "GetInfo" not in {name for name, _ in relay.requests}
+        assert isinstance(cloud, Cloud) and cloud.facts(0) is None

@@ -1,0 +1,246 @@
+"""A server that lies, floods and refuses: nothing of it is committed, and the edge ends with an error of its own, soon
+and small."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
+from skydraft.decoding.cost_model import CostModel
+from skydraft.edge.channel import SessionStream, Waiting
+from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudError, CloudFailure, LimitExceeded, RateLimited
+from skydraft.gating.calibration import LearnedRisk
+from skydraft.gating.gates import CERTAIN
+from skydraft.protocol import codec
+from skydraft.protocol import verifier_pb2 as pb
+from skydraft.protocol.info import encode_info
+from skydraft.protocol.status import to_status
+from skydraft.protocol.values import OpenCall, Opened, ServerInfo, VerifyCall, Written
+from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord, Verdict
+
+from .. import toys
+from ..serving import asked, serving
+from ..toys import PROMPT, VOCAB
+
+# --- Lies about a text
+
+PARAMS = DecodingParams(max_new_tokens=24)
+PLANS = {"lossless": make_plan(k=4), "gated": make_plan(gate="entropy:0.3", k=4), "cloud": make_plan("cloud")}
+
+
+def unending(reply: pb.SessionReply) -> None:
+    reply.finish = pb.FINISH_NONE
+    if not (reply.written_ids or reply.HasField("token_id")):
+        reply.token_id = 3
+
+
+def unknown(reply: pb.SessionReply) -> None:
+    if reply.written_ids:
+        reply.written_ids[0] = 10**6
+    else:
+        reply.token_id = 10**6
+
+
+LIES: dict[str, Callable[[pb.SessionReply], Any]] = {
+    "an id beyond the vocabulary": unknown,
+    "never an end": unending,
+    "another base": lambda reply: setattr(reply, "base", reply.base + 1),
+    "more accepted than drafted": lambda reply: setattr(reply, "num_accepted", reply.num_accepted + 40),
+    "more tokens than were asked for": lambda reply: reply.written_ids.extend(range(30)),
+}
+
+
+@contextmanager
+def lying(lie: Callable[[pb.SessionReply], Any], *, of_written: bool) -> Iterator[None]:
+    """Alter all verdicts, or all replies with what the target wrote on."""
+    sound = SessionStream.receive
+
+    async def receive(self: SessionStream, waiting: Waiting, message: bytes | None = None) -> bytes:
+        reply = pb.SessionReply.FromString(await sound(self, waiting, message))
+        is_verdict = reply.HasField("token_id") or reply.num_accepted
+        if reply.written_ids if of_written else is_verdict:
+            lie(reply)
+        return reply.SerializeToString()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SessionStream, "receive", receive)
+        yield
+
+
+NO_SUCH_MESSAGE = [("cloud", "accepted"), ("lossless", "tokens"), ("gated", "tokens")]
+
+
+@pytest.mark.parametrize(
+    ("plan", "lie"), [(plan, lie) for plan in PLANS for lie in LIES if (plan, lie.split(" ")[1]) not in NO_SUCH_MESSAGE]
+)
+def test_a_lie_is_a_failure_of_the_cloud(plan: str, lie: str) -> None:
+    """Where all that the target writes on is a lie, its verdicts make up the text, one token at a time."""
+    of_written = plan == "cloud"
+    with (
+        serving(open_toy("toy")) as server,
+        closing(skydraft.connect(server.address, timeout_s=2.0)) as cloud,
+        lying(LIES[lie], of_written=of_written),
+    ):
+        edge = open_toy("toy:drift=0.2")
+        generation = skydraft.generate("语速", edge=edge, cloud=cloud, plan=PLANS[plan], params=PARAMS)
+        if plan == "lossless":
+            with pytest.raises(CloudFailure):
+                generation.run()
+        else:
+            assert generation.run().finish_reason is not None
+            assert plan == "cloud" or "edge-fallback" in generation.origins  # it goes on alone
+        target = open_toy("toy")
+        alone = skydraft.generate("语速", cloud=target, plan=make_plan("cloud"), params=PARAMS).run().token_ids
+        assert len(generation.token_ids) <= 24
+        if plan != "gated":
+            assert generation.token_ids == alone[: None if of_written else len(generation.token_ids)]
+        assert all(token_id < target.vocab.size for token_id in generation.token_ids)
+
+
+# --- A server that is made of lies
+
+INFO = ServerInfo(
+    "1", "toy", codec.short_fingerprint(VOCAB.fingerprint), VOCAB.size, 4096, "exact", 64, 32, 8, 0, 64, (1.0,)
+)
+Answer = Callable[[VerifyCall, Any], Iterator[bytes]]
+
+
+class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types for it
+    """Answers what it is told to; counts what it was asked, and the bytes that it sent."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.num_asked = self.num_sent = 0
+        self._answer = answer
+
+    def service(self, details: Any) -> Any:
+        known = {"Check": b"\x08\x01", "GetInfo": encode_info(INFO)}
+        name = details.method.rpartition("/")[2]
+
+        def session(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            for request in requests:
+                call = asked(request)
+                if isinstance(call, OpenCall):
+                    yield codec.encode_opened(Opened(0))
+                elif isinstance(call, VerifyCall):
+                    self.num_asked += 1
+                    for message in self._answer(call, context):
+                        self.num_sent += len(message)
+                        yield message
+                else:
+                    return
+
+        if name == "Session":
+            return grpc.stream_stream_rpc_method_handler(session)
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: known.get(name, b""))
+
+
+@contextmanager
+def made_of_lies(answer: Answer, **options: Any) -> Iterator[tuple[Liar, str]]:
+    liar = Liar(answer)
+    limits = [("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
+    server = grpc.server(ThreadPoolExecutor(8), [liar], options=limits, **options)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield liar, f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+def ask(address: str, mode: str = "lossless", timeout_s: float = 2.0) -> skydraft.Generation:
+    with closing(skydraft.connect(address, timeout_s=timeout_s)) as cloud:
+        plan, params = make_plan(mode, k=5 if mode == "lossless" else None), DecodingParams(max_new_tokens=50)
+        return skydraft.generate(PROMPT, edge=toys.toy(1), cloud=cloud, plan=plan, params=params, raw=True).run()
+
+
+def verdict(call: VerifyCall, **lies: Any) -> bytes:
+    told = Verdict(call.base, 0, 3, audit=(True,) * len(call.catch_up_ids))
+    return codec.encode_verdict(replace(told, **lies))
+
+
+def test_a_stream_that_nobody_reads_yet_is_not_kept_without_bound() -> None:
+    """The edge takes one token and thinks: what the server sends meanwhile has to wait at the server."""
+    message = codec.encode_written(Written(1, (3,) * 20_000))
+
+    def endless(call: VerifyCall, context: Any) -> Iterator[bytes]:
+        yield verdict(call)
+        yield from (message for _ in range(10_000))
+
+    with made_of_lies(endless) as (liar, address), closing(skydraft.connect(address)) as cloud:
+        generation = skydraft.generate(PROMPT, edge=toys.toy(1), cloud=cloud, plan=make_plan("cloud"), raw=True)
+        next(iter(generation))
+        before = -1
+        while liar.num_sent > before:
+            before = liar.num_sent
+            time.sleep(0.3)
+        generation.close()
+    assert before < 24 * 1024 * 1024  # what gRPC and the kernel hold, and a megabyte
+
+
+def test_a_server_that_says_come_back_now_is_not_asked_without_a_pause() -> None:
+    def refuse(call: VerifyCall, context: Any) -> Iterator[bytes]:
+        context.abort_with_status(to_status(RateLimited("no", retry_after_s=0.0)))
+        yield b""
+
+    with made_of_lies(refuse) as (liar, address), pytest.raises(CloudError):
+        ask(address)
+    assert liar.num_asked < 30
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [{"audit": (True,) * 9}, {"base": 7}, {"num_accepted": 30}, {"token_id": 2**31 - 1}],
+    ids=["audit", "base", "accepted", "token"],
+)
+def test_a_verdict_that_cannot_be_is_committed_by_nobody(lies: dict[str, Any]) -> None:
+    with (
+        made_of_lies(lambda call, context: iter([verdict(call, **lies)])) as (liar, address),
+        pytest.raises(CloudFailure),
+    ):
+        ask(address)
+    assert liar.num_asked == 3
+
+
+@pytest.mark.parametrize("message", [b"", b"\xff", codec.encode_written(Written(9, (3,)))])
+def test_an_endless_stream_of_nonsense_ends(message: bytes) -> None:
+    def nonsense(call: VerifyCall, context: Any) -> Iterator[bytes]:
+        yield verdict(call)
+        yield from (message for _ in range(10**6))
+
+    with made_of_lies(nonsense) as (_, address), pytest.raises(CloudError):
+        ask(address, "cloud", timeout_s=1.0)
+
+
+def test_a_reply_that_unpacks_to_more_than_a_message_may_hold_is_refused() -> None:
+    """64 MB of zeros, 64 kB on the wire."""
+    with (
+        made_of_lies(lambda call, context: iter([b"\0" * (64 << 20)]), compression=grpc.Compression.Gzip) as (
+            _,
+            address,
+        ),
+        pytest.raises((LimitExceeded, CloudError)),
+    ):
+        ask(address)
+
+
+@pytest.mark.parametrize("prefill_ms", [0.0, 4.0, 1e6])
+def test_no_cost_that_a_server_can_state_breaks_the_choice_of_k(prefill_ms: float) -> None:
+    """A prefill of four times a forward that took none made the next round divide by zero."""
+    auto = AutoK(CostModel(1.0, (1.0,), 64, wire_ms=1.0, streams=True), LearnedRisk())
+    target = Cost(1, 1, prefill_ms=prefill_ms)
+    record = StepRecord(1, 0, 1, 1, 2, "verified", "", 1.0, 1.0, Cost(1, 1, 1.0), target, LinkCost(1.0))
+    for number in range(4000):
+        auto.observe(Round(replace(record, round=number), DraftBlock(0, (1,), (CERTAIN,)), (), ()))
+        assert 0 <= auto.longest() <= MAX_AUTO_K
+        assert auto.is_enough([CERTAIN] * MAX_AUTO_K)

@@ -1,0 +1,183 @@
+"""What an error of a server means for a text: `recover`, as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from skydraft import errors
+from skydraft.edge.recovery import FALLBACK_S, Recovery, Situation, Step, recover
+from skydraft.edge.verifier import Patience
+from skydraft.errors import (
+    BaseMismatch,
+    CloudBusy,
+    CloudDraining,
+    CloudError,
+    CloudFailure,
+    CloudLost,
+    CloudTimeout,
+    Diverged,
+    LimitExceeded,
+    NotAuthorized,
+    RateLimited,
+    SessionNotFound,
+    SessionTaken,
+    SkydraftError,
+    TargetChanged,
+    TlsFailure,
+    VocabularyMismatch,
+)
+
+TIMEOUT_S, EDGE_S = 30.0, 1.0  # a gated text goes on alone within a second
+ONE, MANY, GATED = Situation(TIMEOUT_S), Situation(TIMEOUT_S, has_others=True), Situation(TIMEOUT_S, falls_back=True)
+
+# What is done first: with one server, with another one that was not tried, with one server where the text may go on
+# alone.
+MENDED: dict[type[SkydraftError], tuple[Step, Step, Step]] = {
+    BaseMismatch: ("open again", "open again", "open again"),
+    CloudBusy: ("again", "again", "again"),
+    CloudDraining: ("reconnect", "elsewhere", "reconnect"),
+    CloudFailure: ("open again", "open again", "open again"),
+    CloudLost: ("reconnect", "elsewhere", "reconnect"),
+    CloudTimeout: ("again", "again", "again"),
+    Diverged: ("open again", "open again", "open again"),
+    LimitExceeded: ("give up", "give up", "alone"),
+    NotAuthorized: ("give up", "elsewhere", "give up"),
+    RateLimited: ("again", "again", "again"),
+    SessionNotFound: ("open again", "open again", "open again"),
+    SessionTaken: ("open again", "open again", "open again"),
+    TargetChanged: ("give up", "elsewhere", "give up"),
+    TlsFailure: ("give up", "elsewhere", "give up"),
+    VocabularyMismatch: ("give up", "elsewhere", "give up"),
+}
+# What no other try and no other server would make better, or what no server of ours sends.
+FINAL = (
+    "SkydraftError", "UsageError", "UnknownModel", "PromptError", "ContextExceeded", "OptionError", "GrammarRefused",
+    "RecordsError", "ProtocolError", "ModelFilesError", "HashMismatch", "BrokenModel", "NotEnoughDisk",
+    "NetworkUnavailable", "MissingDependency", "EngineError", "EngineEnded", "CloudError",
+)  # fmt: skip
+
+
+def an(kind: type[SkydraftError]) -> SkydraftError:
+    return BaseMismatch(3, 4) if kind is BaseMismatch else kind("no.")
+
+
+def test_every_error_that_a_server_can_send_is_in_the_table() -> None:
+    known = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SkydraftError)}
+    assert {kind.__name__ for kind in MENDED} | set(FINAL) == {kind.__name__ for kind in known}
+    assert not {kind.__name__ for kind in MENDED} & set(FINAL)
+
+
+@pytest.mark.parametrize("kind", MENDED)
+def test_what_is_done_first(kind: type[SkydraftError]) -> None:
+    assert tuple(recover(an(kind), each).step for each in (ONE, MANY, GATED)) == MENDED[kind]
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_nothing_else_is_tried_again(name: str) -> None:
+    for now in (ONE, MANY, GATED):
+        assert recover(getattr(errors, name)("no."), now) == Recovery("give up")
+
+
+def after(now: Situation, **changes: float) -> Situation:
+    known = {name: getattr(now, name) for name in Situation.__slots__}
+    return Situation(**known | changes)
+
+
+LOST, BUSY, GONE, BROKEN = CloudLost("no."), CloudBusy("no."), SessionNotFound("no."), CloudFailure("no.")
+LIMITED = RateLimited("no.", retry_after_s=1.5)
+
+
+@pytest.mark.parametrize(
+    ("error", "now", "then"),
+    [
+        # Pauses double up to a second, and are no longer than the time that is left.
+        (BUSY, ONE, Recovery("again", 0.02)),
+        (BUSY, after(ONE, num_tries=3, waited_s=1), Recovery("again", 0.16)),
+        (BUSY, after(ONE, num_tries=9, waited_s=9), Recovery("again", 1.0)),
+        (BUSY, after(ONE, num_tries=9, waited_s=28.9), Recovery("again", 1.0)),
+        (BUSY, after(ONE, num_tries=9, waited_s=29.1), Recovery("give up", is_late=True)),
+        (LOST, after(ONE, num_tries=9, waited_s=29.5, silent_s=29.5), Recovery("reconnect", 0.5)),
+        (LOST, after(ONE, num_tries=9, waited_s=30, silent_s=30), Recovery("give up", is_late=True)),
+        # A limit says itself when to ask again; never at once.
+        (LIMITED, ONE, Recovery("again", 1.5)),
+        (RateLimited("no.", retry_after_s=0.0), ONE, Recovery("again", 0.02)),
+        (LIMITED, after(ONE, waited_s=29), Recovery("give up", is_late=True)),
+        (LIMITED, after(GATED, waited_s=29), Recovery("alone", is_late=True)),
+        # A gated text waits for a server that is busy or limited, as it says so itself, but not for a silent one.
+        (BUSY, after(GATED, num_tries=9, waited_s=9), Recovery("again", 1.0)),
+        (LIMITED, after(GATED, waited_s=9), Recovery("again", 1.5)),
+        (LOST, after(GATED, num_tries=2, waited_s=0.3, silent_s=0.3), Recovery("reconnect", 0.08)),
+        (LOST, after(GATED, num_tries=4, waited_s=0.4, silent_s=0.4), Recovery("alone", is_late=True)),
+        (LOST, after(GATED, waited_s=9, silent_s=0.1), Recovery("reconnect", 0.02)),
+        (CloudTimeout("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
+        (CloudDraining("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
+        # The first opening again is at once; each of them feeds the prompt again.
+        (GONE, ONE, Recovery("open again")),
+        (GONE, after(ONE, num_tries=1, num_reopened=1), Recovery("open again", 0.04)),
+        (GONE, after(ONE, num_tries=9, num_reopened=1), Recovery("open again", 1.0)),
+        # The next server is asked at once, while there is one.
+        (LOST, MANY, Recovery("elsewhere")),
+        (LOST, after(MANY, falls_back=True, waited_s=0.6, silent_s=0.6), Recovery("elsewhere")),
+        (LOST, after(MANY, falls_back=True, waited_s=0.7, silent_s=0.7), Recovery("elsewhere")),
+        (LOST, after(MANY, falls_back=True, waited_s=1.1, silent_s=1.1), Recovery("alone", is_late=True)),
+        # A server that fails is tried twice more; where there is another, once there.
+        (BROKEN, ONE, Recovery("open again", 0.02)),
+        (BROKEN, after(ONE, num_tries=1, num_failures=1), Recovery("open again", 0.04)),
+        (BROKEN, after(ONE, num_failures=2), Recovery("give up")),
+        (BROKEN, after(GATED, num_failures=2), Recovery("alone")),
+        (BROKEN, after(MANY, num_failures=1), Recovery("elsewhere")),
+        # What no server would take ends the help for good, and a token that is refused is no outage.
+        (LimitExceeded("no."), GATED, Recovery("alone", is_final=True)),
+        (NotAuthorized("no."), GATED, Recovery("give up")),
+        (TargetChanged("no."), GATED, Recovery("give up")),
+    ],
+)  # fmt: skip
+def test_what_is_done_then(error: SkydraftError, now: Situation, then: Recovery) -> None:
+    found = recover(error, now)
+    assert (found.step, found.is_late, found.is_final) == (then.step, then.is_late, then.is_final)
+    assert found.pause_s == pytest.approx(then.pause_s)
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+@pytest.mark.parametrize("timeout_s", [0.2, TIMEOUT_S])
+def test_a_gated_text_waits_for_a_silent_server_less_than_a_second(timeout_s: float, has_others: bool) -> None:
+    """Its last try begins before FALLBACK_S, or the rest of a watch and a ping is still under way."""
+    waiting = Patience(timeout_s, falls_back=True, has_others=has_others).waiting
+    silence_s = waiting.quick_s + waiting.ping_s
+    assert silence_s < EDGE_S and waiting.timeout_s == timeout_s
+    now = Situation(timeout_s, falls_back=True, num_tries=1, waited_s=silence_s, silent_s=silence_s)
+    if not has_others:
+        assert recover(LOST, now).step == "alone"  # no second silence is begun
+    assert FALLBACK_S < EDGE_S
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+def test_what_is_always_verified_waits_longer_and_less_where_others_stand_in(has_others: bool) -> None:
+    waiting = Patience(TIMEOUT_S, has_others=has_others).waiting
+    assert waiting.quick_s + waiting.ping_s == (4.0 if has_others else 7.0)
+    assert Patience(0.5).waiting.ping_s == 0.5
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind, steps in MENDED.items() if steps[0] != "give up"])
+def test_an_error_that_goes_on_ends_in_time(kind: type[SkydraftError], gated: bool) -> None:
+    """Played through, with answers that take no time: never without a pause twice, and never beyond the timeout."""
+    now, num, steps = Situation(TIMEOUT_S, falls_back=gated), 0, []
+    while (found := recover(an(kind), now)).step not in ("give up", "alone"):
+        num += 1
+        steps.append(found.pause_s)
+        waited_s = now.waited_s + found.pause_s
+        silent_s = waited_s if isinstance(an(kind), CloudLost) else 0.0
+        now = after(
+            now, num_tries=num, waited_s=waited_s, silent_s=silent_s, num_failures=num * (kind is CloudFailure),
+            num_reopened=num * (found.step == "open again"),
+        )  # fmt: skip
+    assert found.step == ("alone" if gated else "give up") and found.is_late == (kind is not CloudFailure)
+    limit_s = EDGE_S if gated and issubclass(kind, CloudLost) else TIMEOUT_S
+    assert now.waited_s <= limit_s and num < 60 and steps.count(0.0) <= 1
+
+
+def test_every_outage_is_one_that_a_gated_text_survives() -> None:
+    for kind, (_, _, gated) in MENDED.items():
+        is_outage = isinstance(an(kind), CloudError) and getattr(kind, "is_outage", False)
+        assert not (is_outage and gated == "give up")

@@ -1,0 +1,380 @@
+"""A list of servers: who goes where, who is left out, and that no text tells the difference."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.edge.cloud import Cloud
+from skydraft.edge.servers import Servers
+from skydraft.edge.tls import ServerOptions
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudTimeout, NotAuthorized, OptionError, VocabularyMismatch
+from skydraft.protocol.address import parse_addresses
+
+from .. import toys
+from ..serving import PATIENCE_S, Process, free_port
+from ..toys import law
+from .several_servers import ALONE, GATED, LOSSLESS, PARAMS, Start, begin, connected, home, undisturbed
+
+TOKENS = "phone a-token-of-24-characters\n"
+LONG = replace(PARAMS, max_new_tokens=1500, min_new_tokens=1500)  # what is streamed is read ahead
+
+# --- Lists
+
+
+@pytest.mark.parametrize(
+    ("text", "servers"),
+    [
+        ("a", ["a:7373"]),
+        ("a:1,b:2 , c", ["a:1", "b:2", "c:7373"]),
+        ("[::1]:1,[::2],127.0.0.1:1", ["[::1]:1", "[::2]:7373", "127.0.0.1:1"]),
+        ("a:1,a:2", ["a:1", "a:2"]),
+    ],
+)
+def test_a_list_of_servers_has_commas_between(text: str, servers: list[str]) -> None:
+    assert parse_addresses(text) == servers
+    with closing(skydraft.connect(text)), closing(skydraft.connect(text.split(","))):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not the address"),
+        ("a,,b", "nothing between"),
+        ("a,", "nothing between"),
+        (",", "nothing between"),
+        ("a,a:7373", "a:7373 is in the list twice"),
+        ("Cloud.example,cloud.EXAMPLE", "twice"),
+        ("[::1],[0:0::1]:7373", "twice"),
+        ("a,b c", "'b c' is not the address"),
+        ("a,b:0", "'0' is not a port"),
+        ("::1,::2", "'::1' is not the address"),
+    ],
+)
+def test_a_list_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says.replace("(", r"\(")):
+        skydraft.connect(text)
+
+
+# --- Where a session goes
+
+
+def servers_of(names: list[str]) -> Servers:
+    return Servers(ServerOptions(name) for name in names)
+
+
+def order(servers: Servers, number: int) -> list[str]:
+    return [channel.target for channel in servers.in_order(number)]
+
+
+@law(30)
+@given(st.lists(st.integers(1, 999), min_size=2, max_size=6, unique=True), st.integers(1, 2**21 - 1), st.data())
+def test_a_server_that_is_lost_is_tried_last_and_the_rest_keep_their_order(
+    ports: list[int], number: int, data: st.DataObject
+) -> None:
+    names = [f"server:{port}" for port in ports]
+    servers, lost = servers_of(names), data.draw(st.sampled_from(names))
+    before = order(servers, number)
+    assert sorted(before) == sorted(names)
+    assert order(servers_of(names[::-1]), number) == before  # however the list is written
+    servers.lost(servers.channels[lost])
+    assert order(servers, number) == [*(name for name in before if name != lost), lost]
+
+
+def test_numbers_spread_over_servers_evenly_and_over_the_rest_when_one_is_lost() -> None:
+    names = ["a:7373", "b:7373", "c:7373"]
+    servers = servers_of(names)
+    for well in (names, names[:2]):
+        counts = Counter(order(servers, number)[0] for number in range(1, 3001))
+        assert set(counts) == set(well) and max(counts.values()) < 1.1 * 3000 / len(well)
+        servers.lost(servers.channels["c:7373"])
+
+
+def test_a_server_that_was_lost_gets_new_sessions_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = servers_of(["a:7373", "b:7373"])
+    first = servers.in_order(1)[0]
+    servers.lost(first)
+    assert servers.in_order(1)[-1] is first
+    now = time.monotonic()
+    monkeypatch.setattr("skydraft.edge.servers.time.monotonic", lambda: now + 10)
+    assert servers.in_order(1)[0] is first
+
+
+def test_sessions_of_edges_spread_over_servers(start: Start) -> None:
+    servers = [start() for _ in range(3)]
+    with closing(connected(servers)) as cloud:
+        seen = Counter[str]()
+        for _ in range(40):
+            generation = begin(cloud, params=replace(PARAMS, max_new_tokens=8, min_new_tokens=8))
+            next(generation.rounds())
+            there, _ = home(servers)
+            generation.close()
+            there.wait_until(lambda there=there: not there.num_sessions)  # type: ignore[misc]
+            seen[there.address] += 1
+    assert len(seen) == 3
+
+
+# --- When a server goes
+
+
+@pytest.mark.parametrize("how", ["dies", "drains"])
+@pytest.mark.parametrize("plan", [LOSSLESS, ALONE, GATED], ids=["lossless", "cloud", "gated"])
+def test_a_text_goes_on_at_another_server_when_its_own_one_goes(
+    start: Start, plan: Any, how: str, unhurried: None
+) -> None:
+    params = LONG if plan is ALONE else PARAMS
+    servers, lines = [start(slow(plan)), start(slow(plan))], list[str]()
+    with closing(connected(servers, notify=lines.append)) as cloud:
+        generation = begin(cloud, plan, params)
+        for number, _ in enumerate(generation.rounds()):
+            if number == 5:
+                there, other = home(servers)
+                there.stop(grace_s=0.3 if how == "drains" else 0.0)
+            if number == 12:
+                assert plan is ALONE or other.num_sessions == 1
+        assert "edge-fallback" not in generation.origins and lines == []
+        assert generation.token_ids == undisturbed(plan, params)
+
+
+def slow(plan: Any) -> Engine:
+    """A target that takes its time where a stream would be over before its server is."""
+    engine = open_toy("toy")
+    if plan is ALONE:
+        forward = engine.forward
+
+        def slowly(feeds: Any, *, want_logits: bool) -> Any:
+            time.sleep(0.001)
+            return forward(feeds, want_logits=want_logits)
+
+        engine.forward = slowly  # type: ignore[method-assign]
+    return engine
+
+
+def test_a_text_stays_where_it_is_when_its_first_server_comes_back(start: Start) -> None:
+    ports = [free_port(), free_port()]
+    servers = [start(port=port) for port in ports]
+    with closing(connected(servers)) as cloud:
+        generation = begin(cloud)
+        rounds = generation.rounds()
+        next(rounds)
+        there, other = home(servers)
+        there.stop()
+        next(rounds)
+        again = start(port=there.port)
+        for _ in range(3):
+            next(rounds)
+        assert (again.num_sessions, other.num_sessions) == (0, 1)
+        for _ in rounds:
+            pass
+        assert generation.token_ids == undisturbed()
+
+
+def test_addresses_where_nobody_is_cost_no_token(start: Start) -> None:
+    addresses = ["127.0.0.1:9", start().address, f"[::1]:{free_port()}"]
+    with closing(skydraft.connect(addresses)) as cloud:
+        for _ in range(4):
+            assert begin(cloud).run().token_ids == undisturbed()
+        assert cloud.info().model == "toy"
+
+
+def test_without_any_server_a_gated_text_goes_on_alone_and_takes_the_first_that_comes(start: Start) -> None:
+    ports, lines = [free_port(), free_port()], list[str]()
+    names = ",".join(f"127.0.0.1:{port}" for port in ports)
+    with closing(skydraft.connect(names, notify=lines.append)) as cloud:
+        generation = begin(cloud, GATED)
+        server = None
+        for done, _ in generation.rounds():
+            if done.record.outcome == "fallback" and server is None:
+                assert f"The cloud at {names} is gone (no connection" in lines[-1]
+                server = start(port=ports[1])
+            if done.record.outcome == "fallback":
+                time.sleep(0.1)  # it is looked for now and then
+        assert generation.origins[0] == "edge-fallback" and "recovered" in generation.origins
+        assert len(generation.token_ids) == 80
+        assert [line for line in lines if "The cloud is back" in line] == lines[1:] and len(lines) == 2
+
+
+@pytest.mark.parametrize("require", [False, True])
+def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names_all(require: bool) -> None:
+    names = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with closing(skydraft.connect(names, timeout_s=1, require=require)) as cloud:
+        with pytest.raises(CloudTimeout) as caught:
+            begin(cloud, GATED if require else LOSSLESS).run()
+        with pytest.raises(CloudTimeout, match=r"did not answer for 1.0 s"):
+            cloud.info()
+    for part in (f"The cloud at {names} did not answer", "refused", f"doctor --cloud {names}"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
+def test_a_silent_server_is_left_for_another_one_long_before_patience_ends(plan: Any, unhurried: None) -> None:
+    """Stopped processes accept connections and say nothing."""
+    servers = [Process(), Process()]
+    try:
+        with closing(skydraft.connect([each.address for each in servers], timeout_s=PATIENCE_S)) as cloud:
+            servers[0].send(signal.SIGSTOP)
+            began = time.monotonic()
+            for _ in range(2):
+                assert begin(cloud, plan).run().token_ids == undisturbed(plan)
+            assert time.monotonic() - began < PATIENCE_S
+    finally:
+        for each in servers:
+            each.end(signal.SIGKILL)
+
+
+# --- Servers that are not alike
+
+
+ODD: dict[str, tuple[Callable[[], Engine], dict[str, Any]]] = {
+    "model": (lambda: open_toy("toy:drift=0.4"), {}),
+    "execution": (lambda: open_toy("toy"), {"execution": "throughput"}),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_all_texts_go_to_servers_that_run_what_the_first_one_that_was_met_runs(start: Start, what: str) -> None:
+    engine, options = ODD[what]
+    servers = [start(), start(engine(), **options)]
+    with closing(connected(servers)) as cloud:
+        seen = set()
+        for plan in [LOSSLESS, GATED] * 5:
+            generation = begin(cloud, plan)
+            for done, _ in generation.rounds():
+                if done.record.outcome == "verified":
+                    break
+            there, _ = home(servers)
+            seen.add(there.address)
+            assert "edge-fallback" not in generation.origins
+            generation.close()
+            there.wait_until(lambda there=there: not there.num_sessions)  # type: ignore[misc]
+    assert len(seen) == 1
+
+
+def test_a_server_of_another_vocabulary_gets_no_text(start: Start) -> None:
+    foreign: Engine = toys.toy(4)
+    servers = [start(), start(foreign)]
+    with closing(connected(servers)) as cloud:
+        for plan in [LOSSLESS, GATED, ALONE] * 3:
+            assert begin(cloud, plan).run().token_ids == undisturbed(plan)
+    with closing(connected(servers[1:])) as cloud, pytest.raises(VocabularyMismatch):
+        begin(cloud).run()
+
+
+# --- Getting in
+
+
+def test_a_server_that_refuses_the_token_is_left_out_and_all_of_them_are_an_error(start: Start, tmp_path: Path) -> None:
+    files = [tmp_path / "ours", tmp_path / "theirs"]
+    files[0].write_text(TOKENS)
+    files[1].write_text("other another-token-of-24-chars\n")
+    servers = [start(token_file=each) for each in files]
+    with closing(connected(servers, token=TOKENS.split()[1])) as cloud:
+        for plan in [LOSSLESS, GATED] * 3:
+            assert begin(cloud, plan).run().token_ids == undisturbed(plan)
+        files[0].write_text("other another-token-of-24-chars\n")
+        time.sleep(1.1)  # the file is looked at once a second
+        for plan in (LOSSLESS, GATED):
+            with pytest.raises(NotAuthorized):
+                begin(cloud, plan).run()
+
+
+def test_a_token_that_is_revoked_at_one_server_moves_the_text_to_another(start: Start, tmp_path: Path) -> None:
+    files = [tmp_path / "one", tmp_path / "two"]
+    for each in files:
+        each.write_text(TOKENS)
+    servers = [start(token_file=each) for each in files]
+    with closing(connected(servers, token=TOKENS.split()[1])) as cloud:
+        generation = begin(cloud)
+        rounds = generation.rounds()
+        next(rounds)
+        there, other = home(servers)
+        files[servers.index(there)].write_text("other another-token-of-24-chars\n")
+        time.sleep(1.1)
+        next(rounds)
+        assert other.num_sessions == 1
+        for _ in rounds:
+            pass
+        assert generation.token_ids == undisturbed()
+
+
+# --- Processes that are killed, stopped, drained and started again: `bench.clouds`, small
+
+PLANS = {"lossless": LOSSLESS, "cloud": ALONE, "quality": make_plan("quality", k=4)}
+LENGTH, NUM_EDGES, NUM_TEXTS = 100, 4, 60
+
+
+def written(number: int, cloud: Engine | Cloud) -> Generation:
+    seed, plan = number % 6, PLANS[tuple(PLANS)[number % 3]]
+    params = DecodingParams(max_new_tokens=LENGTH, min_new_tokens=LENGTH, temperature=0.8 * (seed % 2), seed=seed)
+    return skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params).run()
+
+
+def torment(server: Process, over: threading.Event, first_s: float, acts: list[str]) -> None:
+    """Do these things to a server, one after the other, or fewer where it is over before; it runs in the end."""
+    pause_s = first_s
+    for act in acts:
+        if over.wait(pause_s):
+            return
+        pause_s = 0.7
+        if act == "stop":
+            server.send(signal.SIGSTOP)
+            over.wait(2.5)
+            server.send(signal.SIGCONT)
+            continue
+        server.end(signal.SIGKILL if act == "kill" else signal.SIGTERM)
+        server.start()
+
+
+def test_texts_of_one_cloud_at_a_time_are_the_undisturbed_ones_while_servers_come_and_go() -> None:
+    rng, over = random.Random(1), threading.Event()
+    expected = [written(number, open_toy("toy")).token_ids for number in range(6)]
+    with ThreadPoolExecutor(3) as pool:
+        servers = list(pool.map(lambda _: Process("--grace", "1"), range(3)))
+    acts = [rng.sample(["kill", "stop", "drain"], 3) for _ in servers]
+    tormentors = [
+        threading.Thread(target=torment, args=(server, over, 0.2 + 0.4 * place, acts[place]))
+        for place, server in enumerate(servers)
+    ]
+    try:
+        for tormentor in tormentors:
+            tormentor.start()
+        began = time.monotonic()
+        with (
+            closing(skydraft.connect([each.address for each in servers], timeout_s=2 * PATIENCE_S)) as cloud,
+            ThreadPoolExecutor(NUM_EDGES) as pool,
+        ):
+            texts = list(pool.map(lambda number: written(number, cloud), range(NUM_TEXTS)))
+        assert time.monotonic() - began < 2 * PATIENCE_S
+    finally:
+        over.set()
+        for tormentor in tormentors:
+            tormentor.join()
+        for server in servers:
+            server.end(signal.SIGKILL)
+    num_compared = 0
+    for number, text in enumerate(texts):
+        if "edge-fallback" in text.origins:  # in a moment without any server, which only a gated text may bridge
+            assert number % 3 == 2 and len(text.token_ids) == LENGTH
+            continue
+        assert text.token_ids == expected[number % 6]
+        num_compared += 1
+    assert num_compared > NUM_TEXTS / 2

@@ -1,0 +1,104 @@
+"""Intervals: seeded, paired, around the figure, and none where there is nothing to divide by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.evaluation.findings import Floats
+from skydraft.evaluation.summary import LEVEL, NUM_RESAMPLES, Resamples
+
+from ..toys import law
+
+Side = tuple[Floats, Floats]
+
+
+def figures(seed: int, num_prompts: int) -> Side:
+    rng = np.random.default_rng(seed)
+    return rng.uniform(0, 10, num_prompts), rng.uniform(1, 20, num_prompts)
+
+
+sizes = st.integers(1, 40)
+seeds = st.integers(0, 10_000)
+
+
+@law(30)
+@given(seeds, sizes)
+def test_an_interval_lies_around_the_figure_and_within_what_single_prompts_gave(seed: int, size: int) -> None:
+    parts, wholes = figures(seed, size)
+    interval = Resamples(size).ratio(parts, wholes)
+    assert interval is not None
+    low, high = interval
+    assert min(parts / wholes) - 1e-9 <= low <= high <= max(parts / wholes) + 1e-9
+    if size >= 5:
+        assert low < parts.sum() / wholes.sum() < high
+
+
+@law(20)
+@given(seeds, sizes)
+def test_a_mode_differs_from_itself_by_nothing(seed: int, size: int) -> None:
+    side = figures(seed, size)
+    resamples = Resamples(size)
+    assert resamples.difference(side, side) == (0.0, 0.0)
+    assert resamples.ratio_of_ratios(side, side) == pytest.approx((1.0, 1.0), abs=1e-12)
+
+
+@law(20)
+@given(seeds, sizes, st.floats(0.5, 3))
+def test_pairs_are_drawn_together(seed: int, size: int, factor: float) -> None:
+    parts, wholes = figures(seed, size)
+    faster = (factor * parts, wholes)
+    resamples = Resamples(size)
+    # Whatever is drawn, the one is `factor` times the other; unpaired draws would spread.
+    assert resamples.ratio_of_ratios(faster, (parts, wholes)) == pytest.approx((factor, factor))
+    shifted = (parts + 0.25 * wholes, wholes)
+    assert resamples.difference(shifted, (parts, wholes)) == pytest.approx((0.25, 0.25))
+
+
+def test_the_interval_is_the_quantiles_of_resampled_ratios_of_sums() -> None:
+    parts, wholes = figures(3, 12)
+    rng = np.random.default_rng(5)
+    ratios = [parts[draw].sum() / wholes[draw].sum() for draw in rng.integers(12, size=(20_000, 12))]
+    expected = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    assert Resamples(12).ratio(parts, wholes) == pytest.approx(tuple(expected), abs=0.02)
+    assert (NUM_RESAMPLES, LEVEL) == (2000, 0.95)
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(200):
+        parts = rng.binomial(20, 0.7, 30).astype(float)
+        interval = Resamples(30, seed=int(rng.integers(1 << 30))).ratio(parts, np.full(30, 20.0))
+        assert interval is not None
+        held += interval[0] <= 0.7 <= interval[1]
+    assert 175 <= held <= 199
+
+
+def test_seeds() -> None:
+    parts, wholes = figures(1, 9)
+    assert Resamples(9).ratio(parts, wholes) == Resamples(9, seed=0).ratio(parts, wholes)
+    assert Resamples(9).ratio(parts, wholes) != Resamples(9, seed=1).ratio(parts, wholes)
+
+
+def test_one_prompt_or_equal_ones_have_no_spread() -> None:
+    assert Resamples(1).ratio(np.array([3.0]), np.array([4.0])) == (0.75, 0.75)
+    assert Resamples(6).ratio(np.full(6, 3.0), np.full(6, 4.0)) == pytest.approx((0.75, 0.75))
+
+
+def test_nothing_to_divide_by_is_no_interval() -> None:
+    zeros, ones = np.zeros(4), np.ones(4)
+    resamples = Resamples(4)
+    assert resamples.ratio(ones, zeros) is None
+    assert resamples.difference((ones, zeros), (ones, ones)) is None
+    assert resamples.difference((ones, ones), (ones, zeros)) is None
+    for a, b in (((ones, zeros), (ones, ones)), ((ones, ones), (zeros, ones)), ((ones, ones), (ones, zeros))):
+        assert resamples.ratio_of_ratios(a, b) is None
+
+
+def test_draws_without_the_one_prompt_that_counts_are_left_out() -> None:
+    parts, wholes = np.array([2.0, 0, 0, 0]), np.array([4.0, 0, 0, 0])
+    assert Resamples(4).ratio(parts, wholes) == (0.5, 0.5)
+    assert Resamples(4).difference((parts, wholes), (np.ones(4), np.ones(4))) == (-0.5, -0.5)

@@ -1,0 +1,200 @@
+"""Indicators of a text and its scores by references: by hand in the tables, by brute force in the laws."""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import sacrebleu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.characters import is_cjk, is_punctuation
+from skydraft.evaluation.texts import TextIndicators, indicators, lexical_doubles, rouge_l, score_references
+
+from ..toys import law
+
+
+def look(text: str, token_ids: Sequence[int] = (1,)) -> TextIndicators:
+    return indicators(text, np.array(token_ids, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("text", "num_punctuation", "num_chars"),
+    [
+        ("", 0, 0),
+        ("我在说", 0, 3),
+        ("我，在。", 2, 4),
+        ("我,在.", 2, 4),  # ASCII is the same mark
+        ("我﹐在．！", 3, 5),  # small and full-width forms
+        ("“我”——（在）…", 7, 9),
+        ("a - b", 1, 5),
+        ("1 + 2 = 3", 0, 9),  # symbols are no punctuation
+        ("，。", 2, 2),
+        ("￥5～", 0, 3),  # symbols, full-width
+    ],
+)
+def test_punctuation_in_all_its_widths(text: str, num_punctuation: int, num_chars: int) -> None:
+    found = look(text)
+    assert (found.num_punctuation, found.num_chars) == (num_punctuation, num_chars)
+    assert found.punctuation_density == (num_punctuation / num_chars if num_chars else 0)
+    assert sum(map(is_punctuation, text)) == num_punctuation
+
+
+@pytest.mark.parametrize(
+    ("text", "bigrams", "trigrams"),
+    [
+        ("", (0, 0), (0, 0)),
+        ("我", (0, 0), (0, 0)),
+        ("我在说", (0, 2), (0, 1)),
+        ("我在我在", (1, 3), (0, 2)),
+        ("我在，我。在！", (1, 3), (0, 2)),  # through punctuation (F9)
+        ("员员员员", (2, 3), (1, 2)),
+        ("我在说我在说", (2, 5), (1, 4)),
+        ("ab ab", (1, 3), (0, 2)),  # letters are content, spaces are not
+        ("12-12-12", (3, 5), (2, 4)),
+    ],
+)
+def test_repeats_over_content_characters(text: str, bigrams: tuple[int, int], trigrams: tuple[int, int]) -> None:
+    found = look(text)
+    assert (found.num_repeats[2], found.num_ngrams[2]) == bigrams
+    assert (found.num_repeats[3], found.num_ngrams[3]) == trigrams
+
+
+@pytest.mark.parametrize(
+    ("text", "adjacent", "doubles"),
+    [
+        ("员员", 1, 0),
+        ("员员员", 2, 0),
+        ("慢慢地", 0, 1),
+        ("慢慢，慢慢", 0, 2),
+        ("他慢慢地走走员员", 1, 2),
+        ("员，员", 0, 0),  # not adjacent
+        ("员 员", 0, 0),
+        ("。。！！", 0, 0),  # marks are no content
+        ("aabb11", 0, 0),  # nor are letters and digits CJK
+        ("妈妈和员员", 1, 1),
+        ("", 0, 0),
+    ],
+)
+def test_adjacent_repeats_with_lexical_doubles_apart(text: str, adjacent: int, doubles: int) -> None:
+    found = look(text)
+    assert (found.num_adjacent, found.num_doubles) == (adjacent, doubles)
+
+
+def test_the_list_of_doubles_holds_doubles_alone() -> None:
+    assert len(lexical_doubles()) > 50
+    assert all(len(word) == 2 and word[0] == word[1] and is_cjk(word[0]) for word in lexical_doubles())
+    assert "员员" not in lexical_doubles()
+
+
+ENDED, OPEN = ("我说。", "我说！”", "我说？\n", "It ends.", "。"), ("我说", "我说，", "e.g.", "3.", "")
+
+
+@pytest.mark.parametrize(("text", "ends"), [*((text, True) for text in ENDED), *((text, False) for text in OPEN)])
+def test_sentence_ends(text: str, ends: bool) -> None:
+    assert look(text).ends_sentence == ends
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 4])
+@pytest.mark.parametrize("copies", [1, 2, 3, 4, 9])
+def test_a_cycle_of_each_period_counts_once_however_long_it_runs(period: int, copies: int) -> None:
+    before, cycle, after = [90, 91, 92], list(range(period)), [93, 94]
+    needed = 4 if period == 1 else 2
+    assert look("", [*before, *cycle * copies, *after]).num_cycles == (copies >= needed)
+
+
+def test_cycles_of_several_kinds_add_up() -> None:
+    assert look("", [7, 7, 7, 7, 50, 1, 2, 1, 2, 51, 1, 2, 3, 1, 2, 3]).num_cycles == 3
+    assert look("", [1, 2, 1, 2, 50, 51, 1, 2, 1, 2]).num_cycles == 2
+    assert look("", list(range(40))).num_cycles == 0
+
+
+texts = st.text(st.sampled_from("我在员慢慢，。！,.a1 \n“—+"), max_size=30)
+
+
+@law(150)
+@given(texts)
+def test_indicators_are_those_of_a_slow_count(text: str) -> None:
+    found = look(text)
+    content = "".join(char for char in text if unicodedata.category(char)[0] in "LN")
+    for n in (2, 3):
+        grams = [content[at : at + n] for at in range(len(content) - n + 1)]
+        assert found.num_ngrams[n] == len(grams)
+        assert found.num_repeats[n] == sum(gram in grams[:at] for at, gram in enumerate(grams))
+    twice = [text[at] for at in range(1, len(text)) if text[at - 1] == text[at] and text[at] in "我在员慢"]
+    assert found.num_adjacent == sum(char != "慢" for char in twice)  # 慢慢 is the one word among them
+    assert found.num_doubles == twice.count("慢")
+    assert found.num_punctuation == sum(char in "，。！,.“—" for char in text)
+
+
+# --- beside references
+
+
+def longest_common(mine: str, theirs: str) -> int:
+    """Length of the longest subsequence of `mine` that is one of `theirs`, by trying all."""
+
+    def holds(wanted: tuple[str, ...]) -> bool:
+        left = iter(theirs)
+        return all(unit in left for unit in wanted)
+
+    return max(
+        length
+        for length in range(len(mine) + 1)
+        if any(holds(wanted) for wanted in itertools.combinations(mine, length))
+    )
+
+
+@law(75)
+@given(st.text("我在说他", max_size=9), st.lists(st.text("我在说他", min_size=1, max_size=9), min_size=1, max_size=3))
+def test_rouge_l_is_f1_of_the_longest_common_subsequence(text: str, references: list[str]) -> None:
+    def f1(reference: str) -> float:
+        common = longest_common(text, reference)
+        precision, recall = common / max(len(text), 1), common / len(reference)
+        return 2 * precision * recall / (precision + recall) if common else 0.0
+
+    assert rouge_l(text, references) == pytest.approx(max(map(f1, references)))
+
+
+@pytest.mark.parametrize(
+    ("text", "references", "score"),
+    [
+        ("我在说", ["我在说"], 1.0),
+        ("我 在\n说", ["我在说"], 1.0),  # spaces left out
+        ("我在说", ["他们"], 0.0),
+        ("", ["我在说"], 0.0),
+        ("The cat sat", ["the cat sat"], 1.0),
+        ("the cat", ["the dog sat"], 0.4),  # 1 of 2 and of 3 words
+        ("我在", ["他们", "我在"], 1.0),
+        ("我在", ["", "我在"], 1.0),
+    ],
+)
+def test_rouge_l_cases(text: str, references: list[str], score: float) -> None:
+    assert rouge_l(text, references) == pytest.approx(score)
+
+
+CHINESE = [("今天天气很好", ("今天的天气很好",)), ("我们去公园走走", ("我们去公园散步", "我们到公园走走"))]
+ENGLISH = [("The cat sat on the mat.", ("The cat is on the mat.",)), ("It rains a lot here.", ("It rains here.",))]
+
+
+@pytest.mark.parametrize(("texts", "tokenize"), [(CHINESE, "zh"), (ENGLISH, "13a")])
+def test_bleu_and_chrf_are_those_of_sacrebleu(texts: list[tuple[str, tuple[str, ...]]], tokenize: str) -> None:
+    found = score_references([*texts, ("no references", ())])
+    assert found is not None
+    hypotheses = [text for text, _ in texts]
+    streams = [[refs[0] for _, refs in texts], [refs[-1] for _, refs in texts]]
+    if all(len(refs) == 1 for _, refs in texts):
+        streams = streams[:1]
+    assert found.bleu == round(sacrebleu.corpus_bleu(hypotheses, streams, tokenize=tokenize).score, 2)
+    assert found.chrf == round(sacrebleu.corpus_chrf(hypotheses, streams).score, 2)
+    assert found.num_texts == len(texts)
+    assert f"tok:{tokenize}" in found.bleu_signature and "version:" in found.chrf_signature
+    assert 0 < found.bleu < 100
+
+
+def test_without_references_there_is_nothing_to_say() -> None:
+    assert score_references([("a", ()), ("b", ())]) is None
+    assert score_references([]) is None

@@ -1,0 +1,60 @@
+"""Labels: what a draft model says along a text against what the target says there."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.evaluation import gate_study
+from skydraft.evaluation.scoring import Scorer
+from skydraft.gating.fitting import agreement
+from skydraft.learning.calibrating import label_texts, labelled
+from skydraft.learning.dataset import Usable, choose
+from skydraft.learning.lessons import Store
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import read_prompt
+from tests.evaluation import pairs
+
+
+def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
+    (edge, cloud), workload, done = pairs.pair(0.3), pairs.workload(4, 3), []
+    texts = label_texts(edge, cloud, [asked(entry.prompt) for entry in workload.prompts], 20, lambda: done.append(1))
+    assert [text.path for text in texts] == ["target", "draft"] * 3 and len(done) == 3
+    params, slow = DecodingParams(max_new_tokens=20), []
+    for entry in workload.prompts:
+        for path, mode in (("target", "cloud"), ("draft", "edge")):
+            alone = skydraft.generate(entry.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
+            scorer = Scorer(edge, cloud, params)
+            prompts = read_prompt(edge, asked(entry.prompt))
+            slow.append(gate_study.labelled(scorer.score(entry.id, prompts, alone.token_ids), path))  # type: ignore[arg-type]
+            scorer.close()
+    for mine, theirs in zip(texts, slow, strict=True):
+        assert (mine.path, mine.disagrees) == (theirs.path, theirs.disagrees)
+        for one, other in zip(mine.signals, theirs.signals, strict=True):
+            assert astuple(one) == pytest.approx(astuple(other), abs=1e-4)  # a record has them rounded
+    share, num_tokens = agreement(texts[1::2])
+    assert num_tokens == 60 and 0.2 < share < 1
+
+
+def test_a_label_is_what_was_collected_and_has_signals_everywhere(pair: tuple[Any, Any], taught: Path) -> None:
+    for lesson in choose(Store(taught), Usable()).lessons[:10]:
+        found = labelled(pair[0], lesson)
+        places = [index for index, mark in enumerate(lesson.marks) if mark != "-"]
+        assert len(places) == len(found.disagrees) == len(found.signals)
+        for index, wrong, signals in zip(places, found.disagrees, found.signals, strict=True):
+            assert lesson.marks[index] in ("t", "c" if wrong else "a")
+            if lesson.signals and (collected := lesson.signals[index]) is not None:
+                assert astuple(signals) == pytest.approx(collected, abs=1e-4)
+
+
+def test_a_label_by_another_model_is_what_that_model_says(pair: tuple[Any, Any], taught: Path) -> None:
+    lesson = choose(Store(taught), Usable()).lessons[0]
+    assert not any(labelled(pair[1], lesson).disagrees)  # the target agrees with itself
+    known = {"marks": "w" + lesson.marks[1:], "ranks": (1,)}
+    assert labelled(pair[1], lesson.model_copy(update=known)).disagrees[0]  # whatever it says

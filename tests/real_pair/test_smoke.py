@@ -1,0 +1,55 @@
+"""The demo pair in a minute: lossless gives the tokens of cloud, in one process and over a link. The laws in full are
+marked long: make test-long.
+
+Where the pair was not probed before, forwards have one row, which is exact on every machine.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import skydraft
+from bench.workload import prompts
+from skydraft import DecodingParams, Engine, make_plan
+from skydraft.engines.options import RowProfile
+from skydraft.models import default_pair
+
+from ..serving import serving
+from .conftest import load
+
+PROMPT = prompts()[0]
+
+
+@pytest.fixture(scope="module")
+def pair(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+    profiles = tmp_path_factory.mktemp("smoke") / "profiles.json"
+    if (home / "profiles.json").exists():
+        shutil.copy(home / "profiles.json", profiles)
+    with pytest.MonkeyPatch.context() as patch:
+        one_row = RowProfile(1, (1.0,), "2026-01-01", 16)
+        patch.setattr("skydraft.engines.probe.probe", lambda engine: one_row)
+        with load(default_pair().draft, profiles) as edge, load(default_pair().target, profiles) as cloud:
+            yield edge, cloud
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_lossless_gives_the_tokens_of_cloud_here_and_over_a_link(
+    pair: tuple[Engine, Engine], temperature: float
+) -> None:
+    edge, cloud = pair
+    params = DecodingParams(max_new_tokens=12, temperature=temperature, seed=7)
+
+    def written(mode: str, target: Engine | skydraft.Cloud) -> tuple[int, ...]:
+        plan = make_plan(mode, k=5 if mode == "lossless" else None)
+        return skydraft.generate(PROMPT, edge=edge, cloud=target, plan=plan, params=params).run().token_ids
+
+    expected = written("cloud", cloud)
+    assert len(expected) == 12
+    assert written("lossless", cloud) == expected
+    with serving(cloud) as server, closing(skydraft.connect(server.address)) as far:
+        assert written("lossless", far) == written("cloud", far) == expected

@@ -1,0 +1,106 @@
+"""Observers see each generation end once, from the thread that used it, and can end none of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.request import GenerateRequest
+from skydraft.errors import EngineError, UsageError
+from skydraft.prompts.messages import asked
+from tests import toys
+
+REQUEST = GenerateRequest(
+    asked(toys.PROMPT), skydraft.make_plan(k=3), skydraft.DecodingParams(max_new_tokens=20), raw=True
+)
+
+
+class Seen:
+    """Notes what it is told."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.ends: list[tuple[int, type | None]] = []
+        self.threads: set[int] = set()
+        self._fails = fails
+
+    def begins(self, request: GenerateRequest) -> GenerateRequest:
+        return replace(request, with_signals=True)
+
+    def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
+        assert request.with_signals
+        self.threads.add(threading.get_ident())
+        self.ends.append((len(generation.token_ids) if generation else -1, type(error) if error else None))
+        if self._fails:
+            raise RuntimeError("an observer that fails")
+
+
+def complete(generation: Generation) -> None:
+    generation.run()
+    generation.close()
+
+
+def closed(generation: Generation) -> None:
+    with generation:
+        next(iter(generation.rounds()))
+    generation.close()
+
+
+def cancelled(generation: Generation) -> None:
+    for _ in generation.rounds():
+        generation.cancel()
+
+
+def left_by_an_error(generation: Generation) -> None:
+    with pytest.raises(KeyboardInterrupt), generation:
+        next(iter(generation.rounds()))
+        raise KeyboardInterrupt
+
+
+def failed(generation: Generation) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise EngineError("broken")
+
+    rounds = generation.rounds()
+    next(rounds)
+    generation.edge.forward = fails  # type: ignore[union-attr, method-assign]
+    with pytest.raises(EngineError), generation:
+        list(rounds)
+
+
+@pytest.mark.parametrize(
+    ("use", "error"),
+    [
+        (complete, None), (closed, None), (cancelled, None), (left_by_an_error, KeyboardInterrupt),
+        (failed, EngineError), (Generation.close, None),
+    ],
+)  # fmt: skip
+def test_each_end_is_told_once(use: Callable[[Generation], None], error: type | None) -> None:
+    first, second = Seen(fails=True), Seen()
+    generation = skydraft.start(REQUEST, edge=toys.toy(1, 0.7), cloud=toys.toy(1), observers=[first, second])
+    assert generation.request.with_signals and not first.ends
+    use(generation)
+    assert first.ends == second.ends == [(len(generation.token_ids), error)]
+    assert first.threads == {threading.get_ident()}
+
+
+def test_a_start_that_fails_is_an_end() -> None:
+    seen = Seen()
+    with pytest.raises(UsageError):
+        skydraft.start(REQUEST, edge=toys.toy(1, 0.7), observers=[seen])
+    assert [number for number, _ in seen.ends] == [-1] and seen.ends[0][1] is not None
+
+
+def test_an_observer_that_fails_at_the_beginning_is_left_out() -> None:
+    class Broken(Seen):
+        def begins(self, request: GenerateRequest) -> GenerateRequest:
+            raise RuntimeError("an observer that fails")
+
+    broken, seen = Broken(), Seen()
+    skydraft.start(REQUEST, edge=toys.toy(1, 0.7), cloud=toys.toy(1), observers=[broken, seen]).run()
+    assert not broken.ends and len(seen.ends) == 1

@@ -1,0 +1,68 @@
+"""Run in a process of its own, where no thread is older than the tracer: which modules a verified round enters.
+
+    python -m tests.walking [OPTIONS OF GENERATE]
+
+Prints two lists as JSON: the modules at the edge, and those at the server.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+import skydraft
+from skydraft.cli import generate as command
+from skydraft.cli.main import run
+from tests.serving import serving
+
+_VALUES = {"types", "protocol.values"}  # what travels
+
+
+class Tracer:
+    """Modules of the package that were entered since `clear`, apart for the edge's two threads and all others."""
+
+    def __init__(self) -> None:
+        self.edge: set[str] = set()
+        self.others: set[str] = set()
+        self.verified: list[tuple[set[str], set[str]]] = []
+
+    def __call__(self, frame: Any, event: str, arg: object) -> None:
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith("skydraft."):
+            thread = threading.current_thread()
+            is_edge = thread is threading.main_thread() or thread.name == "skydraft edge"
+            where = self.edge if is_edge else self.others
+            where.add(name.removeprefix("skydraft."))
+
+    def clear(self) -> None:
+        self.edge.clear()
+        self.others.clear()
+
+
+def walks(*options: str) -> tuple[set[str], set[str]]:
+    """The modules that a verified round enters at the edge and at the server."""
+    tracer, shown = Tracer(), command.show_tokens
+    threading.setprofile(tracer)
+
+    def show(console: Any, tokens: Any) -> None:
+        shown(console, tokens)
+        if all(token.origin in ("accepted", "recovered", "bonus") for token in tokens) and tokens[0].round > 2:
+            tracer.verified.append((set(tracer.edge), set(tracer.others)))
+        tracer.clear()
+
+    command.show_tokens = show
+    with serving(skydraft.load("toy")) as server:
+        sys.setprofile(tracer)
+        given = ["--mode", "quality", "--cloud", server.address, "--edge-model", "toy:drift=0.2", "-n", "60", "-q"]
+        assert run(["generate", "你好世界", *given, *options]) == 0
+        sys.setprofile(None)
+    assert tracer.verified, "no round was verified"
+    edge, cloud = min(tracer.verified, key=lambda sides: len(sides[0] | sides[1]))
+    # The command's own loop runs in a frame that is entered once.
+    return edge - _VALUES | {"cli.generate"}, cloud - _VALUES
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps([sorted(side) for side in walks(*sys.argv[1:])]))
