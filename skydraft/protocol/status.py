@@ -100,7 +100,7 @@ def from_rpc(rpc: Any) -> SkydraftError:
         for sign, (message, hint) in _TLS.items():
             if sign in text:
                 return errors.TlsFailure(message, hint=hint)
-        return errors.CloudLost(f"no connection: {text.rsplit(': ', 1)[-1].rstrip('.')}.")
+        return errors.CloudLost(f"no connection: {text.rsplit(': ', 1)[-1].rstrip('.]')}.")
     return _BY_CODE.get(code, errors.CloudFailure)(f"The cloud answered {code.name}: {text.rstrip('.')}.")
 
 

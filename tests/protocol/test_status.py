@@ -110,6 +110,11 @@ def test_a_status_without_a_word_says_that_no_reason_was_given(details: str | No
     assert str(from_rpc(Failed(grpc.StatusCode.INTERNAL, details))) == "The cloud answered INTERNAL: no reason given."
 
 
+def test_a_name_that_no_server_has_is_said_without_what_grpc_puts_around_it() -> None:
+    text = "DNS resolution failed for nowhere:7373: [errors: [status = 4: Domain name not found]]"
+    assert str(from_rpc(Failed(grpc.StatusCode.UNAVAILABLE, text))) == "no connection: Domain name not found."
+
+
 def packed(message: Any) -> AnyMessage:
     found = AnyMessage()
     found.Pack(message)
