@@ -1,9 +1,9 @@
-"""How long the blocks of a calibrated gate should be, and where they should end: replayed on committed records.
+"""How long blocks of a calibrated gate should be, where they should end, and how long the target should write on.
 
     python -m bench.blocks [FOLDER]
 
-Along the target's own texts of a comparison, with the risks of the shipped calibration: calls per token over the bound
-A - alpha at two agreements, and drafted tokens per token. Replayed, not run.
+Along the target's own texts of a comparison, with the risks of the shipped calibration: the loosest limit that keeps
+an agreement, and what it takes per token. Replayed, not run.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from skydraft.evaluation.gate_study import labelled, oracle_calls
 from skydraft.evaluation.records import read_records
-from skydraft.gating.calibration import find_calibration
-from skydraft.gating.fitting import LabelledText, walk
+from skydraft.gating.calibration import MAX_BLOCK, find_calibration
+from skydraft.gating.fitting import LabelledText, Replay, walk
+from skydraft.gating.hand_back import parse_hand_back
 
 _FOLDER = Path(__file__).parent.parent / "docs" / "report-zh-dev"
-_LIMITS = np.geomspace(0.01, 12.0, 120)
+_LIMITS = np.geomspace(0.01, 20.0, 120)
+_HAND_BACKS = ("0", "4", "8", "16", "agree:2", "agree:4", "agree:6", "text")
 
 
 def cheapest(
-    texts: Sequence[LabelledText], risks: Sequence[Sequence[float]], k: int, asked: float, *, ends: bool
-) -> tuple[float, float]:
-    """(calls, drafted tokens), both per token, of the loosest limit that keeps the agreement."""
+    texts: Sequence[LabelledText], risks: Sequence[Sequence[float]], asked: float, k: int = MAX_BLOCK, **given: Any
+) -> dict[str, float]:
+    """What the limit with the fewest calls that keeps the agreement takes per token; `given` is for `walk`."""
     kept = []
     for limit in _LIMITS:
-        found = [walk(r, t.disagrees, float(limit), k, ends=ends) for t, r in zip(texts, risks, strict=True)]
-        num_tokens = sum(replay.num_tokens for replay in found)
-        if 1 - sum(replay.num_wrong for replay in found) / num_tokens >= asked:
-            calls, drafted = (sum(getattr(replay, name) for replay in found) for name in ("num_calls", "num_drafted"))
-            kept.append((calls / num_tokens, drafted / num_tokens))
-    return min(kept)
+        found = [walk(r, t.disagrees, float(limit), k, **given) for t, r in zip(texts, risks, strict=True)]
+        total = {name: sum(getattr(replay, name) for replay in found) for name in Replay.__slots__}
+        if 1 - total["num_wrong"] / total["num_tokens"] >= asked:
+            kept.append({name: count / total["num_tokens"] for name, count in total.items()})
+    return min(kept, key=lambda taken: taken["num_calls"])
 
 
 def main() -> None:
@@ -49,15 +51,21 @@ def main() -> None:
     num_tokens = sum(len(text.disagrees) for text in texts)
     alpha = 1 - sum(sum(text.disagrees) for text in texts) / num_tokens
     print(f"{len(texts)} texts, {num_tokens} tokens, alpha {alpha:.3f}")
-    print(f"{'blocks':<24}{'A = 0.90':>10}{'A = 0.95':>10}{'drafts a token at 0.95':>25}")
-    for k in (4, 8, 12, 16):
+    print(f"\n{'blocks, no hand-back':<24}{'calls over A - alpha: 0.90':>28}{'0.95':>8}{'drafts a token at 0.95':>25}")
+    for k in (4, 8, MAX_BLOCK, 16):
         for ends in (False, True):
-            shares = [cheapest(texts, risks, k, asked, ends=ends) for asked in (0.90, 0.95)]
-            ratios = [
-                calls / oracle_calls(asked, alpha) for (calls, _), asked in zip(shares, (0.90, 0.95), strict=True)
-            ]
+            low, high = (cheapest(texts, risks, asked, k, ends=ends) for asked in (0.90, 0.95))
+            ratios = low["num_calls"] / oracle_calls(0.90, alpha), high["num_calls"] / oracle_calls(0.95, alpha)
             name = f"{k}, {'ended by the gate' if ends else 'whole'}"
-            print(f"{name:<24}{ratios[0]:>10.2f}{ratios[1]:>10.2f}{shares[1][1]:>25.2f}")
+            print(f"{name:<24}{ratios[0]:>28.2f}{ratios[1]:>8.2f}{high['num_drafted']:>25.2f}")
+    print(f"\n{'hand-back, a token at':<24}{'calls':>8}{'written':>9}{'rows':>7}{'drafted':>9}  (k = {MAX_BLOCK})")
+    for asked in (0.95, 0.90):
+        for name in _HAND_BACKS:
+            taken = cheapest(texts, risks, asked, hand_back=parse_hand_back(name))
+            print(
+                f"{f'{asked}, {name}':<24}{taken['num_calls']:>8.3f}{taken['num_written']:>9.3f}"
+                f"{taken['num_rows']:>7.2f}{taken['num_drafted']:>9.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,43 +1,57 @@
 """Many edges on one target: clients whose draft model says what was recorded, against a real server.
 
     python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
+    python -m bench.clients --modes "cloud,auto;k=12;hand-back=0,auto" [--seconds S] [--step MS] [--execution E]
 
 Drafts are recorded first, in one lossless run over 16 prompts. Then 1, 2, 4, 8 and 16 clients write these texts, each
 with a connection of its own, at once (`--think 0`) or with the time that a draft takes in each round. Beside the
 measured rows a second stands what the engine alone does in forwards of as many rows, measured before the server starts,
 in the share of the time that was not spent on prompts. Busy is the share of the time inside forwards, prompts included
 (from the server's metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server
-that copies the chat template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice.
+that copies the template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice. `--modes`
+sets modes beside each other, in turn, twice: 8 clients on 4 Chinese texts and 4 programs, with the draft model's tokens
+and its certainty as recorded; a step of it takes --step.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import math
 import socket
 import statistics
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 import skydraft
-from bench.recorded_target import RecordedModel, Table, record
+from bench.recorded_target import RecordedModel, Table, key_of, record
 from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import Engine, EngineOptions, StepRecord, decoding_params, make_plan
 from skydraft.decoding.stats import percentile
+from skydraft.engines.base import Rows
 from skydraft.errors import CloudError
 from skydraft.evaluation.emulated_link import EmulatedLink
+from skydraft.evaluation.modes import Mode, parse_modes
+from skydraft.gating.gates import measure
 from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
+from skydraft.types import Signals
 
+DATA = Path(__file__).parent.parent / "data"
 NUM_CLIENTS = (1, 2, 4, 8, 16)
 K = 5
 PARAMS = decoding_params(max_new_tokens=48)
+_COMPUTING = threading.Lock()  # the real draft model has one sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,8 @@ class Client:
     """What one client did."""
 
     num_tokens: int = 0
+    num_calls: int = 0
+    num_written: int = 0
     num_texts: int = 0
     num_strayed: int = 0
     prefill_ms: float = 0.0
@@ -70,6 +86,8 @@ class Client:
     def add(self, record: StepRecord) -> None:
         """Count a round."""
         self.num_tokens += record.num_committed
+        self.num_calls += record.outcome == "verified"
+        self.num_written += record.num_written
         self.prefill_ms += record.target.prefill_ms
         self.wait_ms.append(record.link.rtt_ms)
         self.queue_ms.append(record.target.queue_ms)
@@ -239,6 +257,94 @@ def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
         server.stop()
 
 
+class RecordedDraft(RecordedModel):
+    """A draft model whose choices and certainty are recorded; what is not known yet, the real one computes once."""
+
+    def __init__(self, real: Engine, known: dict[str, tuple[int, Signals]], step_ms: float) -> None:
+        super().__init__(real.vocab, real.fingerprint, {}, step_ms)
+        self._draft, self._known = real, known
+
+    def fill(self, row: Rows, token_ids: list[int]) -> None:
+        """Write a row with the recorded best token, and with the entropy and the probabilities of the best two."""
+        key = key_of(token_ids)
+        if key not in self._known:
+            with _COMPUTING, closing(self._draft.begin(token_ids[:-1])) as sequence:
+                self._draft.fill(sequence, token_ids)
+                sequence.align(token_ids[:-1])
+                logits = sequence.extend(token_ids[sequence.length :])[-1]
+                self._known[key] = int(np.argmax(logits)), measure(logits)
+        best, signals = self._known[key]
+        second = max(signals.top_prob - signals.margin, 1e-9)
+        rest = max(1 - signals.top_prob - second, 1e-9)
+        head = -signals.top_prob * math.log(signals.top_prob) - second * math.log(second)
+        size = int(np.clip(math.exp(min((signals.entropy - head + rest * math.log(rest)) / rest, 11.0)), 1, 60_000))
+        row[:] = -200.0
+        row[(best + 2 + np.arange(size)) % len(row)] = math.log(rest / size)
+        row[(best + 1) % len(row)] = math.log(second)
+        row[best] = math.log(signals.top_prob) + 1e-6
+
+
+def beside(modes: Seq[Mode], execution: str, seconds: float, step_ms: float) -> None:
+    """Tokens a second of 8 clients by mode, and what the server computes for them."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    server = ServerProcess(
+        default_pair().target, "--max-sessions", "8", "--context", "512", "--execution", execution,
+        "--metrics-port", str(port),
+    )  # fmt: skip
+    lines = (DATA / "prompts_long_dev.jsonl").read_text(encoding="utf-8").splitlines()
+    asked_for = [json.loads(line)["prompt"] for line in lines][::5]
+    real, known = skydraft.load(default_pair().draft), dict[str, tuple[int, Signals]]()
+    print(f"\nexecution {execution}, 8 clients, {seconds:.0f} s each, a draft step takes {step_ms:g} ms")
+    print(f"{'mode':<36}{'tokens/s':>9}{'forwards/s':>11}{'rows/s':>8}{'rows/token':>11}{'prefill':>9}{'calls':>8}"
+          f"{'written':>9}")  # fmt: skip
+    for number, mode in enumerate([*modes] * 3):
+        is_learning = number < len(modes)  # what the draft model has to compute is not timed
+        before, clients = scrape(port), [Client() for _ in asked_for]
+        until = math.inf if is_learning else time.perf_counter() + seconds
+        threads = [
+            threading.Thread(
+                target=write_texts, kwargs={"client": client},
+                args=(server.address, RecordedDraft(real, known, step_ms), asked_for, i, mode, until),
+            )
+            for i, client in enumerate(clients)
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        after = scrape(port)
+        if is_learning:
+            continue
+        tokens = sum(client.num_tokens for client in clients)
+        print(
+            f"{mode.name:<36}{tokens / seconds:>9.1f}{(after.num_forwards - before.num_forwards) / seconds:>11.1f}"
+            f"{(after.num_rows - before.num_rows) / seconds:>8.1f}{(after.num_rows - before.num_rows) / tokens:>11.2f}"
+            f"{sum(client.prefill_ms for client in clients) / seconds / 1e3:>9.2f}"
+            f"{sum(client.num_calls for client in clients) / tokens:>8.3f}"
+            f"{sum(client.num_written for client in clients) / tokens:>9.2f}",
+            flush=True,
+        )
+    server.stop()
+    real.close()
+
+
+def write_texts(
+    address: str, edge: Engine, asked_for: Seq[str], first: int, mode: Mode, until: float, *, client: Client
+) -> None:
+    """Write text after text, from the `first` on, until the time is up; one text if it has no end."""
+    with closing(skydraft.connect(address, timeout_s=120, require=True)) as cloud:
+        for number in itertools.count(first):
+            prompt = asked_for[number % len(asked_for)]
+            with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=mode.plan, params=mode.params) as generation:
+                for done, _ in generation.rounds():
+                    client.add(done.record)
+                    if time.perf_counter() >= until:
+                        return
+            if until == math.inf:
+                return
+
+
 def soak(server: ServerProcess, recording: Recording, think_ms: float, minutes: float) -> None:
     """16 clients for some minutes: memory, files, and sessions afterwards."""
     print(f"\n16 clients for {minutes:g} minutes: resident memory of the server, MB; open files")
@@ -258,6 +364,8 @@ def main() -> None:
     parser.add_argument("--soak", type=float, default=0, help="minutes of 16 clients at the end")
     parser.add_argument("--execution", action="append", choices=["exact", "throughput"])
     parser.add_argument("--beginnings", action="store_true", help="what sharing the template's part brings")
+    parser.add_argument("--modes", default="", help="as for skydraft compare: set them beside each other")
+    parser.add_argument("--step", type=float, default=15, help="with --modes: ms of a step of the draft model")
     parser.add_argument("--model", default=default_pair().target, help="with --beginnings: the target")
     given = parser.parse_args()
     print(machine())
@@ -265,6 +373,9 @@ def main() -> None:
         beginnings(given.seconds, given.think, given.model)
         return
     for execution in given.execution or ["exact", "throughput"]:
+        if given.modes:
+            beside(parse_modes(given.modes, lambda style: PARAMS), execution, given.seconds, given.step)
+            continue
         bench(execution, given.seconds, given.think, given.soak if execution == "exact" else 0)
 
 

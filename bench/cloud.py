@@ -27,7 +27,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.models import default_pair
 
-QUALITY = make_plan("quality")
+QUALITY = make_plan("quality", hand_back="4")  # agree:M depends on what crosses a stop
 
 
 def run(
@@ -35,7 +35,8 @@ def run(
 ) -> Generation:
     """One finished generation; greedy without a seed."""
     params = decoding_params(max_new_tokens=num_tokens, temperature=0.8 if seed else 0.0, seed=seed)
-    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode, k=k), params=params) as generation:
+    plan = QUALITY if mode == "quality" else make_plan(mode, k=k)
+    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params) as generation:
         return generation.run()
 
 

@@ -30,7 +30,11 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.toy import open_toy
 
 NUM_SERVERS, NUM_EDGES = 3, 8
-PLANS = {"lossless": make_plan("lossless", k=4), "cloud": make_plan("cloud"), "quality": make_plan("quality", k=4)}
+PLANS = {
+    "lossless": make_plan("lossless", k=4, hand_back="agree:2"),
+    "cloud": make_plan("cloud"),
+    "quality": make_plan("quality", k=4, hand_back="4"),  # agree:M depends on what crosses a stop
+}
 _LENGTH = 120  # tokens
 _NUM_TEXTS = 20  # different ones of each plan
 

@@ -23,7 +23,11 @@ from skydraft import DecodingParams, make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.toy import open_toy
 
-PLANS = {"lossless": make_plan("lossless", k=4), "cloud": make_plan("cloud"), "quality": make_plan("quality", k=4)}
+PLANS = {
+    "lossless": make_plan("lossless", k=4, hand_back="agree:2"),
+    "cloud": make_plan("cloud"),
+    "quality": make_plan("quality", k=4, hand_back="4"),  # agree:M depends on what crosses a stop
+}
 _LENGTH = 400  # tokens: long enough for a server to die in
 
 

@@ -1,9 +1,10 @@
 """Counts tokens of `lossless` against `cloud` on the real pair: they must be the same ids, all of them.
 
-    python -m bench.identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT]
+    python -m bench.identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT] [--threads N]
 
-All prompts at temperature 0 and 0.8 with k = 2, 5, 8; the first twelve also with repetition penalty and n-gram ban,
-and with zh-short; and one prompt longer than 512 tokens, past which llama.cpp may use other kernels.
+All prompts at temperature 0 and 0.8 with three block lengths, each with another hand-back; the first twelve also with
+repetition penalty and n-gram ban, with zh-short, and in a grammar; and one prompt longer than 512 tokens, past which
+llama.cpp may use other kernels.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from dataclasses import dataclass, replace
 
 import skydraft
 from bench.workload import load_pair, machine, prompts
-from skydraft import DecodingParams, Engine, decoding_params, make_plan
+from skydraft import DecodingParams, Engine, Plan, decoding_params, make_plan
+from skydraft.engines.options import EngineOptions
 
 SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One setting, the prompts it is run on, and the block lengths that must all agree with `cloud`."""
+    """One setting, the prompts it is run on, and the (k, hand-back) that must all agree with `cloud`."""
 
     name: str
     params: DecodingParams
     prompts: list[str]
-    ks: tuple[int, ...]
+    shapes: tuple[tuple[int, str], ...] = ((5, "agree:2"),)
 
 
 def cases(limit: int | None, max_new_tokens: int) -> Iterator[Case]:
@@ -39,16 +41,18 @@ def cases(limit: int | None, max_new_tokens: int) -> Iterator[Case]:
         plain = decoding_params(temperature=temperature, seed=SEED, max_new_tokens=max_new_tokens)
         penalties = replace(plain, repetition_penalty=1.1, no_repeat_ngram_size=3)
         style = decoding_params("zh-short", temperature=temperature, seed=SEED, max_new_tokens=max_new_tokens)
-        yield Case(f"plain, T={temperature}", plain, dev, (2, 5, 8))
-        yield Case(f"penalty 1.1 + 3-gram ban, T={temperature}", penalties, dev[:12], (5,))
-        yield Case(f"zh-short, T={temperature}", style, dev[:12], (5,))
-        yield Case(f"long prompt, T={temperature}", plain, [long_prompt], (5,))
+        grammar = replace(plain, grammar=skydraft.regex('\\{"答案": "[^"\\\\]{10,60}"\\}'))
+        yield Case(f"plain, T={temperature}", plain, dev, ((2, "0"), (5, "agree:2"), (8, "3")))
+        yield Case(f"penalty 1.1 + 3-gram ban, T={temperature}", penalties, dev[:12])
+        yield Case(f"zh-short, T={temperature}", style, dev[:12])
+        yield Case(f"grammar, T={temperature}", grammar, dev[:12])
+        yield Case(f"long prompt, T={temperature}", plain, [long_prompt])
 
 
-def run(mode: str, k: int | None, prompt: str, params: DecodingParams, pair: tuple[Engine, Engine]) -> tuple[int, ...]:
+def run(plan: Plan, prompt: str, params: DecodingParams, pair: tuple[Engine, Engine]) -> tuple[int, ...]:
     """The tokens of one generation."""
     edge, cloud = pair
-    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode, k=k), params=params) as generation:
+    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params) as generation:
         return generation.run().token_ids
 
 
@@ -56,14 +60,14 @@ def compare(case: Case, pair: tuple[Engine, Engine]) -> tuple[int, int]:
     """(tokens compared, tokens equal): equal counts the common prefix, since what follows a difference says nothing."""
     num_compared = num_equal = 0
     for prompt in case.prompts:
-        expected = run("cloud", None, prompt, case.params, pair)
-        for k in case.ks:
-            got = run("lossless", k, prompt, case.params, pair)
+        expected = run(make_plan("cloud"), prompt, case.params, pair)
+        for k, hand_back in case.shapes:
+            got = run(make_plan("lossless", k=k, hand_back=hand_back), prompt, case.params, pair)
             same = next((i for i, (a, b) in enumerate(zip(expected, got)) if a != b), min(len(expected), len(got)))  # noqa: B905
             num_compared += max(len(expected), len(got))
             num_equal += same
             if expected != got:
-                print(f"  DIFFERENT at token {same}, k={k}: {prompt[:40]}", flush=True)
+                print(f"  DIFFERENT at token {same}, k={k}, hand-back {hand_back}: {prompt[:40]}", flush=True)
     return num_compared, num_equal
 
 
@@ -72,8 +76,9 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=None, help="only the first prompts")
     parser.add_argument("--max-new-tokens", type=int, default=40)
     parser.add_argument("--only", default="", metavar="TEXT", help="only settings whose name holds TEXT")
+    parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
-    pair = load_pair()
+    pair = load_pair(EngineOptions(num_threads=given.threads))
     print(f"{machine()}; invariant_rows {pair[1].invariant_rows}; seed {SEED}")
     total = total_equal = 0
     began = time.perf_counter()
@@ -81,7 +86,7 @@ def main() -> int:
         num_compared, num_equal = compare(case, pair)
         total, total_equal = total + num_compared, total_equal + num_equal
         print(
-            f"{case.name:<36} {len(case.prompts):>3} prompts, k={case.ks}: {num_equal} of {num_compared} equal",
+            f"{case.name:<36} {len(case.prompts):>3} prompts, {case.shapes}: {num_equal} of {num_compared} equal",
             flush=True,
         )
     minutes = (time.perf_counter() - began) / 60

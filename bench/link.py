@@ -1,11 +1,12 @@
-"""Tokens a second against the round trip: streaming, fixed blocks, and blocks that end by their risk.
+"""Tokens a second against the round trip: streaming, fixed blocks, and modes in which the target writes on.
 
-    python -m bench.link [--record] [--prompts 6] [--tokens 40] [--rtt 0,20,60] [--target-ms 45,15] [--threads 1]
+    python -m bench.link [--prompts 4] [--tokens 60] [--rtt 0,20,60] [--target-ms 45] [--threads 1]
 
-The draft model drafts for real. The target is a server that says what was recorded (bench/data/link_verdicts.json, made
-with --record by the real one) and waits what is stated for each forward, since both models on two cores would slow each
-other; the link is emulated. Rates are those after the first round, which reads the prompt. The theory beside them is
-the cost model with the measured acceptance and draft step.
+The draft model drafts for real. The target is a server that says what the real one said before and waits what is stated
+for each forward, since both models on two cores would slow each other; the link is emulated. Each setting runs twice,
+and the second run counts. Rates are those after the first round, which reads the prompt. Each kind of prompt (Chinese
+text, code, copying) has as many. The theory beside fixed blocks is the cost model with the measured acceptance and
+draft step.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import skydraft
-from bench.recorded_target import MAX_ROWS, RecordedServer, Table, record
-from bench.workload import load_pair, machine, prompts
+from bench.recorded_target import MAX_ROWS, RecordedServer
+from bench.workload import machine, prompts
 from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.decoding.generation import Generation
@@ -32,9 +33,19 @@ from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.models import default_pair
 
-VERDICTS = Path(__file__).parent / "data" / "link_verdicts.json"
-ROUND_TRIPS = "0,10,20,40,60,80,120,150"
-FIXED = (2, 3, 4, 5, 7)
+DATA = Path(__file__).parent.parent / "data"
+ROUND_TRIPS = "0,20,80,150"
+FIXED = (2, 5)
+COPYING = (
+    "把下面这段话原样再写一遍，只改正其中的一个错字：清晨的海边很安静，渔民们已经开始整理鱼网，海鸥在远处盘旋，"
+    "第一缕阳光照在湿闰的沙滩上，孩子们赤着脚奔跑，笑声随着海风飘得很远。",
+    "Rename the variable x to total in this function and print the whole function again, nothing else:\n\n"
+    "def average(values):\n    x = 0\n    for value in values:\n        x = x + value\n    if not values:\n"
+    "        raise ValueError('no values')\n    return x / len(values)\n",
+    "把下面的列表原样改写成 JSON 数组：苹果三斤，香蕉两斤，橘子五斤，葡萄一斤，西瓜十斤，梨四斤。",
+    "Copy this text and correct nothing: The quick brown fox jumps over the lazy dog while the sun sets slowly behind "
+    "the hills, and the farmer closes the gate of the old barn.",
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class Way:
 LABELS = {
     "streaming": "streaming (cloud)", "risk": "blocks end by risk", "k auto": "--k auto",
     "quality": "quality (agreement below 1)", "auto": "auto (agreement 0.95 asked)",
+    "auto, 0": "auto, one token a call",
 }  # fmt: skip
 # A gate that lets no token pass: lossless blocks, and never the target alone.
 ALWAYS_DRAFTING = make_plan(gate="entropy:0", k="auto")
@@ -59,6 +71,7 @@ WAYS = [
     Way("k auto", make_plan(k="auto")),
     Way("quality", make_plan("quality"), is_lossless=False),
     Way("auto", make_plan("auto"), is_lossless=False),
+    Way("auto, 0", make_plan("auto", k=12, hand_back="0"), is_lossless=False),
 ]
 
 
@@ -71,6 +84,7 @@ class Found:
     drafts: list[tuple[int, int]] = field(default_factory=list)  # (accepted, drafted) of each round
     step_ms: list[float] = field(default_factory=list)
     num_calls: int = 0
+    num_written: int = 0
     num_other: int = 0  # texts that are not the target's
 
     def add(self, done: Generation, target_ids: Sequence[int] | None) -> None:
@@ -78,8 +92,9 @@ class Found:
         self.num_tokens += sum(each.num_committed for each in rest)
         self.spent_ms += done.records[-1].ended_ms - first.ended_ms
         for each in rest:
+            self.num_calls += each.outcome == "verified"
+            self.num_written += each.num_written
             if each.outcome == "verified" and each.num_draft:
-                self.num_calls += 1
                 self.drafts.append((each.num_accepted, each.num_draft))
                 if each.draft.num_passes:
                     self.step_ms.append(each.draft.forward_ms / each.draft.num_passes)
@@ -99,20 +114,9 @@ class Found:
             "alpha": round(measured_alpha(self.drafts) or 0.0, 3), "num_tokens": self.num_tokens,
             "draft_ms": round(statistics.median(self.step_ms), 2) if self.step_ms else None,
             "mean_k": round(sum(each for _, each in self.drafts) / max(len(self.drafts), 1), 2),
-            "calls": self.num_calls, "other": self.num_other,
+            "calls": round(self.num_calls / max(self.num_tokens, 1), 3), "other": self.num_other,
+            "written": round(self.num_written / max(self.num_tokens, 1), 3),
         }  # fmt: skip
-
-
-def make_table(num_prompts: int, params: DecodingParams) -> None:
-    """Run the real pair once, and keep what the target said after each text that it was shown."""
-    table: Table = {}
-    edge, cloud = load_pair()
-    record(cloud, table)
-    for prompt in prompts()[:: max(1, len(prompts()) // num_prompts)][:num_prompts]:
-        for plan in {way.plan.mode: way.plan for way in WAYS if way.plan.mode and way.plan.k is not None}.values():
-            skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params).run()
-    VERDICTS.write_text(json.dumps({"target": cloud.fingerprint, "tokens": table}, indent=0) + "\n", encoding="utf-8")
-    print(f"{len(table)} rows of the target recorded")
 
 
 @contextmanager
@@ -136,19 +140,33 @@ def write(generation: Generation, link: EmulatedLink, round_trips: tuple[float, 
 
 
 def measure(
-    edge: Engine, port: int, round_trips: tuple[float, ...], asked: list[str], params: DecodingParams, ways: list[Way]
-) -> dict[str, Found]:
-    """All ways, prompt by prompt, so that each prompt meets the same machine."""
-    found = {way.name: Found() for way in ways}
+    edge: Engine, port: int, round_trips: tuple[float, ...], asked: dict[str, list[str]], params: DecodingParams,
+    ways: list[Way],
+) -> dict[str, dict[str, Found]]:  # fmt: skip
+    """By kind of prompt, all ways: prompt by prompt, so that each prompt meets the same machine."""
+    found = {kind: {way.name: Found() for way in ways} for kind in asked}
     with link_to(port, round_trips[0]) as (link, cloud):
-        for prompt in asked:
+        for kind, prompt in [(kind, prompt) for kind, mine in asked.items() for prompt in mine]:
             target_ids: Sequence[int] | None = None
             for way in ways:
-                begun = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=way.plan, params=params)
-                done = write(begun, link, round_trips, params.max_new_tokens)
-                target_ids = done.token_ids if target_ids is None else target_ids
-                found[way.name].add(done, target_ids if way.is_lossless else None)
+                for counts in (False, True):
+                    begun = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=way.plan, params=params)
+                    done = write(begun, link, round_trips, params.max_new_tokens)
+                    target_ids = done.token_ids if target_ids is None else target_ids
+                    if counts:
+                        found[kind][way.name].add(done, target_ids if way.is_lossless else None)
     return found
+
+
+def chosen(num: int) -> dict[str, list[str]]:
+    """So many prompts of each kind."""
+    dev = prompts()
+    lines = (DATA / "prompts_long_dev.jsonl").read_text(encoding="utf-8").splitlines()
+    code = [each["prompt"] for each in map(json.loads, lines) if each["category"] == "long-code"]
+    return {
+        "text": dev[:: max(1, len(dev) // num)][:num], "code": code[:: max(1, len(code) // num)][:num],
+        "copying": list(COPYING[:num]),
+    }  # fmt: skip
 
 
 def theory(found: Found, rtt_ms: float, target_ms: float, k: int) -> float:
@@ -159,84 +177,80 @@ def theory(found: Found, rtt_ms: float, target_ms: float, k: int) -> float:
 
 def show(point: dict[str, Any]) -> None:
     rows = point["ways"]
-    best = max((name for name in rows if name.startswith("k = ")), key=lambda name: rows[name]["tokens_per_s"])
-    print(
-        f"\nround trip {point['round_trips']} ms, forward of the target {point['target_ms']:g} ms; best fixed: {best}"
-    )
-    print(f"{'':<14}{'tokens/s':>9}{'/ best k':>9}{'theory':>8}{'accepted':>10}{'mean k':>8}{'other texts':>13}")
+    plain = rows["streaming"]["tokens_per_s"]
+    print(f"\n{point['kind']}, round trip {point['round_trips']} ms, forward of the target {point['target_ms']:g} ms")
+    print(f"{'':<12}{'tokens/s':>9}{'/ stream':>9}{'theory':>8}{'accepted':>10}{'mean k':>8}{'calls':>8}{'written':>9}"
+          f"{'step, ms':>10}{'other texts':>13}")  # fmt: skip
     for name, row in rows.items():
-        ratio = row["tokens_per_s"] / rows[best]["tokens_per_s"]
         expected = f"{row['theory']:.1f}" if "theory" in row else ""
         print(
-            f"{name:<14}{row['tokens_per_s']:>9.1f}{ratio:>9.2f}{expected:>8}{row['acceptance']:>10.2f}"
-            f"{row['mean_k']:>8.1f}{row['other']:>13}"
+            f"{name:<12}{row['tokens_per_s']:>9.1f}{row['tokens_per_s'] / plain:>9.2f}{expected:>8}"
+            f"{row['acceptance']:>10.2f}{row['mean_k']:>8.1f}{row['calls']:>8.3f}{row['written']:>9.2f}"
+            f"{row['draft_ms'] or 0:>10.1f}{row['other']:>13}"
         )
 
 
 def draw(points: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each forward time of the target, a line for each way."""
+    """A panel for each kind of prompt, a line for each way."""
     from skydraft.evaluation.report.plots import load_pyplot
 
     pyplot = load_pyplot()
-    times = sorted({point["target_ms"] for point in points}, reverse=True)
-    figure, panels = pyplot.subplots(1, len(times), figsize=(5.4 * len(times), 4), layout="constrained", squeeze=False)
-    for panel, target_ms in zip(panels[0], times, strict=True):
-        mine = [point for point in points if point["target_ms"] == target_ms]
-        lines = {
-            "best fixed k": lambda rows: max(rows[f"k = {k}"]["tokens_per_s"] for k in FIXED if f"k = {k}" in rows)
-        }
-        for name, label in LABELS.items():
+    kinds = list(dict.fromkeys(point["kind"] for point in points))
+    figure, panels = pyplot.subplots(1, len(kinds), figsize=(4.2 * len(kinds), 4), layout="constrained", squeeze=False)
+    for panel, kind in zip(panels[0], kinds, strict=True):
+        mine = [point for point in points if point["kind"] == kind]
+        for (name, label), mark in zip(LABELS.items(), "osD^vP*X", strict=False):
             if name in mine[0]["ways"]:
-                lines[label] = lambda rows, name=name: rows[name]["tokens_per_s"]
-        for (label, value), mark in zip(lines.items(), "osD^vP*X", strict=False):
-            panel.plot(
-                [point["rtt_ms"] for point in mine], [value(point["ways"]) for point in mine], marker=mark, label=label,
-                linestyle="--" if "agreement" in label else "-", markersize=4,
-            )  # fmt: skip
-        panel.set(title=f"forward of the target {target_ms:g} ms", xlabel="round trip, ms", ylim=(0, None))
+                panel.plot(
+                    [point["rtt_ms"] for point in mine],
+                    [point["ways"][name]["tokens_per_s"] for point in mine],
+                    marker=mark, label=label, markersize=4,
+                )  # fmt: skip
+        panel.set(title=kind, xlabel="round trip, ms", ylim=(0, None))
     panels[0][0].set_ylabel("tokens/s")
-    panels[0][-1].legend(fontsize=8)
+    panels[0][-1].legend(fontsize=7)
     figure.savefig(path)
     pyplot.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true", help="make the table of verdicts anew, with the real target")
-    parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--prompts", type=int, default=4, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1, help="of the draft model; link and server need a core")
     parser.add_argument(
         "--rtt", default=ROUND_TRIPS, help='round trips, ms; "10>120>10" is one that changes within each text'
     )
-    parser.add_argument("--target-ms", default="45,15")
+    parser.add_argument("--target-ms", type=float, default=45.0)
     parser.add_argument("--ways", default="", help="names of ways, with ';' between them (default: all)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--plot", type=Path, help="draw them too, as an SVG file")
     asked = parser.parse_args()
-    params = DecodingParams(max_new_tokens=asked.tokens)
-    if asked.record:
-        make_table(asked.prompts, params)
-    chosen = prompts()[:: max(1, len(prompts()) // asked.prompts)][: asked.prompts]
+    params, target_ms = DecodingParams(max_new_tokens=asked.tokens), asked.target_ms
     ways = [way for way in WAYS if not asked.ways or way.name in asked.ways.split(";")]
     print(machine())
     points = []
-    with skydraft.load(default_pair().draft, EngineOptions(num_threads=asked.threads)) as edge:
-        for target_ms in map(float, asked.target_ms.split(",")):
-            with RecordedServer(VERDICTS, target_ms) as server:
-                for wanted in asked.rtt.split(","):
-                    round_trips = tuple(map(float, wanted.split(">")))
-                    found = measure(edge, server.port, round_trips, chosen, params, ways)
-                    rows = {name: each.row() for name, each in found.items()}
-                    for k in FIXED:
-                        if (name := f"k = {k}") in rows:
-                            mean_ms = statistics.mean(round_trips)
-                            rows[name]["theory"] = round(theory(found[name], mean_ms, target_ms, k), 2)
-                    point = {"rtt_ms": round_trips[0], "round_trips": wanted, "target_ms": target_ms, "ways": rows}
-                    points.append(point)
-                    show(points[-1])
-                    if asked.out:
-                        asked.out.write_text(json.dumps({"machine": machine(), "points": points}, indent=1) + "\n")
+    options = EngineOptions(num_threads=asked.threads)
+    with skydraft.load(default_pair().draft, options) as edge, RecordedServer(target_ms) as server:
+        for wanted in asked.rtt.split(","):
+            round_trips = tuple(map(float, wanted.split(">")))
+            found = measure(edge, server.port, round_trips, chosen(asked.prompts), params, ways)
+            for kind, by_way in found.items():
+                rows = {name: each.row() for name, each in by_way.items()}
+                for k in FIXED:
+                    if (name := f"k = {k}") in rows:
+                        rows[name]["theory"] = round(
+                            theory(by_way[name], statistics.mean(round_trips), target_ms, k), 2
+                        )
+                points.append(
+                    {
+                        "kind": kind, "rtt_ms": round_trips[0], "round_trips": wanted, "target_ms": target_ms,
+                        "ways": rows,
+                    }
+                )  # fmt: skip
+                show(points[-1])
+            if asked.out:
+                asked.out.write_text(json.dumps({"machine": machine(), "points": points}, indent=1) + "\n")
     if asked.plot:
         draw(points, asked.plot)
 

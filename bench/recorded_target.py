@@ -1,21 +1,19 @@
 """A target that waits instead of computing: what it says was recorded, and each forward takes what is stated.
 
-    python -m bench.recorded_target TABLE --forward-ms 45     # serves it on a free port, and says which
+    python -m bench.recorded_target --forward-ms 45     # serves it on a free port, and says which
 
-For measurements of the edge and the link on one machine, where a second model would slow the first. A text that the
-table does not know is continued with the token 0; how often that happened is said at the end.
+For measurements of the edge and the link on one machine, where a second model would slow the first. What the table does
+not know, the model of the demo pair computes once, which takes longer than stated; so what is timed is run before.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ import skydraft
 from skydraft.cloud.server import ServeOptions, serve
 from skydraft.cloud.worker import Worker
 from skydraft.engines.base import Engine, Rows, Sequence
-from skydraft.engines.options import RowProfile
+from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.models import default_pair
 
@@ -55,7 +53,9 @@ def record(engine: Engine, table: Table) -> None:
 class RecordedModel(Engine):
     """An engine over a table. A slot is the list of its tokens."""
 
-    def __init__(self, vocab: Vocab, fingerprint: str, table: Table, forward_ms: float) -> None:
+    def __init__(
+        self, vocab: Vocab, fingerprint: str, table: Table, forward_ms: float, real: Engine | None = None
+    ) -> None:
         super().__init__("recorded")
         self.vocab = self.own(vocab)
         self.context_len = 4096
@@ -63,6 +63,8 @@ class RecordedModel(Engine):
         self.fingerprint = fingerprint  # of the one that was recorded: a calibration is for that
         self.num_unknown = 0
         self._table = table
+        self._real = real
+        self._reading: Sequence | None = None
         self._forward_s = forward_ms / 1e3
         self._profile = RowProfile(invariant_rows=MAX_ROWS, forward_ms=(forward_ms,) * MAX_ROWS)
 
@@ -77,12 +79,35 @@ class RecordedModel(Engine):
             for index, token_id in enumerate(token_ids):
                 sequence.slot.append(int(token_id))
                 if want_logits:
-                    token = self._table.get(key_of(sequence.slot))
-                    self.num_unknown += token is None
-                    rows[index, token or 0] = 1.0
+                    self.fill(rows[index], sequence.slot)
             found.append(rows)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return found
+
+    def fill(self, row: Rows, token_ids: list[int]) -> None:
+        """Make the recorded token the best one of a row of zeros."""
+        row[self._token_after(token_ids)] = 1.0
+
+    def _token_after(self, token_ids: list[int]) -> int:
+        token = self._table.get(key := key_of(token_ids))
+        if token is None:
+            self.num_unknown += 1
+            token = self._table[key] = self._computed(token_ids)
+        return token
+
+    def _computed(self, token_ids: list[int]) -> int:
+        """The real model's choice; 0 without one. Several conversations share its one sequence."""
+        if self._real is None:
+            return 0
+        whole = np.array(token_ids, np.int32)
+        if self._reading is None or not np.array_equal(self._reading.token_ids[:8], whole[:8]):
+            if self._reading is not None:
+                self._reading.close()
+            self._reading = self._real.open(token_ids[:-1])
+        self._reading.align(whole[:-1])
+        for start in range(self._reading.length, len(whole), self._real.invariant_rows):
+            rows = self._reading.extend(whole[start : start + self._real.invariant_rows])
+        return int(np.argmax(rows[-1]))
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
         del sequence.slot[length:]
@@ -97,8 +122,8 @@ class RecordedModel(Engine):
 class RecordedServer:
     """`main` in a process of its own, for as long as the `with` block lasts. `port` is where it listens."""
 
-    def __init__(self, table: Path, forward_ms: float) -> None:
-        self._command = [sys.executable, "-m", "bench.recorded_target", str(table), "--forward-ms", str(forward_ms)]
+    def __init__(self, forward_ms: float) -> None:
+        self._command = [sys.executable, "-m", "bench.recorded_target", "--forward-ms", str(forward_ms)]
 
     def __enter__(self) -> RecordedServer:
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -113,13 +138,10 @@ class RecordedServer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path)
     parser.add_argument("--forward-ms", type=float, default=45.0)
     asked = parser.parse_args()
-    with skydraft.load(default_pair().draft) as model:  # for its vocabulary, which is the target's too
-        vocab = model.vocab
-    recorded = json.loads(asked.table.read_text(encoding="utf-8"))
-    engine = RecordedModel(vocab, recorded["target"], recorded["tokens"], asked.forward_ms)
+    target = skydraft.load(default_pair().target, EngineOptions(num_threads=1))
+    engine = RecordedModel(target.vocab, target.fingerprint, {}, asked.forward_ms, target)
     options = ServeOptions(port=0)
     serve(Worker(engine, options.limits), options, lambda port: print(port, flush=True))
 

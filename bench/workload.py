@@ -9,6 +9,7 @@ from pathlib import Path
 import skydraft
 from skydraft import Plan, make_plan
 from skydraft.config import num_cores
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model
 from skydraft.models import default_pair
 
@@ -21,10 +22,10 @@ def prompts(limit: int | None = None) -> list[str]:
     return [json.loads(line)["prompt"] for line in lines][:limit]
 
 
-def load_pair() -> tuple[skydraft.Engine, skydraft.Engine]:
+def load_pair(options: EngineOptions | None = None) -> tuple[skydraft.Engine, skydraft.Engine]:
     """Draft and target of the demo pair."""
     pair = default_pair()
-    return skydraft.load(pair.draft), skydraft.load(pair.target)
+    return skydraft.load(pair.draft, options), skydraft.load(pair.target, options)
 
 
 def drafting(mode: str) -> Plan:

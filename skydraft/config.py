@@ -150,20 +150,22 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """A named preset: the gate, k (`auto` adapts; None: one model alone), and whether a block ends at the gate."""
+    """A named preset: the gate, k (`auto` adapts; None: one model alone), whether a block ends at the gate, and when
+    the target hands back."""
 
     gate: str
     k: int | Literal["auto"] | None
     eager: bool = False
+    hand_back: str = "0"
 
 
 MODES: dict[str, ModeSpec] = {
     "edge": ModeSpec("never", None),
     "cloud": ModeSpec("always", None),
     "lossless": ModeSpec("always", "auto"),
-    "fluency": ModeSpec("entropy:5.5", 4),
-    "quality": ModeSpec("entropy:3.25", 6),
-    "auto": ModeSpec("calibrated:0.95", 12, eager=True),
+    "fluency": ModeSpec("entropy:5.5", 4, hand_back="agree:4"),
+    "quality": ModeSpec("entropy:3.25", 6, hand_back="agree:4"),
+    "auto": ModeSpec("calibrated:0.95", 6, eager=True, hand_back="agree:4"),
 }
 
 

@@ -13,6 +13,7 @@ base             the number of committed generated tokens at the start of a bloc
                  same on both sides, though each side may read another prompt.
 catch-up         skipped and committed tokens that the target has not seen.
 audit            whether the target would have emitted each catch-up token.
+hand-back        after a correction the target writes on, until the draft model gets its turn back.
 fallback         commit a block without its verdict, because the cloud is lost.
 """
 
@@ -30,7 +31,7 @@ Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "
 
 FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted"]
 EndedBy = Literal["k", "gate", "stop"]
-Outcome = Literal["verified", "skipped", "fallback"]
+Outcome = Literal["verified", "written", "skipped", "fallback"]
 SAMPLE_RATE = 16_000  # Hz, of all speech after decoding its file
 WRITE_ALL = 2**31 - 1  # tokens that the target may write: no limit but the text's own
 
@@ -173,7 +174,9 @@ class DraftBlock:
 
     `signals` has one entry per token, or none if they were not measured. `forced` has one entry per token, whether the
     grammar allowed no other, or none without a grammar. `finish` is the reason why the last token would end the
-    generation, if the block were committed as drafted. `cost` is the draft model's and no part of equality.
+    generation, if the block were committed as drafted. `read` has one entry for each of the last tokens before `base`
+    that the draft model has just read along: whether it would have written that token. `cost` is the draft model's and
+    no part of equality.
     """
 
     base: int
@@ -183,6 +186,7 @@ class DraftBlock:
     finish: FinishReason | None = None
     cost: Cost = field(default=Cost(), compare=False)
     forced: tuple[bool, ...] = ()
+    read: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if self.base < 0:
@@ -227,6 +231,10 @@ class Verdict:
         if len(self.audit_ranks) != self.audit.count(False):
             raise ValueError(f"{len(self.audit_ranks)} ranks for {self.audit.count(False)} failed audits")
 
+    def hands_over(self, block: DraftBlock) -> bool:
+        """Whether the target may write on: it corrected the block, or the block was empty, and the text goes on."""
+        return self.finish is None and (not block.token_ids or self.num_accepted < len(block.token_ids))
+
     @property
     def num_tokens(self) -> int:
         """Number of tokens that this verdict commits."""
@@ -241,7 +249,8 @@ class Verdict:
 class StepRecord:
     """The figures of one round. Rates are computed from these records and never stored.
 
-    `num_committed` counts the tokens that the round added to the text. `reason` is the gate's reason for escalation, ""
+    `num_committed` counts the tokens that the round added to the text. `outcome` is "verified" for a call to the
+    target, "written" for a token that it wrote after an earlier call. `reason` is the gate's reason for escalation, ""
     for a skip. `num_audited` counts the audited catch-up tokens, `num_agreed` those that the target would have written
     too. `num_forced` counts the committed drafts that a grammar forced. `wall_ms` runs from the start of the draft to
     the commit, `ended_ms` from the start of the generation to the commit. `draft` and `target` are the models' costs.
@@ -262,6 +271,11 @@ class StepRecord:
     num_audited: int = 0
     num_agreed: int = 0
     num_forced: int = 0
+
+    @property
+    def num_written(self) -> int:
+        """Tokens that the target chose itself, instead of accepting a draft."""
+        return self.num_committed - self.num_accepted if self.outcome in ("verified", "written") else 0
 
     @property
     def overhead_ms(self) -> float:

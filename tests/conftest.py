@@ -8,6 +8,7 @@ checking would then hold of itself: its module uses `fixed_k`, with which `lossl
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -111,6 +112,17 @@ def pytest_collection_finish() -> None:
     """Modules stay to the end; a collection that looks through them takes a third of a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """What `serve` or `gateway` says about logs in this process holds for one test."""
+    loggers = [logging.getLogger(name) for name in ("skydraft", "grpc")]
+    before = [(list(each.handlers), each.propagate, each.level) for each in loggers]
+    yield
+    for each, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
 
 
 @pytest.hookimpl(trylast=True)

@@ -126,6 +126,7 @@ def test_a_trace_goes_from_the_device_to_the_server(mode: str) -> None:
     stats = generation.stats
     assert figures(whole)["gen_ai.usage.output_tokens"] == stats.num_tokens
     assert figures(whole)["skydraft.mode"] == mode
+    assert figures(whole)["skydraft.hand_back"] == ("agree:4" if mode == "quality" else "0")
     rounds = [span for service, span in spans if service == "device" and span.name == "round"]
     assert len(rounds) == stats.num_rounds
     assert all(whole.start_time_unix_nano <= span.start_time_unix_nano for span in rounds)
@@ -140,6 +141,20 @@ def test_a_trace_goes_from_the_device_to_the_server(mode: str) -> None:
         assert figures(served[0])["skydraft.num_tokens"] == stats.num_tokens
     else:
         assert verified == judged != set()
+
+
+def test_a_trace_says_that_costs_decide_the_hand_back() -> None:
+    request = GenerateRequest(asked("你好"), make_plan("lossless"), skydraft.DecodingParams(max_new_tokens=4))
+    with collecting() as collector:
+        with (
+            closing(Tracing("device", collector.url)) as tracing,
+            skydraft.start(
+                request, edge=open_toy("toy:drift=0.2"), cloud=open_toy("toy"), observers=[TraceObserver(tracing)]
+            ) as generation,
+        ):
+            generation.run()
+        (whole,) = [span for _, span in collector.spans() if span.name == "generate"]
+    assert (figures(whole)["skydraft.k"], figures(whole)["skydraft.hand_back"]) == ("auto", "auto")
 
 
 def test_a_trace_ends_where_another_one_begins() -> None:

@@ -13,17 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams, decoding_params
-from skydraft.decoding.block_length import BlockLength
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.target import LocalVerifier
+from skydraft.decoding.turns import GivenTurns, Turns
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError
 from skydraft.gating.gates import ThresholdGate
+from skydraft.gating.hand_back import HandBack
 from skydraft.types import Prompt
 from tests.grammars import GRAMMARS, HAS_LIBRARY
 
@@ -172,11 +173,16 @@ def drafter_of(draft: Engine, chosen: DecodingParams, plan: Plan | None = None) 
     return Drafter(draft, ASKED, chosen, chosen.max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals)
 
 
+def blocks_of(turns: Turns | int) -> Turns:
+    """Turns as they are, or blocks of so many tokens, with the correction alone handed back."""
+    return GivenTurns(turns, HandBack()) if isinstance(turns, int) else turns
+
+
 def loop_of(
-    draft: Engine, target: Engine, chosen: DecodingParams, plan: Plan | None = None, k: int | BlockLength = 5
+    draft: Engine, target: Engine, chosen: DecodingParams, plan: Plan | None = None, turns: Turns | int = 5
 ) -> tuple[SpeculativeLoop, Context]:
     """A loop with blocks of a length of the test's own."""
     plan = plan or make_plan()
     context, gate = Context(ASKED), ThresholdGate(plan.gate)
     drafter, verifier = drafter_of(draft, chosen, plan), verifier_of(target, chosen, top=plan.top)
-    return SpeculativeLoop(context, drafter, gate, verifier, k, VOCAB), context
+    return SpeculativeLoop(context, drafter, gate, verifier, blocks_of(turns), VOCAB), context

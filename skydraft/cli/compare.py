@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from skydraft.cli.pair_options import ModelChoice, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import counted
 from skydraft.config import Execution
+from skydraft.decoding.plan import make_plan
 from skydraft.errors import MissingDependency, OptionError
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
@@ -23,6 +26,7 @@ from skydraft.evaluation.report.page import check_installed, write_report
 from skydraft.evaluation.runner import alone_in
 from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, read_calibration
+from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import asked
@@ -34,20 +38,25 @@ _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
 
 
-def _workload(path: Path, limit: int | None, categories: str = "") -> Workload:
+def _workload(path: Path, limit: int | None, categories: str) -> Workload:
     return read_prompts(path, limit=limit, categories=tuple(filter(None, categories.split(","))))
 
 
-def prompts_section(*, categories: bool = False) -> Section[Workload]:
-    """The section with the choice of prompts."""
-    options = [
-        option("--prompts path", "FILE", "Prompts: .jsonl, or one a line.", required=True, type=Path),
-        option("--limit", "N", "Use the first N prompts only.", type=_NUMBER),
-    ]
-    if categories:
-        help = "Use prompts of these categories only (default: all)."
-        options.append(option("--categories", "A,B,…", help, default=""))
-    return Section("workload", "Prompts", _workload, options)
+def _together(paths: Sequence[Path], limit: int | None) -> Workload:
+    """The prompts of several files."""
+    files = [read_prompts(path, limit=limit) for path in paths]
+    digests = [file.sha256 for file in files]
+    sha256 = digests[0] if len(files) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return Workload(
+        " + ".join(file.name for file in files), sha256, tuple(entry for file in files for entry in file.prompts)
+    )
+
+
+prompts_section = Section("workload", "Prompts", _workload, [
+    option("--prompts path", "FILE", "Prompts: .jsonl, or one a line.", required=True, type=Path),
+    option("--limit", "N", "Use the first N prompts only.", type=_NUMBER),
+    option("--categories", "A,B,…", "Use prompts of these categories only (default: all).", default=""),
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,8 @@ class ComparisonChoice:
 
 
 comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
-    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;eager;style=S.", default=_MODES),
+    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;eager;style=S.",
+           default=_MODES),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
     option("--execution", None, "As in generate.", type=Execution, default="exact"),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
@@ -99,7 +109,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 
 
 @click.command(cls=Command)
-@prompts_section(categories=True)
+@prompts_section
 @comparison_section
 @link_section
 @models_section
@@ -153,6 +163,11 @@ def _write_report(out: Path, records: Path) -> None:
     click.echo(f"Report: {write_report(read_records(records), out)}", err=True)
 
 
+_fitted_section = Section("workload", "Prompts", _together, [
+    option("--prompts paths", "FILE", "Prompts: .jsonl, or one a line; can be repeated.", required=True, type=Path,
+           multiple=True),
+    option("--limit", "N", "Use the first N prompts of each file only.", type=_NUMBER),
+])  # fmt: skip
 _fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (max_new_tokens, out), [
     option("-n --max-new-tokens", "N", "Most tokens of a text.", type=click.IntRange(min=1), default=64),
     option("--out", "FILE", "File for the calibration (default: in the cache, where it is looked up).", type=Path),
@@ -160,7 +175,7 @@ _fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (ma
 
 
 @click.command(cls=Command)
-@prompts_section()
+@_fitted_section
 @_fitting_section
 @models_section
 def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: ModelChoice) -> None:
@@ -183,15 +198,21 @@ def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: Mode
     share, num_tokens = agreement(text for text in texts if text.path == "draft")
     click.echo(f"{edge.name} alone agrees with {cloud.name} on {share:.3f} of {num_tokens} tokens.")
     click.echo(f"Its uncertainty predicts disagreement with an AUROC of {result.fitted.auroc:.3f} on these prompts.")
-    click.echo(f"Expected with blocks of up to {MAX_BLOCK} that end at the gate's limit (replayed on these prompts):")
     show_limits(result)
     click.echo(f"Written to {out}")
 
 
 def show_limits(calibration: Calibration) -> None:
-    """Print the calls per token of some agreements."""
-    curve = calibration.curve(MAX_BLOCK)
-    for wanted in _SHOWN:
-        points = [point for point in curve.points if point.agreement >= wanted]
-        if points and curve.points[-1].agreement < wanted:
-            click.echo(f"  calibrated:{wanted:<5} {points[-1].calls_per_token:.3f} calls a token (replayed)")
+    """Print what some agreements take with each hand-back, in blocks as long as those of mode auto."""
+    k = make_plan("auto").k or MAX_BLOCK
+    alone = calibration.curve(k, HandBack()).points[-1].agreement
+    shown = [wanted for wanted in _SHOWN if wanted > alone]
+    if not shown:
+        return
+    click.echo(f"Expected with blocks of up to {k} (replayed): calls a token, and the share that the target writes:")
+    click.echo(f"  {'hand-back':<9}" + "".join(f"{f'calibrated:{wanted:g}':>18}" for wanted in shown))
+    for name in calibration.hand_backs:
+        points = calibration.curve(k, parse_hand_back(name)).points
+        at = [[point for point in points if point.agreement >= wanted][-1] for wanted in shown]
+        costs = (f"{point.calls_per_token:>10.3f}{point.written_per_token:>8.3f}" for point in at)
+        click.echo(f"  {name:<9}{''.join(costs)}")

@@ -21,11 +21,22 @@ from skydraft.characters import one_line
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, load_engine, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, console_for
+from skydraft.decoding.cost_model import CostModel
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
-from skydraft.errors import CloudError, OptionError, SkydraftError
-from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, examine_link, ping_times, signals_ms, suggested_k
+from skydraft.errors import CloudError, OptionError, RecordsError, SkydraftError
+from skydraft.evaluation import policies
+from skydraft.evaluation.diagnosis import (
+    NUM_PINGS,
+    PROMPTS,
+    drafts_after,
+    examine_link,
+    ping_times,
+    signals_ms,
+    suggested_k,
+)
+from skydraft.gating.calibration import find_calibration
 from skydraft.models import cache_dir, installed, verify
 from skydraft.protocol.values import ServerInfo
 
@@ -68,8 +79,28 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool) -> Iterator[str]:
-    """Print findings about each server; yields steps for the user. Without `measures`, no model is loaded."""
+@dataclass(frozen=True, slots=True)
+class CheckChoice:
+    """The extent of measurements. Raises OptionError for options that do not fit each other."""
+
+    no_measure: bool
+    probe_again: bool
+    price: str | None
+
+    def __post_init__(self) -> None:
+        if self.no_measure and self.probe_again:
+            raise OptionError("--probe-again measures, and --no-measure does not: choose one.")
+        if self.no_measure and self.price:
+            raise OptionError("--price needs what --no-measure leaves out: choose one.")
+        self.prices()
+
+    def prices(self) -> policies.Prices | None:
+        """What to price policies by."""
+        return policies.parse_prices(self.price) if self.price is not None else None
+
+
+def _examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, checks: CheckChoice) -> Iterator[str]:
+    """Print findings about each server; yields steps for the user. Unless `checks` measure, no model is loaded."""
     edge = None
     met: dict[str, ServerInfo] = {}
     for one in choice.each():
@@ -80,9 +111,9 @@ def _examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, *
                 yield f"{cloud.name} cannot be used: {error.line}"
                 continue
             met[cloud.name] = info
-            if measures:
+            if not checks.no_measure:
                 edge = edge or models.load_edge()
-                yield from _measure_link(console, cloud, edge, info, rtt_ms)
+                yield from _measure_link(console, cloud, edge, info, rtt_ms, checks)
     for name, info in met.items():
         first = next(iter(met))
         mine, theirs = _described(info), _described(met[first])
@@ -118,7 +149,9 @@ def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
     return info, rtt_ms
 
 
-def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float) -> Iterator[str]:
+def _measure_link(
+    console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float, checks: CheckChoice
+) -> Iterator[str]:
     try:
         with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):
             report = examine_link(edge, cloud, info, rtt_ms)
@@ -141,25 +174,50 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
         why = "a faster link would not help: drafting and checking cost more than they save."
         why = f"speculation would pay below a round trip of {even_ms:.1f} ms." if even_ms > 0 else why
         console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
-        console.print("             A gated mode still saves calls.")
+        console.print("             A gated mode saves written tokens, not calls: a stream is one call.")
+    _show_turns(console, costs)
+    _show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs, checks)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckChoice:
-    """The extent of measurements. Raises OptionError for both flags together."""
+def _show_turns(console: Console, costs: CostModel) -> None:
+    """Print when lossless with --k auto drafts."""
+    after = drafts_after(costs)
+    if after is None:
+        does = "never drafts: the target writes alone"
+    elif after:
+        tokens = "a token" if after == 1 else f"{after} tokens in a row"
+        does = f"drafts once the draft model would have written {tokens} as the target did"
+    else:
+        does = "drafts from the start"
+    console.print(f"lossless     with --k auto it {does}")
 
-    no_measure: bool
-    probe_again: bool
 
-    def __post_init__(self) -> None:
-        if self.no_measure and self.probe_again:
-            raise OptionError("--probe-again measures, and --no-measure does not: choose one.")
+def _show_policies(
+    console: Console, pair: tuple[str, str | None], names: str, costs: CostModel, checks: CheckChoice
+) -> None:
+    """Print what each hand-back costs over the link, if the pair has a calibration."""
+    try:
+        calibration = find_calibration([cache_dir() / "calibrations"], *pair, names)
+    except (OptionError, RecordsError) as error:
+        console.print(f"hand-backs   not compared: {error.line}")
+        return
+    known = policies.policies(calibration, costs)
+    if not known:
+        console.print("hand-backs   not compared: make the calibration again with skydraft calibrate")
+        return
+    console.print("hand-backs   each hand-back in mode auto, figures per token of the text, estimated from the")
+    console.print("             calibration. calls: times that the device asks and waits; written: tokens that the")
+    console.print("             large model writes itself")
+    for line in policies.table(known, checks.prices()):
+        console.print(line)
 
 
 _check_section = Section("checks", "What to check", CheckChoice, [
     option("--no-measure", None, "Do not load and time models; with --cloud, only ask whether it answers.",
            is_flag=True),
     option("--probe-again", None, "Measure forwards again instead of using stored times.", is_flag=True),
+    option("--price", "CALL,ROW,WRITTEN", "Prices of a call, of a row (a token that the large model reads, checks "
+           "or writes) and of a written token, in any unit: adds the price of 1,000 tokens to each hand-back."),
 ])  # fmt: skip
 
 
@@ -177,10 +235,10 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     cloud.check(models)
     models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
     if cloud.address is not None:
-        problems = list(_examine_cloud(console, cloud, models, measures=not checks.no_measure))
+        problems = list(_examine_cloud(console, cloud, models, checks))
     else:
         problems = [*_system(console), *_packages(console), *_models(console)]
-        problems += [] if checks.no_measure else _measure(console, models)
+        problems += [] if checks.no_measure else _measure(console, models, checks)
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
@@ -213,7 +271,7 @@ def _models(console: Console) -> Iterator[str]:
             yield error.line
 
 
-def _measure(console: Console, models: ModelChoice) -> list[str]:
+def _measure(console: Console, models: ModelChoice, checks: CheckChoice) -> list[str]:
     """Load both models, show their row costs and the block length that these suggest; returns steps for the user."""
     engines: list[Engine] = []
     for side, name in (("draft", models.edge_model), ("target", models.target_name)):
@@ -236,6 +294,9 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
     for alpha in (0.5, 0.7, 0.9):
         best, gain = suggested_k(draft.profile, target.profile, alpha)
         console.print(f"  {alpha:.1f}: k = {best}, {gain:.2f} times the speed of the target alone")
+    costs = CostModel(draft.profile.forward_ms[0], target.profile.forward_ms, target.invariant_rows)
+    _show_turns(console, costs)
+    _show_policies(console, (draft.fingerprint, target.fingerprint), f"{draft.name} and {target.name}", costs, checks)
     return []
 
 

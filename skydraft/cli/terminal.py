@@ -171,7 +171,10 @@ def _summary(generation: Generation) -> str:
         parts.append(f"{stats.num_fallback_tokens} tokens without the cloud")
     if cached := max(stats.cached_tokens.edge, stats.cached_tokens.cloud):
         parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
-    parts += [f"{_number(stats.cloud_calls_per_token)} calls/token", f"ended by {generation.finish_reason}"]
+    parts.append(f"{_number(stats.cloud_calls_per_token)} calls/token")
+    if stats.target_written_per_token:
+        parts[-1] += f" · target wrote {100 * stats.target_written_per_token:.0f} %"
+    parts.append(f"ended by {generation.finish_reason}")
     return " · ".join(parts)
 
 

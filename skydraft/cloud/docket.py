@@ -1,6 +1,6 @@
 """The docket: all jobs from arrival to last answer, the order of their turns, and their sessions.
 
-Only the judge's thread uses it: the judge calls `expire`, `admit` and `commit` around its own work.
+Only the judge's thread uses it: it calls `expire`, `admit` and `commit` around its own work.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Job:
         self._delivers += other._delivers
 
     def answer(self, answer: Answer) -> None:
-        """Deliver the last answer. Raises CloudFailure, and delivers nothing, if the job was answered before."""
+        """Deliver the last answer. Raises CloudFailure if the job was answered before."""
         if self.is_answered:
             raise CloudFailure("This request was answered before.")
         self.is_answered = True
@@ -111,11 +111,16 @@ class Job:
 
     def _repeat(self, known: Verdict, call: VerifyCall) -> Answer | None:
         """Send a remembered verdict and the tokens written after it; then continue writing."""
-        if known.finish or not self.num_to_write:
+        if not self._writes_after(known, call.block):
             return known
         self._say(known)
-        base = call.base + known.num_tokens
-        return self._say_written(base, self.session.written_after(base), self.session.target.finish, Cost())
+        base, target = call.base + known.num_tokens, self.session.target
+        return self._say_written(base, self.session.written_after(base), target.finish, Cost())
+
+    def _writes_after(self, verdict: Verdict, block: DraftBlock) -> bool:
+        """Whether the target continues after this verdict."""
+        self.num_to_write *= verdict.hands_over(block)
+        return self.num_to_write > 0
 
     def _say_written(
         self, base: int, token_ids: tuple[int, ...], finish: FinishReason | None, cost: Cost
@@ -147,9 +152,8 @@ class Job:
 
     def account(self, num_rows: int, seconds: float, now: float) -> None:
         """Note the cost of rows that were part of a forward of `seconds`."""
-        num_before = self.cost.num_rows
-        self.cost += Cost(1, num_rows, forward_ms=seconds * 1e3)
-        if num_before // _TURN_ROWS < self.cost.num_rows // _TURN_ROWS:
+        before, self.cost = self.cost, self.cost + Cost(1, num_rows, forward_ms=seconds * 1e3)
+        if before.num_rows // _TURN_ROWS < self.cost.num_rows // _TURN_ROWS:
             self.turn = now
 
     def commit(self, now: float) -> Answer | None:
@@ -169,7 +173,7 @@ class Job:
             return last or self._go_on(now + pause_s)
         self.verdict = verdict
         self.session.remember(self.call, verdict)
-        if verdict.finish or not self.num_to_write:
+        if not self._writes_after(verdict, done.block):
             return verdict
         self._say(verdict)
         return self._go_on(now)  # the rows of the verdict were charged with the request
@@ -226,7 +230,8 @@ class Docket:
         try:
             if job.call.opening:
                 self.sessions.check_vocabulary(job.call.opening)  # before ids: another vocabulary changes their meaning
-            self.sessions.check_ids(*_ids(job))  # here, as `admit` may try a job many times
+            if isinstance(job.call, VerifyCall):  # here, as `admit` may try a job many times
+                self.sessions.check_ids(job.call.catch_up_ids, job.call.draft_ids)
         except SkydraftError as error:
             self.end(job, error)
             return
@@ -304,11 +309,11 @@ class Docket:
     def _make_way(self, job: Job) -> None:
         """End a written text of an owner with more seats than the owner of `job` would have, so that a seat gets free.
 
-        A written text holds its seat for long while other owners wait. The client opens it again without losing tokens.
+        A written text holds its seat for long; a block is judged soon. The client opens it again without losing tokens.
         """
         shares = self.sessions.shares
         for other in sorted(self._active, key=self._order, reverse=True):
-            if other.num_to_write and other.owner != job.owner and shares.gives_way(other.owner, job.owner, 2):
+            if other.has_verdict and other.owner != job.owner and shares.gives_way(other.owner, job.owner, 2):
                 self.end(other, SessionNotFound("The session made way for a client that had none."))
                 self.sessions.close(*other.key)
                 return
@@ -393,7 +398,3 @@ class Docket:
         self.is_stopping = True
         for job in self.jobs:
             self.end(job, CloudDraining("The server is shutting down."))
-
-
-def _ids(job: Job) -> list[tuple[int, ...]]:
-    return [] if isinstance(job.call, OpenCall) else [job.call.catch_up_ids, job.call.draft_ids]

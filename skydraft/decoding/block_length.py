@@ -1,70 +1,90 @@
-"""The length of a block, if it is not fixed: the block ends when one more token is not worth its time.
+"""The length of a block and the turn of the target, if they are not fixed: what is worth its time.
 
 All n drafts of a block stand with the chance S = (1 - risk 1) ... (1 - risk n). Then m more drafts gain S alpha + ... +
 S alpha^m tokens, and cost their steps and the time of judging their rows. They are worth it if that time gives fewer
-tokens otherwise, by the tokens per millisecond of the rounds so far, or of the target alone. If all tokens have the
-same risk, this gives the best fixed k.
+tokens otherwise, by the tokens per millisecond of the rounds so far, or of the target alone. Whether to draft at all
+depends on the run: the more tokens in a row the draft model would have written as the target did, the likelier is the
+next one.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Protocol
 
 from skydraft.decoding.cost_model import CostModel, expected_tokens
+from skydraft.decoding.turns import run_of
 from skydraft.gating.calibration import Risk
-from skydraft.types import Round, Signals, StepRecord
+from skydraft.types import WRITE_ALL, Round, Signals, StepRecord
 
 MAX_AUTO_K = 16
-PRIOR_ALPHA, _PRIOR_WEIGHT = 0.75, 8.0  # assumed acceptance at first, and its weight in drafted tokens
+_PRIOR_WEIGHT = 8.0  # of what is assumed at first, in judged tokens
 _MEMORY = 200.0  # judged tokens after which older ones fade
-_MIN_GAIN, _MIN_LEFT = 1.05, 0.97
+_RUNS = (1, 2, 3, 4, 6, 9, 16)  # lengths of runs that are told apart
+# A little below the demo pair's on long texts (NOTES.md): a text that is easier to predict shows it soon.
+PRIOR_BY_RUN = (0.62, 0.68, 0.71, 0.74, 0.76, 0.79, 0.86, 0.92)
+_MIN_GAIN = 1.05  # what drafting must promise over the target alone
 _SMOOTHING, _ROUND_SMOOTHING = 0.2, 0.05  # of times; of the tokens of a round, which vary a lot
 _LEAST_SLOWDOWN = 1e-3  # a server may report any times, even 0 or negative ones
-_TRY_COST = 0.03  # share of the time of plain decoding that may be spent on trying drafts again
-_FIRST_TRY = 16  # tokens without a draft before such a try, at least
+_TRY_COST, _FREE_TOKENS = 0.03, 4.0  # what blocks may lose: a share of the target's time, and that of so many tokens
+_CURIOSITY = 0.01  # share of the target's time for a block that does not seem to pay: the link or the text may change
+_MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
 
 
-class BlockLength(Protocol):
-    """Decides the length of blocks and learns from finished rounds."""
+class RunAcceptance:
+    """The chance that the next token is accepted after a run of agreements. Each length of run has its own."""
 
-    def longest(self) -> int:
-        """The most tokens of the next block; 0 lets the target write alone for a round."""
+    def __init__(self, chances: Seq[float]) -> None:
+        self._num_judged = [_PRIOR_WEIGHT] * len(chances)
+        self._num_right = [_PRIOR_WEIGHT * chance for chance in chances]
 
-    def is_enough(self, signals: Seq[Signals]) -> bool:
-        """Whether to send a block with these signals rather than to continue it."""
+    def of(self, run: int) -> float:
+        """The chance after `run` agreements."""
+        at = bisect(_RUNS, run)
+        return self._num_right[at] / self._num_judged[at]
 
-    def observe(self, done: Round) -> None:
-        """Learn from a finished round."""
+    def observe(self, run: int, agrees: Seq[bool]) -> int:
+        """Count tokens that follow `run` agreements; returns the run at their end."""
+        for is_right in agrees:
+            at = bisect(_RUNS, run)
+            fading = min(1.0, _MEMORY / (self._num_judged[at] + 1))
+            self._num_judged[at] = (self._num_judged[at] + 1) * fading
+            self._num_right[at] = (self._num_right[at] + is_right) * fading
+            run = run_of([is_right], run)
+        return run
 
 
 class AutoK:
-    """The length that promises the most tokens a second: by `costs` at first, then by the times of rounds.
+    """Turns and lengths that promise the most tokens a second: by `costs` at first, then by the times of rounds.
 
-    With `may_stream` the target writes alone while that is faster. Now and then a block is drafted all the same, if
-    that costs little, to notice a changed link or text. The draft model must first read the tokens that were written
-    without it, in `read_ms` each, and the first time the prompt, in `prompt_ms`.
+    With `may_stream` the target writes while that is faster, and the draft model reads along where that costs little,
+    to notice a text that it can predict. What its blocks lose is bounded by a share of the time of the target alone.
+    `chances` are those of acceptance that are assumed at first, for runs of each length; `prompt_ms` is how much later
+    than the target the draft model has read the prompt.
     """
 
     def __init__(
         self, costs: CostModel, risk: Risk, *, may_stream: bool = True, max_k: int = MAX_AUTO_K,
-        alpha: float = PRIOR_ALPHA, read_ms: float = 0.0, prompt_ms: float = 0.0,
+        chances: Seq[float] = PRIOR_BY_RUN, prompt_ms: float = 0.0,
     ) -> None:  # fmt: skip
         self._costs = costs
         self._risk = risk
         self._may_stream = may_stream
         self._max_k = max(min(max_k, MAX_AUTO_K), 1)
+        alpha = chances[len(chances) // 2]
         self._num_judged = _PRIOR_WEIGHT
         self._num_accepted = alpha * _PRIOR_WEIGHT
+        self._by_run = RunAcceptance(chances)
+        self._run = 0
         k = costs.best_k(alpha, 1, self._max_k)
         self._drafts, self._tokens = float(k), expected_tokens(alpha, k)  # a round, moving averages
-        self._is_drafting = False
-        self._num_streamed = 0
-        self._lost_ms = 0.0  # lost by the last try, without reading
-        self._read_ms = read_ms
+        self._lost_ms = self._streamed_ms = self._queue_ms = 0.0
         self._prompt_ms = prompt_ms
+        self._is_flowing = False  # the last token came from a stream that went on
+        self._is_targets = may_stream and not self._pays(0)
+        self._num_unread = int(self._is_targets)  # at first the prompt
 
     @property
     def alpha(self) -> float:
@@ -78,8 +98,80 @@ class AutoK:
         return self._tokens / (self._drafts * costs.draft_ms + costs.wire_ms + self._verify_ms(self._drafts))
 
     @property
-    def _plain_speed(self) -> float:
-        return self._costs.tokens_per_s(self.alpha, 0) / 1e3
+    def _plain_ms(self) -> float:
+        """Milliseconds a token of the target alone, which waits for its turn at each, as a block does once."""
+        return 1e3 / self._costs.tokens_per_s(self.alpha, 0) + self._queue_ms
+
+    def _best(self, run: int, wire_ms: float) -> tuple[float, float]:
+        """(milliseconds of the target alone for the tokens to expect, milliseconds) of the block that promises most."""
+        costs, chance, tokens = self._costs, 1.0, 1.0
+        plain_ms, alpha = self._plain_ms, self._by_run.of(run)
+        found = []
+        for k in range(1, self._max_k + 1):
+            chance *= self._by_run.of(run + k - 1)
+            tokens += chance
+            found.append((tokens * plain_ms, k * costs.draft_ms + wire_ms + costs.verify_ms(alpha, k)))
+        return max(found, key=lambda each: each[0] / each[1])
+
+    def _pays(self, run: int) -> bool:
+        """Whether a block after `run` agreements promises more tokens a second than the target alone."""
+        plain_ms, ms = self._best(run, self._costs.wire_ms)
+        return plain_ms >= _MIN_GAIN * ms
+
+    @property
+    def _may_pay(self) -> bool:
+        """Whether a block may pay after the longest run, if the link gets fast."""
+        plain_ms, ms = self._best(_RUNS[-1], 0.0)
+        return plain_ms >= _MIN_GAIN * ms
+
+    def _may_lose(self, ms: float) -> bool:
+        """Whether blocks that promise a gain may lose so many milliseconds more."""
+        return self._lost_ms + ms <= _FREE_TOKENS * self._plain_ms + _TRY_COST * self._streamed_ms
+
+    @property
+    def _is_curious(self) -> bool:
+        """Whether it is time for a block that does not seem to pay."""
+        plain_ms, ms = self._best(self._run, self._costs.wire_ms)
+        loss_ms = max(ms - plain_ms, self._plain_ms)
+        return max(self._lost_ms, 0.0) + loss_ms <= _CURIOSITY * self._streamed_ms
+
+    def longest(self) -> int:
+        """The most tokens of the next block; 0 while it is the target's turn."""
+        return 0 if self._is_targets else self._max_k
+
+    def to_write(self) -> int:
+        """All tokens, or none where a block pays even after a correction."""
+        return WRITE_ALL if self._may_stream and (self._is_targets or not self._pays(0)) else 0
+
+    @property
+    def reads(self) -> bool:
+        """Whether the draft model reads along: a block may pay, and reading costs no time or little."""
+        if not self._num_unread or not self._may_pay:
+            return False
+        num_waited_for = max(self._num_unread - _FREE_TOKENS, 0) if self._reads_in_shadow else self._num_unread
+        ms = self._prompt_ms + num_waited_for * self._costs.draft_ms
+        return not ms or self._may_lose(ms)
+
+    @property
+    def _reads_in_shadow(self) -> bool:
+        """Whether the draft model has read a token before the next one comes from another machine."""
+        return self._costs.streams and self._costs.draft_ms <= self._plain_ms
+
+    def read(self, agrees: Seq[bool]) -> None:
+        """Follow the run of agreements, and begin to draft where that pays."""
+        self._num_unread = 0
+        self._lost_ms, self._prompt_ms = self._lost_ms + self._prompt_ms, 0.0
+        self._run = self._by_run.observe(self._run, agrees)
+        if agrees:
+            self._decide()
+
+    def hand_back(self) -> None:
+        """End the target's turn."""
+        self._is_targets = False
+
+    def _decide(self) -> None:
+        drafts = self._pays(self._run) and self._may_lose(0.0)
+        self._is_targets = self._may_stream and not drafts and not self._is_curious
 
     def _verify_ms(self, num_drafts: float) -> float:
         """Time of judging a block; a fraction of a draft is interpolated."""
@@ -87,28 +179,14 @@ class AutoK:
         low, high = (self._costs.verify_ms(self.alpha, k) for k in (below, below + 1))
         return low + (num_drafts - below) * (high - low)
 
-    def longest(self) -> int:
-        """The most tokens of the next block; 0 if the target is faster alone, except for a try now and then."""
-        # The averages are rough, so rounds that draft continue until drafting seems slower.
-        gain = _MIN_LEFT if self._is_drafting else _MIN_GAIN
-        if not self._may_stream or self._drafted_speed >= gain * self._plain_speed:
-            return self._max_k
-        return self._max_k if self._num_streamed >= self._patience() else 0
-
-    def _patience(self) -> float:
-        """Tokens without a draft before the next try, so that its loss is a small share of their time."""
-        lost_ms = max(self._lost_ms, self._tokens / self._drafted_speed - self._tokens / self._plain_speed)
-        spare_ms = _TRY_COST / self._plain_speed - self._read_ms
-        return max((lost_ms + self._prompt_ms) / spare_ms, _FIRST_TRY) if spare_ms > 0 else math.inf
-
     def is_enough(self, signals: Seq[Signals]) -> bool:
         """Whether no number of further drafts is worth its time."""
         costs, alpha, num_drafts = self._costs, self.alpha, len(signals)
-        speed = max(self._drafted_speed, self._plain_speed) if self._may_stream else self._drafted_speed
+        speed = max(self._drafted_speed, 1 / self._plain_ms) if self._may_stream else self._drafted_speed
         chance = math.prod(1 - self._risk.of(each) for each in signals)
         gain, so_far_ms = 0.0, costs.verify_ms(alpha, num_drafts)
         for more in range(1, self._max_k - num_drafts + 1):
-            chance *= alpha
+            chance *= self._by_run.of(self._run + num_drafts + more - 1)
             gain += chance
             if gain >= speed * (more * costs.draft_ms + costs.verify_ms(alpha, num_drafts + more) - so_far_ms):
                 return False
@@ -117,51 +195,59 @@ class AutoK:
     def observe(self, done: Round) -> None:
         """Learn from a verified round: its times, and the number of accepted drafts."""
         record = done.record
-        if record.num_draft and not self._num_streamed:
-            self._prompt_ms = 0.0
-        # The first round includes the prefill, so its times tell nothing about steps.
-        if record.outcome != "verified" or record.round == 0:
+        if record.outcome not in ("verified", "written"):
             return
-        was_streaming, self._is_drafting = self._num_streamed > 0, record.num_draft > 0
+        was_flowing, self._is_flowing = self._is_flowing, record.outcome == "written" and self._is_targets
         if record.num_draft:
             self._learn(done, record)
         else:
-            self._num_streamed += record.num_committed
-        self._follow_costs(record, 0.5 if was_streaming else _SMOOTHING, learns_steps=not was_streaming)
-        if record.num_draft and was_streaming:
-            self._tried(record)
+            self._num_unread += record.num_committed
+        # The first round includes the prefill, so its times tell nothing about steps.
+        if record.round:
+            self._count_loss(record)
+            self._follow_costs(record, was_flowing=was_flowing)
+        if self._may_stream and record.num_draft:
+            self._decide()
+
+    def _count_loss(self, record: StepRecord) -> None:
+        """Note the time beyond that of the target alone; what a stream takes is that time."""
+        if self._is_flowing:
+            self._streamed_ms += record.wall_ms
+            self._lost_ms += 0.0 if self._reads_in_shadow else record.draft.forward_ms
+        else:
+            self._lost_ms += record.wall_ms - record.num_committed * self._plain_ms
+        self._lost_ms = max(self._lost_ms, -_MOST_SAVED * self._plain_ms)
 
     def _learn(self, done: Round, record: StepRecord) -> None:
+        self._prompt_ms = 0.0  # it is read
         self._risk.observe(done.block.free_signals, record.num_accepted - record.num_forced)
-        fading = min(1.0, _MEMORY / self._num_judged)
         # Judging ends at the first difference: one more draft is judged than accepted, if any is left.
-        self._num_judged = self._num_judged * fading + min(record.num_accepted + 1, record.num_draft)
+        judged = [True] * record.num_accepted + [False] * (record.num_accepted < record.num_draft)
+        self._run = self._by_run.observe(self._run, judged)
+        fading = min(1.0, _MEMORY / self._num_judged)
+        self._num_judged = self._num_judged * fading + len(judged)
         self._num_accepted = self._num_accepted * fading + record.num_accepted
         self._drafts = _moved(self._drafts, record.num_draft, _ROUND_SMOOTHING)
         self._tokens = _moved(self._tokens, record.num_committed, _ROUND_SMOOTHING)
 
-    def _tried(self, record: StepRecord) -> None:
-        """Note the extra time of a block after rounds without drafts, perhaps for an opening over a link."""
-        reading_ms = self._num_streamed * self._read_ms + self._prompt_ms
-        self._lost_ms = record.wall_ms - record.num_committed / self._plain_speed - reading_ms
-        self._num_streamed, self._prompt_ms = 0, 0.0
-
-    def _follow_costs(self, record: StepRecord, weight: float, *, learns_steps: bool) -> None:
+    def _follow_costs(self, record: StepRecord, *, was_flowing: bool) -> None:
         costs, target = self._costs, record.target
-        num_steps = record.num_draft - record.num_forced
-        # The steps of a block after rounds without drafts include reading, so they are not counted.
-        if learns_steps and num_steps > 0:
-            # Such a slow step includes the draft model's prefill, or its catch-up after rounds without it.
-            step_ms = min(record.draft.forward_ms / num_steps, 3 * costs.draft_ms)
-            costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, weight))
+        num_steps = record.draft.num_rows
+        if num_steps:
+            # A slow step includes the draft model's prefill.
+            step_ms = min((record.draft.forward_ms - record.draft.prefill_ms) / num_steps, 3 * costs.draft_ms)
+            costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, _SMOOTHING))
         if target.num_passes:
             rows_each = max(1, round(target.num_rows / target.num_passes))
             slowdown = (target.forward_ms - target.prefill_ms) / (
                 target.num_passes * costs.pass_ms(rows_each) / costs.slowdown
             )
-            costs = replace(costs, slowdown=max(_moved(costs.slowdown, slowdown, weight), _LEAST_SLOWDOWN))
-        if record.link.rtt_ms and not (record.num_draft == 0 and costs.streams):
+            costs = replace(costs, slowdown=max(_moved(costs.slowdown, slowdown, _SMOOTHING), _LEAST_SLOWDOWN))
+            self._queue_ms = _moved(self._queue_ms, max(target.queue_ms, 0.0) / target.num_passes, _SMOOTHING)
+        if record.link.rtt_ms and (record.num_draft or not costs.streams):
             wire_ms = max(record.link.rtt_ms - target.forward_ms, 0.0)
+            # A round that stopped a stream has waited for the end of it, too, so its wait is only a bound.
+            weight = _SMOOTHING if not was_flowing else 0.5 if wire_ms < costs.wire_ms else 0.0
             costs = replace(costs, wire_ms=_moved(costs.wire_ms, wire_ms, weight))
         self._costs = costs
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from skydraft.config import DEFAULT_K, MAX_K, DecodingParams
-from skydraft.decoding.block_length import AutoK, BlockLength
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.context import Context
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.drafting import Drafter
@@ -16,6 +17,7 @@ from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import Target, TargetFacts
+from skydraft.decoding.turns import GivenTurns, Turns
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, RecordsError
@@ -30,6 +32,7 @@ from skydraft.gating.calibration import (
     find_calibration,
 )
 from skydraft.gating.gates import Gate, ThresholdGate
+from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import read_prompt
 from skydraft.types import Signals
 
@@ -65,19 +68,20 @@ def start_generation(
     gate = _gate(plan, draft, facts, verifying, request.calibration, calibrations)
     context = Context(prompts.edge if draft else prompts.target)
     with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
-    k = plan.k if plan.k is not None else _adaptive_k(plan, draft, facts, calibrations, len(prompts.edge.token_ids))
+    turns, length = _turns(plan, draft, facts, calibrations, len(prompts.edge.token_ids))
     drafter = verifier = None
     if draft:
         drafter = Drafter(
-            draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, k),
+            draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length),
             with_signals=with_signals, longest=facts.max_block if facts else 0 if verifying else MAX_K,
             reuse=request.reuse,
         )  # fmt: skip
     if verifying:
-        drafts_first = isinstance(k, int) or k.longest() > 0
+        # The target reads its prompt while the draft model reads, if that begins with it.
+        drafts_first = turns.longest() > 0 or turns.reads
         verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first)
     falls_back = bool(verifying and verifying.falls_back(plan))
-    loop = SpeculativeLoop(context, drafter, gate, verifier, k, vocab, falls_back=falls_back)
+    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back=falls_back)
     return Generation(loop, context, TextStream(vocab, params.stop), prompts, request)
 
 
@@ -106,44 +110,50 @@ def _gate(
     if given:
         check_fits(given, draft.fingerprint, weights, names)
     calibration = given or find_calibration(folders, draft.fingerprint, weights, names)
-    return CalibratedGate(plan.gate, calibration, plan.k or MAX_BLOCK)
+    return CalibratedGate(plan.gate, calibration, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
 
 
-def _end_of_blocks(plan: Plan, gate: Gate, k: BlockLength | int) -> Callable[[Seq[Signals]], bool] | None:
+def _end_of_blocks(plan: Plan, gate: Gate, length: AutoK | None) -> Callable[[Seq[Signals]], bool] | None:
     """The test that ends a block before its full length, or None.
 
     A skipped block costs no round. So if the gate may skip, only a block that will be sent is compared with a round.
     """
     if plan.eager:
         return gate.is_unsure
-    if isinstance(k, int):
+    if length is None:
         return None
     if not plan.is_gated:
-        return k.is_enough
-    return lambda signals: gate.is_unsure(signals) and k.is_enough(signals)
+        return length.is_enough
+    return lambda signals: gate.is_unsure(signals) and length.is_enough(signals)
 
 
-def _adaptive_k(
+def _turns(
     plan: Plan, draft: Engine | None, facts: TargetFacts | None, calibrations: Iterable[Path], prompt_len: int
-) -> BlockLength | int:
+) -> tuple[Turns, AutoK | None]:
+    """Who writes when, and what decides the length of blocks if it is not fixed."""
+    hand_back = plan.hand_back or HandBack()
+    if plan.k is not None:
+        return GivenTurns(plan.k, hand_back), None
     if draft is None:
         raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
     if facts is None:
-        return DEFAULT_K  # no costs are known yet
-    forward_ms = draft.profile.forward_ms
-    model = CostModel(forward_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
-    # A gate judges drafts, so a round may draft nothing only if every block is verified anyway.
-    return AutoK(
-        model, _risk(draft, facts, calibrations), may_stream=not plan.is_gated, max_k=facts.max_block,
-        read_ms=_read_ms(forward_ms, draft.invariant_rows),
-        prompt_ms=prompt_len * _read_ms(forward_ms, len(forward_ms)),
+        return GivenTurns(DEFAULT_K, hand_back), None  # no costs are known yet
+    costs = CostModel(
+        draft.profile.forward_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams
+    )
+    decides = plan.hand_back is None
+    # Two machines read the prompt at the same time; on one, a stream never waits for the draft model to read it.
+    reading_ms = _read_ms(draft.profile.forward_ms) - _read_ms(facts.forward_ms) if facts.streams else math.inf
+    length = AutoK(
+        costs, _risk(draft, facts, calibrations), may_stream=decides, max_k=facts.max_block,
+        prompt_ms=prompt_len * max(reading_ms, 0.0),
     )  # fmt: skip
+    return (length if decides else GivenTurns(min(MAX_AUTO_K, facts.max_block), hand_back, length)), length
 
 
-def _read_ms(forward_ms: Seq[float], num_rows: int) -> float:
-    """Time to read a token in forwards of `num_rows` rows, or of the most that were measured."""
-    num_rows = max(min(num_rows, len(forward_ms)), 1)
-    return forward_ms[num_rows - 1] / num_rows
+def _read_ms(forward_ms: Seq[float]) -> float:
+    """Time to read a token in forwards of the most rows that were measured."""
+    return forward_ms[-1] / len(forward_ms) if forward_ms else 0.0
 
 
 def _risk(draft: Engine, facts: TargetFacts, calibrations: Iterable[Path]) -> Risk:

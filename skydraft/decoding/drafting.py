@@ -123,6 +123,29 @@ class Drafter:
             tuple(step.is_forced for step in steps) if self._chooser.has_grammar else (),
         )
 
+    def read(self, context: Context) -> DraftBlock:
+        """An empty block that says which of the last tokens, not read before, this model would have written itself.
+
+        All tokens but the last one are fed; the next block feeds that one, so nothing is computed twice.
+        """
+        cost, agrees = self._open(), list[bool]()
+        prefix, sequence = context.token_ids, self._sequence
+        if sequence is None:
+            raise EngineError("The sequence was closed.")
+        sequence.align(prefix)
+        while (length := sequence.length) < len(prefix) - 1:
+            pending = prefix[length : min(length + self._engine.invariant_rows, len(prefix) - 1)]
+            ends = range(length + 1, length + 1 + len(pending))
+            with self._engine.floor:  # until the rows are read; other generations may compute between the parts
+                began = time.perf_counter()
+                rows = sequence.extend(pending)
+                cost += Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
+                agrees += [
+                    self._chooser.choose(row, prefix[:end]) == int(prefix[end])
+                    for row, end in zip(rows, ends, strict=True)
+                ]
+        return DraftBlock(context.base, (), cost=cost, read=tuple(agrees))
+
     def _block(self, context: Context, k: int) -> _Growing:
         """An empty block after the prompt and the text."""
         prefix = TokenBuffer()

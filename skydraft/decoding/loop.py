@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
-from skydraft.decoding.block_length import BlockLength
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.turns import Turns
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
 from skydraft.gating.gates import Gate, Reason
-from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Round, StepRecord, Verdict
+from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
 
 
 class SpeculativeLoop:
@@ -21,8 +22,8 @@ class SpeculativeLoop:
 
     Without a drafter every block is empty and the target writes alone. Without a verifier the gate must skip every
     block, and each is committed as drafted. With `falls_back`, a block whose verifier is lost is committed as drafted,
-    with the origin edge-fallback. `k` is the length of blocks, or an object that chooses it for each round. The loop
-    is the same for every mode.
+    with the origin edge-fallback. `turns` says how long blocks are, and when the target writes on. The loop is the same
+    for every mode.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class SpeculativeLoop:
         drafter: Drafter | None,
         gate: Gate,
         verifier: Verifier | None,
-        k: int | BlockLength,
+        turns: Turns,
         vocab: Vocab,
         *,
         falls_back: bool = False,
@@ -40,7 +41,7 @@ class SpeculativeLoop:
         self._drafter = drafter
         self._gate = gate
         self._verifier = verifier
-        self._k = k
+        self._turns = turns
         self._vocab = vocab
         self._falls_back = falls_back
         self._num_rounds = 0
@@ -61,15 +62,28 @@ class SpeculativeLoop:
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
 
     def _draft(self) -> DraftBlock:
-        """A block of the drafter, or an empty block, after which the target writes alone."""
-        if self._drafter is None or not (k := self._num_to_draft(self._drafter)):
-            return DraftBlock(self._context.base, ())
-        return self._drafter.draft(self._context, k)
+        """A block of the drafter; an empty block in the target's turn, which the drafter may read along."""
+        drafter, nothing = self._drafter, DraftBlock(self._context.base, ())
+        if drafter is None or not (room := drafter.room(self._context)):
+            return nothing
+        if self._turns.reads:
+            nothing = drafter.read(self._context)
+            self._turns.read(nothing.read)
+        k = min(self._turns.longest(), room)
+        if not k or not self._has_stopped():
+            return nothing
+        block = drafter.draft(self._context, k)
+        return replace(block, cost=nothing.cost + block.cost, read=nothing.read) if nothing.read else block
 
-    def _num_to_draft(self, drafter: Drafter) -> int:
-        """The most tokens of the next block; 0 while tokens that the target wrote alone are not yet committed."""
-        k = min(self._k if isinstance(self._k, int) else self._k.longest(), drafter.room(self._context))
-        return k if not k or self._verifier is None or self._verifier.stop() else 0
+    def _has_stopped(self) -> bool:
+        """Whether the target writes no more and all that it wrote is committed; it is stopped first."""
+        return self._verifier is None or self._verifier.stop()
+
+    def _num_to_write(self) -> int:
+        """How many tokens the target may write after its next verdict; all, if the draft model cannot go on."""
+        if self._drafter is None or not self._drafter.room(self._context):
+            return WRITE_ALL
+        return self._turns.to_write()
 
     def _skip(self, block: DraftBlock, began: float) -> Round:
         """Commit the block unverified."""
@@ -79,26 +93,37 @@ class SpeculativeLoop:
         if self._verifier is None:
             raise ValueError(f"this gate escalates ({reason}), and there is no verifier")
         try:
-            # After an empty block the target writes alone, and sends its tokens as it writes them.
-            write = 0 if block.token_ids else WRITE_ALL
-            verdict = self._verifier.verify(block, self._context.catch_up, write)
+            verdict = self._verifier.verify(block, self._context.catch_up, self._num_to_write())
         except CloudError as error:
-            if not (error.is_outage and self._falls_back and block.token_ids):
+            if not (error.is_outage and self._falls_back):
                 raise
-            return self._commit_draft(block, "edge-fallback", reason, began)
+            return self._commit_draft(self._block_without(block, error), "edge-fallback", reason, began)
         token_ids = self._context.commit_verdict(block, verdict)
-        return self._close_round(block, token_ids, _origins(block, verdict), verdict, reason, began)
+        outcome: Outcome = "verified" if self._verifier.asked else "written"
+        return self._close_round(block, token_ids, _origins(block, verdict), outcome, verdict, reason, began)
+
+    def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
+        """The block to commit after the loss of the target: if the target was to write, the draft model writes."""
+        if not block.token_ids:
+            self._turns.hand_back()
+            drafted = self._draft()
+            block = replace(drafted, cost=block.cost + drafted.cost, read=block.read)
+        if not block.token_ids:
+            raise error
+        return block
 
     def _commit_draft(self, block: DraftBlock, origin: Origin, reason: Reason, began: float) -> Round:
         """Commit the block as drafted. Drafting ends a block at the first stop, so only its last token can finish."""
         token_ids = self._context.commit_skip(block, block.finish)
-        return self._close_round(block, token_ids, (origin,) * len(token_ids), None, reason, began)
+        outcome: Outcome = "fallback" if reason else "skipped"
+        return self._close_round(block, token_ids, (origin,) * len(token_ids), outcome, None, reason, began)
 
     def _close_round(
         self,
         block: DraftBlock,
         token_ids: tuple[int, ...],
         origins: tuple[Origin, ...],
+        outcome: Outcome,
         verdict: Verdict | None,
         reason: Reason,
         began: float,
@@ -111,7 +136,7 @@ class SpeculativeLoop:
             num_draft=len(block.token_ids),
             num_accepted=verdict.num_accepted if verdict else 0,
             num_committed=len(token_ids),
-            outcome="verified" if verdict else "fallback" if reason else "skipped",
+            outcome=outcome,
             reason=reason,
             wall_ms=(now - began) * 1e3,
             ended_ms=(now - self._started) * 1e3,
@@ -124,8 +149,7 @@ class SpeculativeLoop:
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
-        if not isinstance(self._k, int):
-            self._k.observe(done)
+        self._turns.observe(done)
         self._gate.observe(done)
         return done
 

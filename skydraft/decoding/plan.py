@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skydraft.config import DEFAULT_K, mode_spec, parse_accept, parse_k
+from skydraft.config import DEFAULT_K, ModeSpec, mode_spec, parse_accept, parse_k
 from skydraft.errors import OptionError
 from skydraft.gating.gates import GateSpec, parse_gate
+from skydraft.gating.hand_back import HandBack, parse_hand_back
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Settings of decoding. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
 
-    A plan that does not draft uses the target alone. Raises OptionError for parts that do not fit each other.
+    `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
+    does not draft uses the target alone. Raises OptionError for parts that do not fit each other.
     """
 
     gate: GateSpec
@@ -22,6 +24,7 @@ class Plan:
     top: int = 0
     eager: bool = False
     mode: str = ""
+    hand_back: HandBack | None = HandBack()  # noqa: RUF009 (it is frozen)
 
     def __post_init__(self) -> None:
         kind = self.gate.kind
@@ -39,6 +42,10 @@ class Plan:
             raise OptionError("--accept does not apply to the gate never, which checks nothing.")
         if self.k is None and kind == "never":
             raise OptionError("--k auto does not apply to the gate never, which checks nothing.")
+        if self.hand_back != HandBack() and not self.verifies:
+            raise OptionError("--hand-back does not apply to the gate never, where no model corrects the draft.")
+        if self.hand_back is None and (self.k is not None or self.is_gated):
+            raise OptionError("Without a hand-back costs decide who writes, so every block is checked, with --k auto.")
 
     @property
     def verifies(self) -> bool:
@@ -57,8 +64,9 @@ def make_plan(
     k: int | str | None = None,
     accept: str | None = None,
     eager: bool = False,
+    hand_back: str | int | None = None,
 ) -> Plan:
-    """The plan of a mode; gate, k and accept rule override its own.
+    """The plan of a mode; gate, k, accept rule and hand-back override its own.
 
     No mode means `lossless`, or just the gate if one is given. Raises OptionError for an unknown name, a value out of
     range, and an option that cannot apply.
@@ -67,9 +75,13 @@ def make_plan(
     top = parse_accept(accept) if accept is not None else 0
     given_k = parse_k(k) if k is not None else DEFAULT_K
     if not name:
-        return Plan(parse_gate(gate or "always"), given_k, top=top, eager=eager)
+        back = parse_hand_back(0 if hand_back is None else hand_back)
+        return Plan(parse_gate(gate or "always"), given_k, top=top, eager=eager, hand_back=back)
     spec = mode_spec(name)
-    given = {"--gate": gate is not None, "--k": k is not None, "--accept": top > 0, "--eager": eager}
+    given = {
+        "--gate": gate is not None, "--k": k is not None, "--accept": top > 0, "--eager": eager,
+        "--hand-back": hand_back is not None,
+    }  # fmt: skip
     unfit = [option for option, is_given in given.items() if is_given]
     if spec.k is None and unfit:
         raise OptionError(f"{unfit[0]} does not apply in mode {name}, where one model works alone.")
@@ -79,5 +91,14 @@ def make_plan(
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
     chosen_k = given_k if k is not None else parse_k(spec.k or 1)
-    drafts = name != "cloud"
-    return Plan(parse_gate(gate or spec.gate), chosen_k, drafts, top, eager or spec.eager, name)
+    chosen_gate, chosen_back = parse_gate(gate or spec.gate), _hand_back(hand_back, spec, chosen_k)
+    if hand_back is None and chosen_gate.kind == "never":
+        chosen_back = HandBack()
+    return Plan(chosen_gate, chosen_k, name != "cloud", top, eager or spec.eager, name, chosen_back)
+
+
+def _hand_back(given: str | int | None, spec: ModeSpec, k: int | None) -> HandBack | None:
+    """The given hand-back, or the preset's; None where every block is checked and costs choose its length."""
+    if given is not None:
+        return parse_hand_back(given)
+    return None if spec.gate == "always" and k is None else parse_hand_back(spec.hand_back)

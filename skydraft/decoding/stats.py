@@ -23,15 +23,18 @@ class Stats:
     """Figures of one generation; None if the divisor is 0.
 
     acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
-    round, bonus or recovered token included. cloud_calls_per_token: escalations / tokens. audited_agreement: share of
-    the later audited skipped tokens that the target would have written too. num_fallback_tokens: tokens committed
-    without a verdict because the cloud was lost. num_forced_tokens: committed drafts that a grammar forced. target
-    passes and rows: forwards of the target after its prefill, and the rows in them. ttft_ms: start to first committed
-    round, prefill included. itl_ms: gap between rounds, shared evenly by the tokens of a round. tokens_per_s: tokens /
-    time from start to last round. draft_ms, target_ms: time inside engine forwards, prefill included. overhead_ms: the
-    rest, without queue and wire. bytes: messages of the protocol, both ways; shared_bytes: the part of bytes_up for
-    features of speech, repeats included. prefill_ms: the part of draft_ms and target_ms for the prompt. encode_ms: the
-    part of prefill_ms for the prompt's audio. cached_tokens: prompt tokens that were in the KV cache.
+    round, bonus or recovered token included. cloud_calls_per_token: times that the edge asked the target and waited, a
+    stream once / tokens. target_written_per_token: tokens that the target chose itself, instead of accepting a draft /
+    tokens.
+    audited_agreement: share of the later audited skipped tokens that the target would have written too.
+    num_fallback_tokens: tokens committed without a verdict because the cloud was lost. num_forced_tokens: committed
+    drafts that a grammar forced. target passes and rows: forwards of the target after its prefill, and the rows in
+    them. ttft_ms: start to first committed round, prefill included. itl_ms: gap between rounds, shared evenly by the
+    tokens of a round. tokens_per_s: tokens / time from start to last round. draft_ms, target_ms: time inside engine
+    forwards, prefill included. overhead_ms: the rest, without queue and wire. bytes: messages of the protocol, both
+    ways; shared_bytes: the part of bytes_up for features of speech, repeats included. prefill_ms: the part of draft_ms
+    and target_ms for the prompt. encode_ms: the part of prefill_ms for the prompt's audio. cached_tokens: prompt tokens
+    that were in the KV cache.
     """
 
     num_tokens: int
@@ -42,6 +45,7 @@ class Stats:
     acceptance_rate: float | None
     mean_acceptance_length: float | None
     cloud_calls_per_token: float | None
+    target_written_per_token: float | None
     target_passes_per_token: float | None
     target_rows_per_token: float | None
     ttft_ms: float | None
@@ -82,6 +86,7 @@ def stats_of(records: Seq[StepRecord]) -> Stats:
         acceptance_rate=_ratio(num_accepted, num_draft),
         mean_acceptance_length=_ratio(sum(record.num_committed for record in escalated), len(escalated)),
         cloud_calls_per_token=_ratio(len(escalated), num_tokens),
+        target_written_per_token=_ratio(sum(record.num_written for record in records), num_tokens),
         target_passes_per_token=_ratio(target.num_passes, num_tokens),
         target_rows_per_token=_ratio(target.num_rows, num_tokens),
         ttft_ms=round(records[0].ended_ms, 3) if records else None,

@@ -109,17 +109,27 @@ class LocalVerifier:
         self._prompt = prompt
         self._max_rows = max_rows or engine.invariant_rows
         self._session = TargetSession(engine, prompt, params, top=top)
-        self._is_cancelled = False
+        self._num_to_write = 0
+        self._asked = self._is_cancelled = False
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
-        """The verdict. The target writes nothing after it, since another call costs no round trip here.
+        """The verdict. What the target writes after it is computed when it is asked for.
 
         Raises BaseMismatch, and changes nothing, if the block does not begin at the committed length.
         """
         self._session.check(block, catch_up)
         cost = Cost() if self._session.is_seated else self._open()
         with self._engine.floor:
-            return self._judge(block, catch_up, cost)
+            verdict = self._judge(block, catch_up, cost)
+        self._asked = bool(block.token_ids) or not self._num_to_write
+        left = write if self._asked else self._num_to_write - 1
+        self._num_to_write = left if verdict.hands_over(block) else 0
+        return verdict
+
+    @property
+    def asked(self) -> bool:
+        """Whether the last token was not left of what the target might write after an earlier verdict."""
+        return self._asked
 
     def _judge(self, block: DraftBlock, catch_up: Seq[int], cost: Cost) -> Verdict:
         work = self._session.begin(block, catch_up)
@@ -146,6 +156,7 @@ class LocalVerifier:
 
     def stop(self) -> bool:
         """True: this target writes nothing ahead."""
+        self._num_to_write = 0
         return True
 
     def spent(self) -> LinkCost:

@@ -54,6 +54,7 @@ def _asked(request: GenerateRequest) -> dict[str, str | int | float]:
         "skydraft.mode": plan.mode or "",
         "skydraft.gate": str(plan.gate),
         "skydraft.k": "auto" if plan.k is None else str(plan.k),
+        "skydraft.hand_back": "auto" if plan.hand_back is None else str(plan.hand_back),
     }
 
 

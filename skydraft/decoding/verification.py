@@ -25,8 +25,13 @@ class Verifier(Protocol):
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """Judge `block`, which follows the judged tokens and `catch_up`. The target's side commits the verdict.
 
-        The target may write `write` more tokens after it; they are the verdicts on the next empty blocks.
+        If it corrects the block, or the block is empty, the target may write `write` more tokens after it; they are the
+        verdicts on the next empty blocks.
         """
+
+    @property
+    def asked(self) -> bool:
+        """Whether the last `verify` asked the target, and did not only take a token that it wrote."""
 
     def stop(self) -> bool:
         """Stop the target's writing. False while empty blocks must still take written tokens."""

@@ -54,7 +54,7 @@ class Session:
         self._stream: SessionStream | None = None
         self._last: SessionStream | None = None  # the last used stream, perhaps still in use
         self._is_named = False  # the stream has named its session
-        self._writing: tuple[int, int] | None = None  # bases of the verify before it and of the next token
+        self._writing: tuple[int, int, int] | None = None  # bases: of its verify, of the next token, of the limit
         self._cost: Cost | None = None  # of an opening ahead, for the first verdict
         self._spent = LinkCost()  # in all
 
@@ -134,25 +134,27 @@ class Session:
         self._check(verdict, block)
         if opening is not None:
             self._note_opened(reply)
-        has_more = write > 0 and not is_last and verdict.finish is None
-        self._writing = (block.base, block.base + verdict.num_tokens) if has_more else None
+        has_more = write > 0 and not is_last and verdict.hands_over(block)
+        base = block.base + verdict.num_tokens
+        self._writing = (block.base, base, base + write) if has_more else None
         cost, self._cost = self._cost, None
         return replace(verdict, cost=cost + verdict.cost) if cost else verdict
 
     async def next_written(self, waiting: Waiting) -> Written:
         """The next tokens that the target wrote; the last message may hold none."""
         assert self._stream is not None and self._writing is not None
-        base, next_base = self._writing
+        base, next_base, limit = self._writing
         try:
             reply = await self._stream.receive(waiting)
             self._count(0, len(reply))
             written = self._read(codec.decode_written, reply)
-            self._check_written(written, next_base)
+            self._check_written(written, next_base, limit)
         except BaseException:
             self.break_off()
             raise
-        has_more = not (written.is_last or written.finish)
-        self._writing = (base, next_base + len(written.token_ids)) if has_more else None
+        next_base += len(written.token_ids)
+        has_more = not (written.is_last or written.finish) and next_base < limit
+        self._writing = (base, next_base, limit) if has_more else None
         return written
 
     def stop(self) -> None:
@@ -227,11 +229,14 @@ class Session:
             raise self._failed("an answer to another request")
         self._check_tokens(verdict.commits(block), block.base + verdict.num_tokens, verdict.finish is not None)
 
-    def _check_written(self, written: Written, base: int) -> None:
-        """Raise Diverged or CloudFailure for written tokens that cannot follow the text."""
+    def _check_written(self, written: Written, base: int, limit: int) -> None:
+        """Raise Diverged or CloudFailure for written tokens that cannot follow the text, or go beyond `limit`."""
         if written.base != base:
             raise Diverged(f"The target writes at {written.base}, and the text is at {base}.")
-        self._check_tokens(written.token_ids, base + len(written.token_ids), written.finish is not None)
+        end = base + len(written.token_ids)
+        if end > limit:
+            raise self._failed(f"{end - limit} tokens more than it was to write")
+        self._check_tokens(written.token_ids, end, written.finish is not None)
 
     def _check_tokens(self, token_ids: tuple[int, ...], end: int, has_finish: bool) -> None:
         most = self._opening.params.max_new_tokens

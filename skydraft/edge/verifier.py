@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -87,12 +88,13 @@ class RemoteVerifier:
         self._outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
         self._news: list[str] = []
-        self._is_used = self._is_cancelled = self._is_closed = False
+        self._is_used = self._is_cancelled = self._is_closed = self._asked = False
         self._rtt_ms = 0.0
         self._taken = LinkCost()  # the part of the session's cost that `spent` has returned
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """The cloud's verdict. Raises CloudError if the cloud is lost for good, or for now if the text falls back."""
+        self._asked = False
         if self._written:
             return self._written.popleft()
         self._tell()
@@ -104,6 +106,11 @@ class RemoteVerifier:
         finally:
             self._rtt_ms += (time.perf_counter() - began) * 1e3
             self._tell()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the last `verify` asked the target, and did not only take a token that it wrote."""
+        return self._asked
 
     def stop(self) -> bool:
         """Stop the target's writing. False while `verify` must still take written tokens."""
@@ -240,8 +247,9 @@ class RemoteVerifier:
         while self._session.is_writing:
             if await self._read_written():
                 return self._written.popleft()
+        self._asked = True
         if self._max_block is not None and len(block.token_ids) > self._max_block:
-            return await self._judge_in_parts(block, catch_up, self._max_block)
+            return await self._judge_in_parts(block, catch_up, write, self._max_block)
         try:
             return await self._session.judge(block, catch_up, write, self._waiting)
         except LimitExceeded:
@@ -249,13 +257,16 @@ class RemoteVerifier:
             if len(block.token_ids) <= info.max_block:
                 raise
             self._max_block = info.max_block
-            return await self._judge_in_parts(block, catch_up, info.max_block)
+            return await self._judge_in_parts(block, catch_up, write, info.max_block)
 
-    async def _judge_in_parts(self, block: DraftBlock, catch_up: tuple[int, ...], most: int) -> Verdict:
-        """The verdict on a block that is longer than the server accepts: parts are judged until one is rejected."""
+    async def _judge_in_parts(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, most: int) -> Verdict:
+        """The verdict on a block that is longer than the server accepts: parts are judged until one is rejected.
+
+        A part is corrected only where the whole block is, so the target writes on after the right token.
+        """
         token_ids, num_accepted = block.token_ids, 0
         part = DraftBlock(block.base, token_ids[:most])
-        first = verdict = await self._session.judge(part, catch_up, 0, self._waiting)
+        first = verdict = await self._session.judge(part, catch_up, write, self._waiting)
         cost = first.cost
         while True:
             num_accepted += verdict.num_accepted
@@ -274,7 +285,8 @@ class RemoteVerifier:
             else:
                 num_accepted += 1
             part = DraftBlock(block.base + num_accepted, token_ids[num_accepted : num_accepted + most])
-            verdict = await self._session.judge(part, ahead, 0, self._waiting, token_ids[:num_accepted])
+            to_write = write if part.token_ids else 0  # a whole block was accepted: this is its bonus token
+            verdict = await self._session.judge(part, ahead, to_write, self._waiting, token_ids[:num_accepted])
             cost += verdict.cost
         return replace(first, num_accepted=num_accepted, token_id=verdict.token_id, finish=verdict.finish, cost=cost)
 
@@ -289,12 +301,18 @@ class RemoteVerifier:
 
     async def _stop(self) -> None:
         """Read all tokens that the target has written. If that fails, the next verification reopens the session."""
+        tries = _Tries(time.monotonic())
         self._session.stop()
         try:
             while self._session.is_writing:
+                if time.monotonic() - tries.began > self._patience.timeout_s:
+                    raise CloudFailure(f"The cloud at {self._session.channel.target} goes on after it was stopped.")
                 await self._read_written()
-        except SkydraftError:
+        except SkydraftError as error:
             self._session.break_off()
+            if isinstance(error, CloudLost):  # noticed once: the text does not wait for a second sign of it
+                with suppress(SkydraftError):
+                    await self._mend(error, tries)
 
 
 def too_late(name: str, error: SkydraftError, waited_s: float) -> CloudTimeout:

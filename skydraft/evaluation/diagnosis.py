@@ -10,7 +10,7 @@ import numpy as np
 
 from skydraft import api
 from skydraft.config import DEFAULT_K, DecodingParams
-from skydraft.decoding.block_length import MAX_AUTO_K
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.stats import percentile
@@ -18,6 +18,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import RowProfile
 from skydraft.errors import VocabularyMismatch
+from skydraft.gating.calibration import LearnedRisk
 from skydraft.gating.gates import measure
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import ServerInfo
@@ -26,6 +27,7 @@ from skydraft.types import LinkCost, StepRecord
 NUM_PINGS = 50
 _PING_S = 5.0
 _NUM_TOKENS = 32
+_LONGEST_RUN = 16  # tokens; AutoK tells no longer ones apart
 PROMPTS = (
     "请用一句话描述春天的公园。",
     "请用一句话介绍长城。",
@@ -50,6 +52,19 @@ def suggested_k(draft: RowProfile, target: RowProfile, alpha: float) -> tuple[in
     costs = CostModel(draft.forward_ms[0], target.forward_ms, target.invariant_rows)
     best = costs.best_k(alpha, 0, MAX_AUTO_K)
     return best, costs.tokens_per_s(alpha, best) / costs.tokens_per_s(alpha, 0)
+
+
+def drafts_after(costs: CostModel) -> int | None:
+    """How many tokens in a row the draft model must have written as the target did before lossless with k auto drafts.
+
+    0: it drafts from the start of a text; None: never. Nothing is known of the text yet but this run.
+    """
+    policy = AutoK(costs, LearnedRisk())
+    for run in range(_LONGEST_RUN + 1):
+        if policy.longest():
+            return run
+        policy.read([True])
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The gate study: how well the draft model's uncertainty predicts disagreement of the target.
 
 The truth is the target's choice at each position. Predictions are judged along the draft model's own texts (`edge`);
-the costs of gates are replayed along the target's texts (`cloud`).
+the costs of hand-backs are replayed along the target's texts (`cloud`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from skydraft.errors import PromptError
 from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.records import ScoreLine
-from skydraft.evaluation.summary import Study
-from skydraft.gating.calibration import MAX_BLOCK, risk
-from skydraft.gating.fitting import Floats, LabelledText, auroc, fit_weights, walk
+from skydraft.evaluation.summary import Point, Study
+from skydraft.gating.calibration import MAX_BLOCK
+from skydraft.gating.fitting import Floats, LabelledText, auroc, held_out_risks, walk
+from skydraft.gating.hand_back import parse_hand_back
 from skydraft.types import Signals
 
-_NUM_FOLDS = 5
-_NUM_LIMITS = 80
+_NUM_LIMITS = 60
+HAND_BACKS = ("0", "4", "8", "agree:2", "agree:4", "agree:6", "text")
 
 SIGNALS: dict[str, Callable[[Signals], float]] = {
     "entropy": lambda signals: signals.entropy,
@@ -33,8 +33,8 @@ SIGNALS: dict[str, Callable[[Signals], float]] = {
 def study(findings: Findings) -> Study | None:
     """The study of a comparison that ran `edge` and `cloud` greedily; None without them.
 
-    Curves of single signals and of their combination are replayed along the target's texts. The combination is fitted
-    by cross-validation over prompts (5 folds).
+    Each hand-back is replayed along the target's texts, behind a gate on the combination of the signals, which is
+    fitted by cross-validation over prompts (5 folds), or on the entropy where tokens are too few to fit.
     """
     edge, cloud = findings.setting("edge"), findings.setting("cloud")
     if edge is None or cloud is None or edge.mode.params.temperature:
@@ -45,12 +45,11 @@ def study(findings: Findings) -> Study | None:
     wrong = np.array([flag for text in drafts for flag in text.disagrees], bool)
     combined = _cross_fitted(drafts, targets)
     scores = {name: _scores(drafts, signal) for name, signal in SIGNALS.items()}
-    risks: dict[str, Sequence[Sequence[float]]] = {
-        name: [[signal(token) for token in text.signals] for text in targets] for name, signal in SIGNALS.items()
-    }
     if combined:
         scores["combined"] = np.concatenate(combined[0])
-        risks["combined"] = combined[1]
+        risks = combined[1]
+    else:
+        risks = [[SIGNALS["entropy"](token) for token in text.signals] for text in targets]
     scores["digits"] = _digits(edge)
     told = 0 < wrong.mean() < 1
     return Study(
@@ -58,7 +57,8 @@ def study(findings: Findings) -> Study | None:
         alone=round(1 - float(wrong.mean()), 5),
         alone_on_target_path=round(1 - float(np.mean([flag for text in targets for flag in text.disagrees])), 5),
         auroc={name: round(auroc(values, wrong), 4) for name, values in scores.items()} if told else {},
-        curves={name: _curve(targets, risk_of, adds=name == "combined") for name, risk_of in risks.items()},
+        gate="combined" if combined else "entropy",
+        policies={name: _policy(targets, risks, name, adds=bool(combined)) for name in HAND_BACKS},
         max_block=MAX_BLOCK,
     )
 
@@ -77,7 +77,7 @@ def labelled(line: ScoreLine, path: Literal["target", "draft"]) -> LabelledText:
     """A scored text as labelled positions."""
     signals = tuple(Signals(*each) for each in line.signals)
     disagrees = tuple(mine != theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
-    return LabelledText(path, signals, disagrees)
+    return LabelledText(path, signals, disagrees, line.prompt)
 
 
 def _texts(setting: Setting, path: Literal["target", "draft"]) -> list[LabelledText]:
@@ -98,29 +98,20 @@ def _digits(edge: Setting) -> Floats:
 
 def _cross_fitted(
     drafts: Sequence[LabelledText], targets: Sequence[LabelledText]
-) -> tuple[list[npt.NDArray[np.float64]], list[list[float]]] | None:
-    """Risks by weights fitted on the prompts of other folds: for each text along drafts, and along targets."""
-    num_prompts = len(drafts)
-    folds = [range(start, num_prompts, _NUM_FOLDS) for start in range(min(_NUM_FOLDS, num_prompts))]
-    along_drafts: dict[int, npt.NDArray[np.float64]] = {}
-    along_targets: dict[int, list[float]] = {}
-    for fold in folds:
-        others = [index for index in range(num_prompts) if index not in fold]
-        try:
-            weights, bias = fit_weights([side[index] for index in others for side in (drafts, targets)])
-        except PromptError:
-            return None  # too few tokens to fit
-        for index in fold:
-            along_drafts[index] = np.array([risk(weights, bias, token) for token in drafts[index].signals])
-            along_targets[index] = [risk(weights, bias, token) for token in targets[index].signals]
-    order = range(num_prompts)
-    return [along_drafts[index] for index in order], [along_targets[index] for index in order]
+) -> tuple[list[list[float]], list[list[float]]] | None:
+    """Risks by weights fitted on other prompts: for each text along drafts, and along targets."""
+    try:
+        risks = held_out_risks([text for both in zip(drafts, targets, strict=True) for text in both])
+    except PromptError:
+        return None  # too few tokens to fit
+    return risks[::2], risks[1::2]
 
 
-def _curve(
-    texts: Sequence[LabelledText], risks: Sequence[Sequence[float]], *, adds: bool
-) -> tuple[tuple[float, float], ...]:
-    """(agreement, calls per token) over limits from the strictest to none, both rounded."""
+def _policy(
+    texts: Sequence[LabelledText], risks: Sequence[Sequence[float]], hand_back: str, *, adds: bool
+) -> tuple[Point, ...]:
+    """The points over limits on the risk from the strictest to none, rounded, from the lowest agreement on."""
+    back = parse_hand_back(hand_back)
     every = np.concatenate([np.array(each) for each in risks if len(each)])
     limits = np.unique(np.quantile(every, np.linspace(0, 1, _NUM_LIMITS)))
     if adds:
@@ -128,22 +119,27 @@ def _curve(
     points = []
     for limit in limits:
         walked = [
-            walk(along, text.disagrees, float(limit), adds=adds) for text, along in zip(texts, risks, strict=True)
+            walk(along, text.disagrees, float(limit), adds=adds, hand_back=back)
+            for text, along in zip(texts, risks, strict=True)
         ]
         num_tokens = sum(outcome.num_tokens for outcome in walked)
-        wrong = sum(outcome.num_wrong for outcome in walked)
-        calls = sum(outcome.num_calls for outcome in walked)
-        points.append((round(1 - wrong / num_tokens, 5), round(calls / num_tokens, 5)))
+        right = 1 - sum(outcome.num_wrong for outcome in walked) / num_tokens
+        calls = sum(outcome.num_calls for outcome in walked) / num_tokens
+        written = sum(outcome.num_written for outcome in walked) / num_tokens
+        points.append((round(right, 5), round(calls, 5), round(written, 5)))
     return tuple(sorted(set(points)))
 
 
 def oracle_calls(agreement: float, alone: float) -> float:
-    """The fewest escalations per token that raise agreement from `alone`: each corrects one token, so A − α."""
+    """The fewest calls per token that raise agreement from `alone` to A: A − α, with as many tokens written.
+
+    Derived: each call ends with one token of the target's, which mends one disagreement and changes nothing else.
+    """
     return max(agreement - alone, 0.0)
 
 
 def oracle_ratio(setting: Setting, alone: float) -> float | None:
-    """Escalations per token over the oracle bound A − α, for a mode that was run; None if the bound is almost 0."""
+    """Calls per token over the oracle bound A − α, for a mode that was run; None if the bound is almost 0."""
     agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
     if agreement is None or calls is None or (bound := oracle_calls(agreement, alone)) < 0.01:
         return None

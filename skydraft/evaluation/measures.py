@@ -114,8 +114,11 @@ MEASURES = (
     Measure("same_as_cloud", "same text as cloud", "",
             "share of generations with the tokens of mode cloud under the same prompt and style", _same_as_cloud),
     Measure("cloud_calls_per_token", "calls", "/token",
-            "escalated rounds / generated tokens; the target alone makes one a token, though a stream carries many in "
-            "one call", lambda case: (case.num_escalated, case.num_tokens)),
+            "times that the device asked the large model and waited / generated tokens; a stream is one call",
+            lambda case: (case.num_escalated, case.num_tokens)),
+    Measure("target_written_per_token", "written", "/token",
+            "tokens that the large model wrote itself / generated tokens: corrections, the token after a block that "
+            "was right, and all that it writes on", _per_token(lambda r: r.num_written)),
     Measure("target_passes_per_token", "target passes", "/token",
             "forwards of the target after its prefill / generated tokens", _per_token(lambda r: r.target.num_passes)),
     Measure("target_rows_per_token", "target rows", "/token",

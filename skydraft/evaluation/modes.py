@@ -9,7 +9,7 @@ from skydraft.config import MODES, DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError
 
-_KEYS = ("mode", "gate", "k", "accept", "style")
+_KEYS = ("mode", "gate", "k", "accept", "hand-back", "style")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ def parse_mode(text: str, resolve: Resolve) -> Mode:
             )
         given[key] = value
     style = given.pop("style", None)
-    return Mode(text, make_plan(**given, eager=eager), resolve(style), style)
+    plan = {key.replace("-", "_"): value for key, value in given.items()}
+    return Mode(text, make_plan(**plan, eager=eager), resolve(style), style)
 
 
 def parse_modes(text: str, resolve: Resolve) -> tuple[Mode, ...]:

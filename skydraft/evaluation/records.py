@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
@@ -187,15 +189,27 @@ def _parse(path: Path) -> Iterator[AnyLine]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise RecordsError(f"{path} cannot be read: {error.strerror}.") from error
+    is_older = b'"plan"' in lines[0] and b'"hand_back"' not in lines[0]
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         is_cut = number == len(lines)  # complete lines end with a newline
         try:
-            yield _parse_line(path, number, line)
+            parsed = _parse_line(path, number, line)
+            yield _with_streams(parsed) if is_older and isinstance(parsed, GenerationLine) else parsed
         except RecordsError:
             if not is_cut:
                 raise
+
+
+def _with_streams(line: GenerationLine) -> GenerationLine:
+    """The line with a stream as one call: before there was a hand-back, each token of it was recorded as a call."""
+    rounds = list(line.rounds[:1])
+    for before, entry in pairwise(line.rounds):
+        goes_on = entry.record.outcome == "verified" and not entry.record.num_draft and not before.record.num_draft
+        record = replace(entry.record, outcome="written") if goes_on else entry.record
+        rounds.append(entry.model_copy(update={"record": record}))
+    return line.model_copy(update={"rounds": tuple(rounds)})
 
 
 def _without_gone(entry: dict[str, Any]) -> dict[str, Any]:

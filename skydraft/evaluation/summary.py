@@ -91,18 +91,23 @@ class SettingFigures(Line):
         return self.measures[measure].value if measure in self.measures else None
 
 
+Point = tuple[float, float, float]  # agreement, calls a token, tokens written by the target a token
+
+
 class Study(Line):
     """How well the draft model's uncertainty predicts where the target disagrees (made by `gate_study`).
 
     `alone`: agreement of the draft model along its own texts, the α of the oracle bound A - α. `auroc`: probability
-    that a disagreement scores higher than an agreement. `curves`: (agreement, calls per token) of replayed gates.
+    that a disagreement scores higher than an agreement. `policies`: the points of each hand-back, replayed behind a
+    gate on this signal with blocks of up to `max_block` tokens.
     """
 
     num_tokens: int
     alone: float
     alone_on_target_path: float
     auroc: dict[str, float]
-    curves: dict[str, tuple[tuple[float, float], ...]]
+    gate: Literal["combined", "entropy"]
+    policies: dict[str, tuple[Point, ...]]
     max_block: int
 
 

@@ -83,7 +83,8 @@ class ModelNames:
         if mode not in self.modes:
             raise Refusal(400, f"The mode '{mode}' is not available.", param="skydraft.mode")
         k = None if choice.k is None else str(choice.k)
-        return make_plan(mode, choice.gate, k=k, accept=choice.accept or "exact", eager=choice.eager)
+        accept = choice.accept or "exact"
+        return make_plan(mode, choice.gate, k=k, accept=accept, eager=choice.eager, hand_back=choice.hand_back)
 
     def default_mode(self) -> str:
         """`auto` for a calibrated pair, else `quality`; `edge` without a target. May send a request to the cloud."""

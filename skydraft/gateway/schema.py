@@ -37,6 +37,7 @@ class _Choice(_Model):
     k: Annotated[int, Field(strict=True, ge=1, le=MAX_K)] | Literal["auto"] | None = None
     accept: str | None = None
     eager: bool = False
+    hand_back: str | Annotated[int, Field(strict=True)] | None = None
     style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
     extension: bool = True
     token_ids: bool = False

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, RecordsError
 from skydraft.gating.gates import GateSpec, History, Reason, text_reason
+from skydraft.gating.hand_back import HandBack, is_hand_back
 from skydraft.types import DraftBlock, Round, Signals
 
 SCHEMA = 1
@@ -56,21 +57,31 @@ class PairSide(_Value):
 
 
 class CurvePoint(_Value):
-    """The agreement and the calls that a limit on the risk of a block gave on the fitted prompts."""
+    """What a limit on the risk of a block gave on the fitted prompts: the agreement, and per token what it took.
+
+    That is calls, tokens that the target wrote itself, rows that it computed, and drafted tokens; the last three are 0
+    in older files.
+    """
 
     limit: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)
     calls_per_token: float = Field(ge=0)
+    written_per_token: float = Field(default=0.0, ge=0)
+    rows_per_token: float = Field(default=0.0, ge=0)
+    drafted_per_token: float = Field(default=0.0, ge=0)
 
 
 class Curve(_Value):
-    """The points of blocks of up to `k` tokens, from the lowest limit to the highest."""
+    """The points of blocks of up to `k` tokens with this hand-back, from the lowest limit to the highest."""
 
     k: int = Field(ge=1)
+    hand_back: str = "0"
     points: tuple[CurvePoint, ...] = Field(min_length=2)
 
     @model_validator(mode="after")
     def _check(self) -> Curve:
+        if not is_hand_back(self.hand_back):
+            raise ValueError(f"there is no hand-back '{self.hand_back}'")
         limits = [point.limit for point in self.points]
         agreements = [point.agreement for point in self.points]
         if limits != sorted(limits) or agreements != sorted(agreements, reverse=True):
@@ -108,8 +119,8 @@ class Calibration(_Value):
     """The chance that the target disagrees with a drafted token is 1 / (1 + exp(−(bias + weights · features))).
 
     The risk of a block is the sum over its tokens: the number of disagreements to expect from skipping it. `curves`
-    give the agreement that each limit on that risk kept. Short blocks have less risk than long ones, so there is a
-    curve for each of several k.
+    give the agreement that each limit on that risk kept. Short blocks have less risk than long ones, and where the
+    target writes on after a correction less is left to skip, so there is a curve for each of several k and hand-backs.
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
@@ -126,24 +137,38 @@ class Calibration(_Value):
     def _check(self) -> Calibration:
         if self.features != FEATURES or len(self.weights) != len(FEATURES):
             raise ValueError(f"the features are not {', '.join(FEATURES)}")
-        if [curve.k for curve in self.curves] != sorted({curve.k for curve in self.curves}):
-            raise ValueError("the curves are not in the order of their k")
+        for hand_back in self.hand_backs:
+            ks = [curve.k for curve in self.curves if curve.hand_back == hand_back]
+            if ks != sorted(set(ks)):
+                raise ValueError("the curves are not in the order of their k")
+        if "0" not in self.hand_backs:
+            raise ValueError("there is no curve without a hand-back")
         return self
 
-    def curve(self, k: int) -> Curve:
-        """The curve for blocks of up to `k` tokens: that of the next shorter k, which is stricter, or the first."""
-        return max((curve for curve in self.curves if curve.k <= k), key=lambda curve: curve.k, default=self.curves[0])
+    @property
+    def hand_backs(self) -> tuple[str, ...]:
+        """The hand-backs that have curves of their own."""
+        return tuple(dict.fromkeys(curve.hand_back for curve in self.curves))
+
+    def curve(self, k: int, hand_back: HandBack) -> Curve:
+        """The curve for blocks of up to `k` tokens: that of the next shorter k, which is stricter, or the first.
+
+        A hand-back without such a curve takes those without one: where the target writes on, the same limit keeps more.
+        """
+        of = {name: [curve for curve in self.curves if curve.hand_back == name] for name in (str(hand_back), "0")}
+        shorter = (curve for known in of.values() for curve in reversed(known) if curve.k <= k)
+        return next(shorter, min((curve for known in of.values() for curve in known), key=lambda curve: curve.k))
 
     def risk(self, signals: Signals) -> float:
         """The chance that the target disagrees with one token."""
         return risk(self.weights, self.bias, signals)
 
-    def limit(self, agreement: float, k: int) -> float:
+    def limit(self, agreement: float, k: int, hand_back: HandBack) -> float:
         """The limit on the risk of a block of up to `k` tokens that kept this agreement.
 
         Raises OptionError if no limit keeps it.
         """
-        curve = self.curve(k)
+        curve = self.curve(k, hand_back)
         if (limit := curve.limit(agreement)) is None:
             raise OptionError(
                 f"The calibration for {self.draft.name} and {self.target.name} reaches an agreement of up to "
@@ -224,10 +249,10 @@ class CalibratedGate:
     verdicts of escalated blocks.
     """
 
-    def __init__(self, spec: GateSpec, calibration: Calibration, k: int) -> None:
+    def __init__(self, spec: GateSpec, calibration: Calibration, k: int, hand_back: HandBack) -> None:
         self._spec = spec
         self._calibration = calibration
-        self._limit = calibration.limit(spec.threshold, k)
+        self._limit = calibration.limit(spec.threshold, k, hand_back)
         self._unaudited: list[float] = []  # risks of tokens committed since the last verdict
         self._num_seen = self._num_expected = _PRIOR
 
@@ -253,7 +278,7 @@ class CalibratedGate:
 
     def observe(self, done: Round) -> None:
         """Take in a committed round: the risks of tokens that it skipped, or the audits of tokens skipped before."""
-        if done.record.outcome != "verified":
+        if done.record.outcome in ("skipped", "fallback"):
             self._unaudited += self._risks(done.block)
             return
         self._num_expected += sum(self._unaudited[: len(done.audit)])

@@ -1,14 +1,17 @@
 """Fits a calibration: from labelled texts to the chance of disagreement, and from that to limits.
 
-A labelled text says for each token how sure the draft model was, and whether the target chose another token.
+A labelled text says for each token how sure the draft model was, and whether the target chose another token. Limits are
+found with risks that were fitted on other prompts, as they will be used.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -16,26 +19,34 @@ import numpy.typing as npt
 
 from skydraft.errors import PromptError, importing
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, Curve, CurvePoint, Fitted, PairSide, features, risk
+from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 
 Floats = npt.NDArray[np.float64]
 
 _MIN_UNSEEN = 100  # tokens; below, an agreement of 0.95 is known to 0.02 at best
 _MIN_TOKENS = 200  # below, a logistic fit of four weights says little
-_LIMITS = (0.0, *np.geomspace(0.005, 20.0, 80).tolist())
-_KS = (1, 2, 3, 4, 5, 6, 8, MAX_BLOCK, 16, 32)
+_NUM_FOLDS = 5
+_LIMITS = (0.0, *np.geomspace(0.01, 20.0, 40).tolist())
+_WRITES_ON = ("agree:2", "agree:4", "agree:6", "8", "text")
+_NONE = HandBack()
+_CURVES = (
+    *((k, _NONE) for k in (1, 2, 3, 4, 5, 6, 8, MAX_BLOCK, 16, 32)),
+    *((k, parse_hand_back(name)) for name in _WRITES_ON for k in (4, 6, 8, MAX_BLOCK)),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
     """One text by positions: how sure the draft model was, and whether the target disagreed with its choice.
 
-    `path` says which model wrote it.
+    `path` says which model wrote it, `prompt` names what it answers.
     """
 
     path: Literal["target", "draft"]
     signals: tuple[Signals, ...]
     disagrees: tuple[bool, ...]
+    prompt: str = ""
 
 
 def table(texts: Iterable[LabelledText]) -> tuple[Floats, npt.NDArray[np.bool_]]:
@@ -66,19 +77,36 @@ def fit_weights(texts: Sequence[LabelledText]) -> tuple[tuple[float, ...], float
     return tuple(float(w) for w in weights), float(fitted.intercept_[0] - weights @ mean)
 
 
+def held_out_risks(texts: Sequence[LabelledText]) -> list[list[float]]:
+    """The risks along each text, by weights fitted on the prompts of other folds. Raises PromptError for too few."""
+    number = {name: index for index, name in enumerate(dict.fromkeys(text.prompt for text in texts))}
+    folds = [number[text.prompt] % _NUM_FOLDS for text in texts]
+    fitted = {
+        fold: fit_weights([text for text, other in zip(texts, folds, strict=True) if other != fold])
+        for fold in set(folds)
+    }
+    return [[risk(*fitted[fold], signals) for signals in text.signals] for text, fold in zip(texts, folds, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a policy gives along a text: tokens, disagreements left in it, escalations, drafted tokens."""
+    """What a policy gives along a text: tokens, disagreements left in it, calls, and what both models did for it.
+
+    `num_written` counts the tokens that the target wrote itself: corrections, bonus tokens and all after them.
+    `num_rows` are rows that it computed, after those of the prompt.
+    """
 
     num_tokens: int
     num_wrong: int
     num_calls: int
     num_drafted: int = 0
+    num_written: int = 0
+    num_rows: int = 0
 
 
 def walk(
     risks: Sequence[float], disagrees: Sequence[bool], limit: float, max_block: int = MAX_BLOCK, *,
-    adds: bool = True, ends: bool = True,
+    hand_back: HandBack = _NONE, adds: bool = True, ends: bool = True,
 ) -> Replay:  # fmt: skip
     """Replay a gate along a recorded text, a block ending where its risk exceeds the limit.
 
@@ -86,7 +114,7 @@ def walk(
     for a threshold on single tokens. Unless `ends`, blocks are drafted to their full length. A real run leaves the
     recorded text after a disagreement that was skipped, so `bench.gates` checks the curve by real runs.
     """
-    base = num_wrong = num_calls = num_drafted = 0
+    base = num_wrong = num_calls = num_drafted = num_written = num_rows = 0
     while base < len(risks):
         total, length = (0.0 if adds else -math.inf), 0
         while length < max_block and base + length < len(risks) and (total <= limit or not ends):
@@ -94,36 +122,61 @@ def walk(
             length += 1
         num_drafted += length
         wrong = [index for index in range(base, base + length) if disagrees[index]]
-        if total > limit:
-            num_calls += 1
-            # the recovered token, or the bonus after a block that was right
-            base = min(wrong[0] + 1 if wrong else base + length + 1, len(risks))
-        else:
+        if total <= limit:
             num_wrong += len(wrong)
             base += length
-    return Replay(len(risks), num_wrong, num_calls, num_drafted)
+            continue
+        own = wrong[0] if wrong else base + length  # where the target's own token stands: the correction or the bonus
+        num_on = _num_written_on(disagrees[own + 1 :], hand_back) if wrong else 0
+        num_calls += 1
+        num_rows += own - base + 1 + num_on
+        num_written += (own < len(risks)) + num_on
+        base = own + 1 + num_on
+    return Replay(len(risks), num_wrong, num_calls, num_drafted, num_written, num_rows)
+
+
+def _num_written_on(disagrees: Sequence[bool], hand_back: HandBack) -> int:
+    """Return how many of the tokens after a correction the target writes."""
+    num_written = num_agreed = 0
+    while num_written < len(disagrees) and not hand_back.is_over(num_written, num_agreed):
+        num_agreed = 0 if disagrees[num_written] else num_agreed + 1
+        num_written += 1
+    return num_written
 
 
 def curve(
-    texts: Sequence[LabelledText], risk_of: Sequence[Sequence[float]], k: int, *, is_cautious: bool = False
-) -> Curve:
-    """Agreement and calls for a range of limits with blocks of up to `k`, over the texts along the target's path.
+    texts: Sequence[LabelledText], risk_of: Sequence[Sequence[float]], k: int, hand_back: HandBack = _NONE, *,
+    is_cautious: bool = False,
+) -> Curve:  # fmt: skip
+    """Agreement and costs for a range of limits with blocks of up to `k`, over the texts along the target's path.
 
     If it `is_cautious`, an agreement is one standard error below the measured one: with few texts the gate asks too
-    often rather than too seldom.
+    often rather than too seldom. Of the limits that keep the same agreement it has the loosest, besides 0.
     """
-    points, lowest = [], 1.0
+    points, lowest = list[CurvePoint](), 1.0
+    num_tokens = sum(len(text.disagrees) for text in texts)
     for limit in _LIMITS:
-        walked = [walk(risks, text.disagrees, limit, k) for text, risks in zip(texts, risk_of, strict=True)]
-        num_tokens = sum(outcome.num_tokens for outcome in walked)
-        wrong = sum(outcome.num_wrong for outcome in walked) / num_tokens
+        walked = [
+            walk(risks, text.disagrees, limit, k, hand_back=hand_back)
+            for text, risks in zip(texts, risk_of, strict=True)
+        ]
+        calls, written, rows, drafted = (
+            round(sum(map(attrgetter(name), walked)) / num_tokens, 4)
+            for name in ("num_calls", "num_written", "num_rows", "num_drafted")
+        )
+        wrong = sum(replay.num_wrong for replay in walked) / num_tokens
         wrong += _standard_error(walked, wrong) if is_cautious and limit else 0.0
         lowest = max(min(lowest, 1 - wrong), 0.0)
-        calls = sum(outcome.num_calls for outcome in walked) / num_tokens
-        points.append(CurvePoint(limit=round(limit, 5), agreement=round(lowest, 5), calls_per_token=round(calls, 5)))
+        point = CurvePoint(
+            limit=round(limit, 4), agreement=round(lowest, 5), calls_per_token=calls,
+            written_per_token=written, rows_per_token=rows, drafted_per_token=drafted,
+        )  # fmt: skip
+        if len(points) > 1 and points[-1].agreement == point.agreement:
+            points.pop()
+        points.append(point)
         if not calls:
             break
-    return Curve(k=k, points=tuple(points))
+    return Curve(k=k, hand_back=str(hand_back), points=tuple(points))
 
 
 def _standard_error(walked: Sequence[Replay], wrong: float) -> float:
@@ -178,6 +231,9 @@ def fit(
     )  # fmt: skip
     weights, bias = tuple(round(weight, 5) for weight in exact_weights), round(exact_bias, 5)
     walked = targets if unseen is None else unseen
-    risks = [[risk(weights, bias, signals) for signals in text.signals] for text in walked]
-    curves = tuple(curve(walked, risks, k, is_cautious=unseen is not None) for k in _KS)
+    risk_of = {text: [risk(weights, bias, signals) for signals in text.signals] for text in walked}
+    with suppress(PromptError):  # too few to leave some out
+        risk_of |= zip(texts, held_out_risks(texts), strict=True)
+    risks = [risk_of[text] for text in walked]
+    curves = tuple(curve(walked, risks, k, hand_back, is_cautious=unseen is not None) for k, hand_back in _CURVES)
     return Calibration(draft=draft, target=target, weights=weights, bias=bias, curves=curves, fitted=about)

@@ -52,7 +52,8 @@ def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
     choices = read_along(edge, lesson.prompt, lesson.token_ids, lesson.decoding)
     judged = [index for index, mark in enumerate(lesson.marks) if mark in KNOWN or mark == WRONG]
     disagrees = (lesson.marks[index] == WRONG or choices[index][0] != lesson.token_ids[index] for index in judged)
-    return LabelledText("target", tuple(choices[index][1] for index in judged), tuple(disagrees))
+    signals = tuple(choices[index][1] for index in judged)
+    return LabelledText("target", signals, tuple(disagrees), prompt_digest(lesson))
 
 
 def label_texts(
@@ -61,7 +62,7 @@ def label_texts(
     """Let both models answer alone, greedily, and label what each wrote; calls `on_done` after each question."""
     params = DecodingParams(max_new_tokens=max_new_tokens)
     texts: list[LabelledText] = []
-    for messages in questions:
+    for number, messages in enumerate(questions):
         prompts = read_prompt(edge, messages)
         for path, mode in _MODE_OF.items():
             request = GenerateRequest(messages, make_plan(mode), params)
@@ -71,7 +72,7 @@ def label_texts(
             if path == "draft":
                 wanted = tuple(choice for choice, _ in read_along(cloud, prompts.target, token_ids, params))
             disagrees = tuple(mine != theirs for (mine, _), theirs in zip(drafted, wanted, strict=True))
-            texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees))
+            texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees, str(number)))
         on_done()
     return texts
 

@@ -43,13 +43,17 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0) -> Marks:
     """Marks from the rounds of one generation, whose accept rule was `top`.
 
     An audit marks a token that was skipped; without one it stays unjudged. With `top` an accepted token stays unjudged
-    too: the target ranked it high, but might have chosen another.
+    too: the target ranked it high, but might have chosen another. Where the draft model read along, a token that the
+    target wrote says whether it would have written it too.
     """
     so_far, num_seen = Marks(), 0
     for done in rounds:
+        for index, agrees in enumerate(done.block.read, done.block.base - len(done.block.read)):
+            if so_far.marks[index] == TAUGHT:
+                so_far.marks[index] = AGREED if agrees else CORRECTED
         signals: tuple[Signals | None, ...] = done.block.signals or (None,) * len(done.block.token_ids)
         num_committed = len(done.token_ids)
-        if done.record.outcome != "verified":
+        if done.record.outcome in ("skipped", "fallback"):
             so_far.marks += UNJUDGED * num_committed
             so_far.signals += signals[:num_committed]
             continue

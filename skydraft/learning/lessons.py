@@ -2,8 +2,8 @@
 
 A lesson has one mark for each token of its text:
 
-    a   the draft model wrote this token, and the target would have written it too
-    c   the target wrote this token; the draft model had written another
+    a   both models would have written this token, whichever wrote it
+    c   the target wrote this token; the draft model would have written another
     t   the target wrote this token; the draft model was not asked
     w   the draft model wrote this token; the target would have written another, which is not known
     -   the target did not judge this token: it says nothing

@@ -62,7 +62,8 @@ def test_baselines_carry_no_extra_work(out: Path) -> None:
             if line["mode"] == "lossless;k=5":
                 assert entry["signals"] == []
             if line["mode"] == "quality":
-                assert len(entry["signals"]) == record["num_draft"] > 0
+                assert len(entry["signals"]) == record["num_draft"]
+                assert (record["num_draft"] == 0) == (record["outcome"] == "written")
 
 
 def cut(out: Path, whole_lines: int, more_bytes: int) -> bytes:
@@ -195,11 +196,12 @@ def test_an_emulated_link_costs_its_round_trip_and_changes_no_text(tmp_path: Pat
         assert said(line)[1:] == near[key(line)[:2]]
         records = [entry["record"] for entry in line["rounds"]]
         judged = [record for record in records if record["outcome"] == "verified"]
+        written = [record for record in records if record["outcome"] == "written"]
         assert judged and line["wall_ms"] > rtt_ms
         assert sum(record["link"]["bytes_up"] for record in records) > 0
         assert sum(record["link"]["bytes_down"] for record in records) > 0
         if line["mode"] == "cloud":
-            assert line["wall_ms"] < 6 * rtt_ms < len(judged) * rtt_ms  # a stream hides all but its start
+            assert len(judged) == 1 and line["wall_ms"] < 6 * rtt_ms < len(written) * rtt_ms
         else:
             assert all(record["link"]["rtt_ms"] >= rtt_ms and record["wall_ms"] >= rtt_ms for record in judged)
             assert all(record["link"]["bytes_up"] > 0 and record["link"]["bytes_down"] > 0 for record in judged)
@@ -216,6 +218,13 @@ def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) 
     found = json.loads(path.read_text())
     assert (found["draft"]["name"], found["target"]["name"]) == ("toy:drift=0.2", "toy")
     assert (found["fitted"]["num_prompts"], found["fitted"]["num_tokens"]) == (5, 2 * 5 * 48)
+    head, *rows = [line.split() for line in stdout.splitlines() if line.startswith("  ")]
+    assert [row[0] for row in rows] == ["0", "agree:2", "agree:4", "agree:6", "8", "text"]
+    for row in rows:
+        calls, written = list(map(float, row[1::2])), list(map(float, row[2::2]))
+        assert len(calls) == len(written) == len(head) - 1 > 0
+        assert calls == sorted(calls) and written == sorted(written)  # more agreement takes more
+        assert all(few < many for few, many in zip(calls, written, strict=True)) or row[0] == "0"
     mode = "gate=calibrated:0.85;k=12;eager"
     args = compare_args(again, "--calibration", str(path), modes=f"edge,{mode}", tokens=40)
     assert invoke(*args)[0] == 0
@@ -232,7 +241,12 @@ def test_a_calibration_made_here_is_found_without_being_named(again: Path, invok
     status, _, err = invoke(*args)
     assert status == 2 and "no calibration for toy:drift=0.2 and toy" in err.splitlines()[-1]
     assert "skydraft calibrate" in err
-    assert invoke("calibrate", "--prompts", str(again / "prompts.jsonl"), *TOYS, "--max-new-tokens", "48")[0] == 0
+    (again / "more.txt").write_text("你好\n早上好", encoding="utf-8")
+    prompts = ("--prompts", str(again / "prompts.jsonl"), "--prompts", str(again / "more.txt"), "--limit", "4")
+    assert invoke("calibrate", *prompts, *TOYS, "--max-new-tokens", "48")[0] == 0
+    (made,) = (again / "home" / "calibrations").iterdir()
+    about = json.loads(made.read_text())["fitted"]
+    assert (about["workload"], about["num_prompts"]) == ("prompts.jsonl + more.txt", 4 + 2)
     assert invoke(*args)[0] == 0
     assert len(generations(again / "out")) == 5
 

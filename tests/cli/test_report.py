@@ -180,9 +180,11 @@ def test_the_gate_study(recount: Recount, page: str, summary: dict[str, Any]) ->
     assert set(table) <= {"lossless;k=5", "quality", "gate=entropy:1.5;k=4;eager"} and "lossless;k=5" in table
     for mode, cells in table.items():
         agreement, calls = (recount.value(mode, name) for name in ("target_agreement", "cloud_calls_per_token"))
-        assert agreement is not None and calls is not None
+        written = recount.value(mode, "target_written_per_token")
+        assert agreement is not None and calls is not None and written is not None
         assert float(cells["agreement A"][0]) == pytest.approx(agreement, abs=0.00051)
         assert float(cells["calls per token"][0]) == pytest.approx(calls, abs=0.00051)
+        assert float(cells["written per token"][0]) == pytest.approx(written, abs=0.00051)
         assert float(cells["calls / (A − α)"][0]) == pytest.approx(calls / (agreement - alone), abs=0.0051)
 
 

@@ -16,7 +16,7 @@ from skydraft.protocol.values import Opened, VerifyCall
 from skydraft.types import Verdict
 
 from ..toys import law
-from .worker_by_hand import ENDLESS, Asked, Desk, Edge, desk_of
+from .worker_by_hand import ENDLESS, TO_THE_END, Asked, Desk, Edge, desk_of
 
 
 def victims_desk(max_sessions: int = 4) -> Desk:
@@ -48,6 +48,16 @@ def flood_blocks(desk: Desk) -> None:
         desk.ask(edge.call((), edge.likely(8), opens=True), "eve")
 
 
+def correction(edge: Edge) -> VerifyCall:
+    """A block whose second draft is wrong, after which the target writes on."""
+    return edge.call(draft=edge.likely(3, miss=1), opens=True, write=TO_THE_END)
+
+
+def flood_corrections(desk: Desk) -> None:
+    for number in range(1, 40):
+        desk.ask(correction(edge_of(number)), "eve")
+
+
 def nothing(desk: Desk) -> None:
     """Alone."""
 
@@ -68,15 +78,19 @@ def rounds(flood: Callable[[Desk], None]) -> list[int]:
     return waits
 
 
-@pytest.mark.parametrize("flood", [flood_opens, flood_long_prompts, flood_texts, flood_blocks])
+FLOODS = [flood_opens, flood_long_prompts, flood_texts, flood_blocks, flood_corrections]
+
+
+@pytest.mark.parametrize("flood", FLOODS)
 def test_a_flood_of_one_owner_lets_another_wait_for_three_times_as_long_as_alone_at_most(flood: Any) -> None:
     assert statistics.median(rounds(flood)) <= 3 * max(statistics.median(rounds(nothing)), 1)
 
 
-def test_texts_that_hold_all_seats_make_way_for_an_owner_who_has_none() -> None:
+@pytest.mark.parametrize("begin", [Edge.stream, correction], ids=["stream", "correction"])
+def test_texts_that_hold_all_seats_make_way_for_an_owner_who_has_none(begin: Callable[[Edge], VerifyCall]) -> None:
     desk = victims_desk()
-    texts = [desk.ask(edge_of(number).stream(), "eve") for number in range(1, 5)]
-    desk.step(3)
+    texts = [desk.ask(begin(edge_of(number)), "eve") for number in range(1, 5)]
+    desk.step(6)  # each has its verdict
     assert desk.num_sessions == 4
     mine = [desk.ask(Edge(900 + number, 1, ENDLESS).open(), "victim") for number in range(3)]
     desk.step(6)

@@ -25,6 +25,7 @@ from ..serving import PATIENCE_S, RawSession, Serving, free_port, serving
 from ..toys import law
 from .messages import (
     LONG,
+    TOY,
     assert_serves,
     holding,
     later,
@@ -94,6 +95,36 @@ def test_a_verdict_with_nothing_written_after_it_is_marked_where_something_might
     assert not codec.decode_verdict(stream.ask(verify_message(1)), 0)[1]
     verdict, is_last = codec.decode_verdict(new().ask(verify_message(2, draft=TEXT, write=9)), 0)
     assert (verdict.finish, verdict.num_accepted, is_last) == ("length", len(TEXT), True)
+
+
+def test_after_a_wholly_accepted_block_nothing_is_written(new: New) -> None:
+    stream = new()
+    verdict, is_last = codec.decode_verdict(stream.ask(verify_message(draft=TEXT[:3], write=9)), 0)
+    assert (verdict.num_accepted, verdict.token_id, is_last) == (3, TEXT[3], True)
+    assert verdict_of(stream.ask(later(*TEXT[:4]))).base == 4  # the next answer is to the next block
+
+
+# Before the first reply nobody knows which of two streams comes first, so that one has ended.
+@pytest.mark.parametrize(
+    ("num_read", "is_left"), [(read, left) for read in range(5) for left in (True, False) if read or left]
+)
+def test_a_corrected_block_that_is_sent_again_gets_its_verdict_and_what_was_written_after_it(
+    slow: Any, num_read: int, is_left: bool
+) -> None:
+    """The reply was lost, or a part of what follows it; the first stream has ended, or nobody knows yet."""
+    first, again = RawSession(slow[1]), RawSession(slow[1])
+    wrong = (LONG_TEXT[0], (LONG_TEXT[1] + 1) % TOY.vocab.size, 9)
+    message = verify_message(draft=wrong, opening=opening(params=LONG), write=12)
+    first.send(message)
+    for _ in range(num_read):
+        first.answer()
+    if is_left:
+        first.end()
+    verdict = verdict_of(again.ask(message))
+    assert (verdict.num_accepted, verdict.token_id) == (1, LONG_TEXT[1])
+    assert tokens_written(again) == LONG_TEXT[2:14]
+    follows = verdict_of(again.ask(later(*LONG_TEXT[:14], draft=LONG_TEXT[14:17])))
+    assert (follows.base, follows.num_accepted, follows.cost.num_rows) == (14, 3, 4)  # no row is fed twice
 
 
 def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: Any) -> None:

@@ -22,10 +22,12 @@ from ..serving import PATIENCE_S, RawSession, serving
 from .messages import (
     ANN,
     BOB,
+    LONG,
     TOKENS,
     assert_serves,
     holding,
     long_text,
+    opening,
     slow_toy,
     tokens_written,
     verdict_of,
@@ -116,6 +118,18 @@ def test_an_empty_budget_ends_a_stream_and_says_for_how_long() -> None:
                 RawSession(channel).ask(verify_message(number, draft=(5,) * 20))
         assert 0 < raised.value.retry_after_s < 10
         assert_serves(server.address)  # waits as told
+
+
+def test_what_the_target_writes_after_a_correction_empties_the_budget() -> None:
+    """It is not ended for that, but slowed down, and the next request has to wait."""
+    with serving(open_toy("toy"), rows_per_s=20.0) as server, grpc.insecure_channel(server.address) as channel:
+        stream, other = RawSession(channel), RawSession(channel)
+        began = time.monotonic()
+        verdict = verdict_of(stream.ask(verify_message(1, draft=(5, 6), opening=opening(params=LONG), write=75)))
+        assert verdict.num_accepted < 2 and len(tokens_written(stream)) == 75
+        assert time.monotonic() - began > 0.5  # 64 rows at once, then 20 a second
+        with pytest.raises(RateLimited):
+            other.ask(verify_message(2))
 
 
 @pytest.mark.parametrize("idle", [True, False])

@@ -27,6 +27,7 @@ from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, Veri
 from skydraft.types import Media, Prompt
 from tests import toys
 from tests.cloud.fake_vllm import FakeVllm
+from tests.decoding.test_hand_back import assert_whose
 from tests.serving import Serving, serving
 
 pytestmark = pytest.mark.usefixtures("fixed_k")
@@ -40,10 +41,10 @@ PARAMS = [
 
 @contextmanager
 def judging(
-    limits: dict[str, Any] | None = None, health: list[bool] | None = None, **fake: Any
+    limits: dict[str, Any] | None = None, health: list[bool] | None = None, toy: Any = None, **fake: Any
 ) -> Iterator[tuple[Serving, FakeVllm]]:
     """A server over a stand-in; what it says of its health goes to `health`."""
-    engine = FakeVllm(open_toy("toy"), **fake)
+    engine = FakeVllm(toy or open_toy("toy"), **fake)
     judge = VllmJudge(engine, Limits(**(limits or {})))  # type: ignore[arg-type]  # a stand-in
     judge.start()
     try:
@@ -64,11 +65,12 @@ def written(cloud: Any, params: Any, prompt: str = "你好世界", mode: str = "
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("mode", ["lossless", "cloud", "quality"])
-def test_a_text_is_that_of_a_target_in_this_process(params: Any, mode: str) -> None:
+@pytest.mark.parametrize("plan", [{}, {"mode": "cloud"}, {"mode": "quality", "hand_back": "4"}])
+def test_a_text_is_that_of_a_target_in_this_process(params: Any, plan: dict[str, str]) -> None:
+    """With agree:M it depends on what crosses a stop."""
     with judging() as (server, _):
         cloud = skydraft.connect(server.address)
-        assert written(cloud, params, mode=mode) == written(open_toy("toy"), params, mode=mode)
+        assert written(cloud, params, **plan) == written(open_toy("toy"), params, **plan)
 
 
 def test_the_server_tells_what_it_runs() -> None:
@@ -84,12 +86,37 @@ def test_eight_clients_at_once_share_two_seats() -> None:
         assert list(found) == list(expected.values())
 
 
-@pytest.mark.parametrize("mode", ["lossless", "cloud"])
-def test_an_engine_that_dies_loses_and_doubles_nothing(mode: str) -> None:
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize(
+    ("mode", "hand_back"),
+    [("lossless", "3"), ("lossless", "agree:2"), ("lossless", "text"), ("quality", "3"), ("quality", "text")],
+)
+def test_it_writes_on_after_a_correction(params: Any, mode: str, hand_back: str) -> None:
+    with judging() as (server, _):
+        cloud = skydraft.connect(server.address, require=True)
+        far = written(cloud, params, mode=mode, k=6, hand_back=hand_back)
+    assert far == written(open_toy("toy"), params, mode=mode, k=6, hand_back=hand_back)
+
+
+def test_each_token_of_a_gated_text_is_the_choice_of_the_model_that_it_is_said_to_be() -> None:
+    edge, plan = toys.toy(4, 0.2), skydraft.make_plan(gate="entropy:1.8", k=6, hand_back="agree:1")
+    origins: set[str] = set()
+    with judging(toy=toys.toy(4)) as (server, _):
+        cloud = skydraft.connect(server.address, require=True)
+        for seed in range(4):
+            params = decoding_params(max_new_tokens=60, min_new_tokens=60, temperature=0.8, seed=seed)
+            done = skydraft.generate(toys.PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True).run()
+            assert_whose(done, edge, toys.toy(4), params)
+            origins |= set(done.origins)
+    assert origins >= {"skipped", "accepted", "recovered", "cloud"}
+
+
+@pytest.mark.parametrize(("mode", "plan"), [("lossless", {}), ("cloud", {}), ("lossless", {"hand_back": "agree:2"})])
+def test_an_engine_that_dies_loses_and_doubles_nothing(mode: str, plan: dict[str, Any]) -> None:
     health: list[bool] = []
     with judging(health=health, dies_at={3, 9, 12}) as (server, engine):
         cloud = skydraft.connect(server.address)
-        assert written(cloud, PARAMS[1], mode=mode) == written(open_toy("toy"), PARAMS[1], mode=mode)
+        assert written(cloud, PARAMS[1], mode=mode, **plan) == written(open_toy("toy"), PARAMS[1], mode=mode)
         assert engine.num_starts == 4 and health == [False, True] * 3
 
 

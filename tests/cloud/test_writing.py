@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +13,20 @@ from hypothesis import strategies as st
 from skydraft.cloud.access import RowBudget
 from skydraft.config import DecodingParams
 from skydraft.errors import CloudLost, SessionNotFound
-from skydraft.protocol.values import Opened, Written
+from skydraft.protocol.values import Opened, VerifyCall, Written
 from skydraft.types import Verdict
 from tests import reference, toys
 from tests.cloud.worker_by_hand import ENDLESS, TO_THE_END, Asked, Desk, Edge, desk_of
 from tests.toys import law
+
+
+def correction(edge: Edge) -> VerifyCall:
+    """A block whose second draft is wrong, after which the target writes on."""
+    return edge.call(draft=edge.likely(3, miss=1), opens=True, write=TO_THE_END)
+
+
+Begin = Callable[[Edge], VerifyCall]
+BEGINNINGS = [pytest.param(Edge.stream, id="stream"), pytest.param(correction, id="correction")]
 
 
 def goes_on(desk: Desk, edge: Edge, **options: Any) -> None:
@@ -35,7 +45,7 @@ def writing(desk: Desk, edge: Edge, num_steps: int = 5) -> Asked:
 
 @law(60)
 @given(st.data(), toys.seeds, toys.params(), st.integers(1, 12), st.integers(0, 6), st.none() | st.integers(0, 6))
-def test_after_the_verdict_come_the_tokens_that_the_target_alone_would_write_and_no_more_than_asked_for(
+def test_after_a_correction_come_the_tokens_that_the_target_alone_would_write_and_no_more_than_asked_for(
     data: st.DataObject, seed: int, params: DecodingParams, max_rows: int, num_draft: int, miss: int | None
 ) -> None:
     desk, edge = desk_of(seed, max_rows=max_rows), Edge(0, seed, params)
@@ -46,7 +56,8 @@ def test_after_the_verdict_come_the_tokens_that_the_target_alone_would_write_and
     verdict = edge.judged(call)
     edge.took(asked)
     assert asked.answers[0] == verdict
-    assert asked.text == text[: verdict.num_tokens + num_write]
+    is_corrected = verdict.num_accepted < len(call.draft_ids) or not call.draft_ids
+    assert asked.text == text[: verdict.num_tokens + num_write * is_corrected]
     assert [type(answer) for answer in asked.answers[1:]] == [Written] * len(asked.written)  # one by one
     assert asked.last.finish == (finish if len(asked.text) == len(text) else None)
     assert desk.num_sessions == desk.engine.num_open == (asked.last.finish is None)
@@ -152,10 +163,11 @@ def test_a_repeat_whose_text_has_ended_is_told_so_once_more() -> None:
     assert len(desk.engine.batches) == num_batches
 
 
-def test_a_text_that_made_way_goes_on_with_the_right_tokens_when_it_is_opened_again() -> None:
+@pytest.mark.parametrize("begin", BEGINNINGS)
+def test_a_text_that_made_way_goes_on_with_the_right_tokens_when_it_is_opened_again(begin: Begin) -> None:
     desk = desk_of(max_sessions=2)
     texts = [Edge(number, 4, ENDLESS, prompt=(number, 3)) for number in (1, 2)]
-    asked = [desk.ask(edge.stream(), "eve") for edge in texts]
+    asked = [desk.ask(begin(edge), "eve") for edge in texts]
     desk.step(6)
     mine = desk.ask(Edge(9, 4, ENDLESS).open(), "bob")
     desk.step(2)
@@ -175,6 +187,18 @@ def test_a_text_that_made_way_goes_on_with_the_right_tokens_when_it_is_opened_ag
     assert len(again.written) == 7
 
 
+def test_a_block_is_judged_before_its_text_makes_way() -> None:
+    """Who gave way before had its prompt read in vain, and would have again."""
+    desk = desk_of(max_sessions=2, part=4)
+    texts = [Edge(number, 4, ENDLESS, prompt=(number, 3) * 20) for number in (1, 2)]
+    asked = [desk.ask(correction(edge), "eve") for edge in texts]
+    desk.step(3)
+    mine = desk.ask(Edge(9, 4, ENDLESS).open(), "bob")
+    desk.steps_until(mine)
+    ((edge, ended),) = [pair for pair in zip(texts, asked, strict=True) if pair[1].is_answered]
+    assert isinstance(ended.last, SessionNotFound) and ended.answers[0] == edge.judged(ended.job.call)  # type: ignore[arg-type]
+
+
 class Budget:
     """Rows that a text may take each second, by the clock of its desk, and what it took."""
 
@@ -187,41 +211,46 @@ class Budget:
         return self._budget.charge("ann", num_rows)
 
 
-def test_a_text_is_charged_for_what_is_computed_after_its_verdict() -> None:
+@pytest.mark.parametrize(("miss", "num_written"), [(2, 10), (None, 0)], ids=["corrected", "accepted"])
+def test_a_text_is_charged_for_what_is_computed_after_its_verdict(miss: int | None, num_written: int) -> None:
     """What is judged was paid for when it was asked."""
     desk, edge = desk_of(), Edge(1, 4, ENDLESS)
     budget = Budget(desk, 0)
-    desk.ask(edge.call(draft=edge.likely(5), opens=True, write=10), charge=budget.charge)
+    desk.ask(edge.call(draft=edge.likely(5, miss), opens=True, write=10), charge=budget.charge)
     desk.finish()
-    assert desk.engine.num_rows == 6 + 10 and budget.num_charged == 10
+    assert desk.engine.num_rows == 6 + num_written and budget.num_charged == num_written
 
 
+@pytest.mark.parametrize("begin", BEGINNINGS)
 @pytest.mark.parametrize("rate", [20.0, 50.0])
-def test_a_text_takes_no_more_rows_than_its_rate_and_a_burst(rate: float) -> None:
+def test_a_text_takes_no_more_rows_than_its_rate_and_a_burst(rate: float, begin: Begin) -> None:
     desk = desk_of()
-    desk.ask(Edge(1, 4, ENDLESS).stream(), charge=Budget(desk, rate).charge)
+    desk.ask(begin(Edge(1, 4, ENDLESS)), charge=Budget(desk, rate).charge)
     began, burst = desk.clock(), max(2 * rate, 64)
     for _ in range(1500):
         desk.step()
         desk.clock.now += 0.005
-        assert desk.engine.num_rows <= burst + rate * (desk.clock.now - began) + 2
+        assert desk.engine.num_rows <= burst + rate * (desk.clock.now - began) + 2 + 4  # four are judged at most
     # slowed down, not stopped
     assert desk.engine.num_rows > burst + rate * (desk.clock.now - began) / 2
 
 
-def test_a_text_that_is_slowed_down_holds_up_nobody_else() -> None:
+@pytest.mark.parametrize("begin", BEGINNINGS)
+def test_a_text_that_is_slowed_down_holds_up_nobody_else(begin: Begin) -> None:
     desk = desk_of()
-    desk.ask(Edge(1, 4, ENDLESS).stream(), charge=Budget(desk, 1.0).charge)
+    desk.ask(begin(Edge(1, 4, ENDLESS)), charge=Budget(desk, 1.0).charge)
     other = desk.ask(Edge(2, 4, ENDLESS).stream(), "bob")
     desk.step(200)
     assert len(other.answers) > 150
 
 
-def test_texts_that_are_left_were_charged() -> None:
+@pytest.mark.parametrize("begin", BEGINNINGS)
+def test_texts_that_are_left_were_charged(begin: Begin) -> None:
     desk = desk_of()
     budget = Budget(desk, 50.0)
     for number in range(1, 9):  # each begins anew, hoping for a bucket of its own
-        asked = desk.ask(Edge(number, 4, ENDLESS).stream(), charge=budget.charge)
+        asked = desk.ask(begin(Edge(number, 4, ENDLESS)), charge=budget.charge)
         desk.step(60)
         desk.leave(asked)
-    assert desk.engine.num_rows <= 100 + 50 * (desk.clock.now - 100) + 2 * 8
+    # What is judged is charged elsewhere: at most four rows of each.
+    assert 100 < desk.engine.num_rows <= 100 + 50 * (desk.clock.now - 100) + (2 + 4) * 8

@@ -19,10 +19,12 @@ from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.target import LocalVerifier
+from skydraft.decoding.turns import GivenTurns
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.gating.gates import Gate, GateSpec, History, Reason, ThresholdGate, parse_gate
+from skydraft.gating.hand_back import HandBack
 from skydraft.types import DraftBlock, Prompt
 
 CHARACTERS = "今天天气很好我们去公园走，。员在的一是"
@@ -113,7 +115,7 @@ def escalations(cycle: str, k: int, gate: Gate) -> list[str]:
     prompt, params = Prompt(PROMPT), DecodingParams(max_new_tokens=32)
     drafter = Drafter(edge, prompt, params, 32, with_signals=True)
     verifier = LocalVerifier(target, prompt, params)
-    rounds = list(SpeculativeLoop(Context(prompt), drafter, gate, verifier, k, VOCAB).rounds())
+    rounds = list(SpeculativeLoop(Context(prompt), drafter, gate, verifier, GivenTurns(k, HandBack()), VOCAB).rounds())
     assert sum(len(done.token_ids) for done in rounds) == 32
     return [done.record.reason for done in rounds if done.record.outcome == "verified"]
 

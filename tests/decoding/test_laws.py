@@ -44,13 +44,16 @@ def assert_consistent(generation: Generation, params: DecodingParams) -> None:
         mine = origins[base : base + record.num_committed]
         assert (record.round, record.base) == (number, base)
         assert mine.count("accepted") == record.num_accepted <= record.num_draft
-        if record.outcome == "verified":
+        if record.outcome in ("verified", "written"):
             assert record.reason
             assert mine[: record.num_accepted] == ("accepted",) * record.num_accepted
             assert len(mine) - record.num_accepted in (0, 1)
             if len(mine) == record.num_accepted:
                 assert number == len(records) - 1 and generation.finish_reason is not None
-            elif mine[-1] != "cloud":
+            elif mine[-1] == "cloud":
+                assert record.num_draft == 0
+            else:
+                assert record.outcome == "verified"
                 assert mine[-1] == ("bonus" if record.num_accepted == record.num_draft else "recovered")
         else:
             assert record.reason == "" and record.num_committed == record.num_draft > 0
@@ -214,11 +217,25 @@ def test_top_r_accepts_exactly_what_ranks_below_r(pair, params, k, top):
 
 
 class HostilePolicy:
-    """Any k at any time, 0 too."""
+    """Any k at any time, 0 too; any number of tokens to write; reading or not."""
 
     def __init__(self, ks: list[int]) -> None:
         self.ks = ks
         self.num_asked = 0
+
+    @property
+    def reads(self) -> bool:
+        return self.to_write() % 2 == 1
+
+    def read(self, agrees: object) -> None:
+        return None
+
+    def hand_back(self) -> None:
+        return None
+
+    def to_write(self) -> int:
+        self.num_asked += 1
+        return self.ks[self.num_asked % len(self.ks)]
 
     def longest(self) -> int:
         self.num_asked += 1
@@ -250,7 +267,7 @@ def test_an_adaptive_length_changes_no_token_of_whoever_wrote_it(pair, params, g
 @law(30)
 @given(toys.pairs(), toys.params(), st.lists(st.integers(0, 9), min_size=1, max_size=5))
 def test_no_choice_of_k_changes_the_text(pair, params, ks):
-    loop, context = toys.loop_of(*pair, params, k=HostilePolicy(ks))
+    loop, context = toys.loop_of(*pair, params, turns=HostilePolicy(ks))
     rounds = list(loop.rounds())
     assert (tuple(context.generated.tolist()), context.finish) == reference.plain(pair[1], PROMPT_IDS, params)
     for done in rounds:
@@ -260,7 +277,7 @@ def test_no_choice_of_k_changes_the_text(pair, params, ks):
 @law(20)
 @given(toys.pairs(), toys.params(), st.integers(1, 9))
 def test_a_fixed_k_learns_nothing(pair, params, k):
-    loop, _ = toys.loop_of(*pair, params, k=k)
+    loop, _ = toys.loop_of(*pair, params, turns=k)
     for done in loop.rounds():
         num_chosen = len(done.block.token_ids) - sum(done.block.forced)
         assert num_chosen == k or done.block.ended_by == "stop" or len(done.block.token_ids) >= MAX_K

@@ -11,33 +11,48 @@ from skydraft.config import MAX_K, MODES
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError
 from skydraft.gating.gates import GateSpec, parse_gate
+from skydraft.gating.hand_back import HandBack
+from skydraft.types import WRITE_ALL
 
 ALWAYS, NEVER = GateSpec("always"), GateSpec("never")
 FLUENCY, QUALITY = GateSpec("entropy", 5.5), GateSpec("entropy", 3.25)
 CALIBRATED = GateSpec("calibrated", 0.95)
+AGREE = HandBack(WRITE_ALL, 4)
 LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always", "accept": "exact"})
 
 
 @pytest.mark.parametrize(
     ("options", "plan", "verifies"),
     [
-        *((given, Plan(ALWAYS, None, True, mode="lossless"), True) for given in LOSSLESS),
+        *((given, Plan(ALWAYS, None, True, mode="lossless", hand_back=None), True) for given in LOSSLESS),
         ({"mode": "edge"}, Plan(NEVER, 1, True, mode="edge"), False),
         ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
-        ({"mode": "fluency"}, Plan(FLUENCY, 4, True, mode="fluency"), True),
-        ({"mode": "quality"}, Plan(QUALITY, 6, True, mode="quality"), True),
-        ({"mode": "quality", "k": 2}, Plan(QUALITY, 2, True, mode="quality"), True),
-        ({"mode": "quality", "k": "auto"}, Plan(QUALITY, None, True, mode="quality"), True),
+        ({"mode": "fluency"}, Plan(FLUENCY, 4, True, mode="fluency", hand_back=AGREE), True),
+        ({"mode": "quality"}, Plan(QUALITY, 6, True, mode="quality", hand_back=AGREE), True),
+        ({"mode": "quality", "k": 2}, Plan(QUALITY, 2, True, mode="quality", hand_back=AGREE), True),
+        ({"mode": "quality", "k": "auto"}, Plan(QUALITY, None, True, mode="quality", hand_back=AGREE), True),
         ({"mode": "quality", "gate": "never"}, Plan(NEVER, 6, True, mode="quality"), False),
-        ({"mode": "auto"}, Plan(CALIBRATED, 12, True, eager=True, mode="auto"), True),
+        ({"mode": "auto"}, Plan(CALIBRATED, 6, True, eager=True, mode="auto", hand_back=AGREE), True),
         (
             {"mode": "auto", "gate": "calibrated:0.9", "k": 8},
-            Plan(GateSpec("calibrated", 0.9), 8, True, eager=True, mode="auto"),
+            Plan(GateSpec("calibrated", 0.9), 8, True, eager=True, mode="auto", hand_back=AGREE),
             True,
         ),
-        ({"mode": "quality", "gate": "prob:0.5"}, Plan(GateSpec("prob", 0.5), 6, True, mode="quality"), True),
-        ({"mode": "quality", "accept": "top:3"}, Plan(QUALITY, 6, True, top=3, mode="quality"), True),
-        ({"mode": "fluency", "eager": True}, Plan(FLUENCY, 4, True, eager=True, mode="fluency"), True),
+        (
+            {"mode": "quality", "gate": "prob:0.5"},
+            Plan(GateSpec("prob", 0.5), 6, True, mode="quality", hand_back=AGREE),
+            True,
+        ),
+        ({"mode": "quality", "accept": "top:3"}, Plan(QUALITY, 6, True, top=3, mode="quality", hand_back=AGREE), True),
+        ({"mode": "auto", "hand_back": "0"}, Plan(CALIBRATED, 6, True, eager=True, mode="auto"), True),
+        (
+            {"mode": "lossless", "hand_back": "text"},
+            Plan(ALWAYS, None, mode="lossless", hand_back=HandBack(WRITE_ALL)),
+            True,
+        ),
+        ({"k": 3, "hand_back": 8}, Plan(ALWAYS, 3, mode="lossless", hand_back=HandBack(8)), True),
+        ({"gate": "prob:0.3", "hand_back": "agree:4"}, Plan(GateSpec("prob", 0.3), 5, hand_back=AGREE), True),
+        ({"mode": "fluency", "eager": True}, Plan(FLUENCY, 4, True, eager=True, mode="fluency", hand_back=AGREE), True),
         ({"k": "7"}, Plan(ALWAYS, 7, True, mode="lossless"), True),
         *(({"k": k}, Plan(ALWAYS, k, True, mode="lossless"), True) for k in (1, MAX_K)),
         ({"gate": "never"}, Plan(NEVER, 5, True), False),
@@ -67,6 +82,10 @@ CONFLICTS: dict[str, list[dict[str, Any]]] = {
         for more in ({"k": "auto"}, {"accept": "top:5"})
     ],
     "from 1 to": [{"k": k} for k in (0, MAX_K + 1, -1, "many", "")],
+    "no hand-back": [
+        {"hand_back": given, **more} for given in ("", "soon", True) for more in ({}, {"gate": "entropy:1"})
+    ],
+    "hand_back must be from 0 to": [{"hand_back": 2**31}],
     "no gate": [{"gate": "maybe"}],
     "accept rule": [{"gate": "always", "accept": rule} for rule in ("top:0", "top", "top:-1", "top:²", "exact:1", "")],
 }

@@ -39,6 +39,15 @@ ROUNDS = [
 ]  # fmt: skip
 
 
+def test_what_the_target_writes_on_is_written_and_no_call():
+    written = [record(number, 19 + number - 5, 0, 0, 1, "written", 200.0 + number) for number in range(5, 8)]
+    stats = stats_of([*ROUNDS, *written])
+    assert (stats.num_tokens, stats.num_escalated) == (22, 3)
+    assert stats.cloud_calls_per_token == round(3 / 22, 4)
+    assert stats.target_written_per_token == round(5 / 22, 4)
+    assert stats.mean_acceptance_length == round(11 / 3, 4)
+
+
 def test_figures_are_those_of_the_records():
     assert asdict(stats_of(ROUNDS)) == {
         "num_tokens": 19,
@@ -49,6 +58,7 @@ def test_figures_are_those_of_the_records():
         "acceptance_rate": 0.9,
         "mean_acceptance_length": round(11 / 3, 4),
         "cloud_calls_per_token": round(3 / 19, 4),
+        "target_written_per_token": round(2 / 19, 4),
         "target_passes_per_token": round(4 / 19, 4),
         "target_rows_per_token": round(21 / 19, 4),
         "ttft_ms": 30.0,

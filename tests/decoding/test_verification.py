@@ -131,7 +131,7 @@ def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, p
     edge = toys.toy(seed, drafter[0], sign=drafter[1], kind=FlakyEngine)
     cloud = toys.toy(seed, kind=FlakyEngine)
     edge.fail_at, cloud.fail_at = fail_at
-    loop, context = toys.loop_of(edge, cloud, params, k=k)
+    loop, context = toys.loop_of(edge, cloud, params, turns=k)
     rounds = []
     for _ in range(3):
         try:
@@ -179,7 +179,7 @@ def test_rounds_carry_one_audit_flag_per_catch_up_token_and_it_is_true(pair, par
     edge, cloud = pair
     context = Context(ASKED)
     drafter, verifier = toys.drafter_of(edge, params), toys.verifier_of(cloud, params)
-    loop = SpeculativeLoop(context, drafter, Rhythm(num_skips), verifier, k, VOCAB)
+    loop = SpeculativeLoop(context, drafter, Rhythm(num_skips), verifier, toys.blocks_of(k), VOCAB)
     generated, num_seen = [], 0  # everything committed, and how much of it the target has judged
     for done in loop.rounds():
         assert done.block.base == done.record.base == len(generated)
@@ -204,7 +204,7 @@ def test_a_target_that_reads_another_prompt_judges_by_its_own_at_the_same_bases(
     edge, cloud = pair
     context, drafter = Context(ASKED), toys.drafter_of(edge, params)
     verifier = toys.verifier_of(cloud, params, max_rows=3, prompt=other)
-    loop = SpeculativeLoop(context, drafter, Rhythm(num_skips), verifier, k, VOCAB)
+    loop = SpeculativeLoop(context, drafter, Rhythm(num_skips), verifier, toys.blocks_of(k), VOCAB)
     for done in loop.rounds():
         for index, (token_id, origin) in enumerate(zip(done.token_ids, done.origins, strict=True)):
             model, prompt = (edge, PROMPT_IDS) if origin == "skipped" else (cloud, other.token_ids)
@@ -291,7 +291,9 @@ def test_the_drafter_says_why_its_last_token_ends_the_text():
 
 def test_a_loop_without_verifier_takes_no_gate_that_needs_one():
     always = ThresholdGate(GateSpec("always"))
-    loop = SpeculativeLoop(Context(ASKED), toys.drafter_of(toys.toy(1), DecodingParams()), always, None, 1, VOCAB)
+    loop = SpeculativeLoop(
+        Context(ASKED), toys.drafter_of(toys.toy(1), DecodingParams()), always, None, toys.blocks_of(1), VOCAB
+    )
     with pytest.raises(ValueError, match="verifier"):
         next(loop.rounds())
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +29,19 @@ from skydraft.protocol.status import to_status
 from skydraft.protocol.values import OpenCall, Opened, ServerInfo, VerifyCall, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord, Verdict
 
-from .. import toys
+from .. import reference, toys
 from ..serving import asked, serving
 from ..toys import PROMPT, VOCAB
 
 # --- Lies about a text
 
 PARAMS = DecodingParams(max_new_tokens=24)
-PLANS = {"lossless": make_plan(k=4), "gated": make_plan(gate="entropy:0.3", k=4), "cloud": make_plan("cloud")}
+PLANS = {
+    "lossless": make_plan(k=4),
+    "gated": make_plan(gate="entropy:0.3", k=4),
+    "cloud": make_plan("cloud"),
+    "hand-back": make_plan("lossless", k=4, hand_back="agree:2"),
+}
 
 
 def unending(reply: pb.SessionReply) -> None:
@@ -78,7 +83,7 @@ def lying(lie: Callable[[pb.SessionReply], Any], *, of_written: bool) -> Iterato
         yield
 
 
-NO_SUCH_MESSAGE = [("cloud", "accepted"), ("lossless", "tokens"), ("gated", "tokens")]
+NO_SUCH_MESSAGE = [("cloud", "accepted"), ("hand-back", "accepted"), ("lossless", "tokens"), ("gated", "tokens")]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ NO_SUCH_MESSAGE = [("cloud", "accepted"), ("lossless", "tokens"), ("gated", "tok
 )
 def test_a_lie_is_a_failure_of_the_cloud(plan: str, lie: str) -> None:
     """Where all that the target writes on is a lie, its verdicts make up the text, one token at a time."""
-    of_written = plan == "cloud"
+    of_written = plan in ("cloud", "hand-back")
     with (
         serving(open_toy("toy")) as server,
         closing(skydraft.connect(server.address, timeout_s=2.0)) as cloud,
@@ -99,7 +104,7 @@ def test_a_lie_is_a_failure_of_the_cloud(plan: str, lie: str) -> None:
                 generation.run()
         else:
             assert generation.run().finish_reason is not None
-            assert plan == "cloud" or "edge-fallback" in generation.origins  # it goes on alone
+            assert of_written or "edge-fallback" in generation.origins  # it goes on alone
         target = open_toy("toy")
         alone = skydraft.generate("语速", cloud=target, plan=make_plan("cloud"), params=PARAMS).run().token_ids
         assert len(generation.token_ids) <= 24
@@ -164,9 +169,12 @@ def ask(address: str, mode: str = "lossless", timeout_s: float = 2.0) -> skydraf
         return skydraft.generate(PROMPT, edge=toys.toy(1), cloud=cloud, plan=plan, params=params, raw=True).run()
 
 
+def told(call: VerifyCall) -> Verdict:
+    return Verdict(call.base, 0, 3, audit=(True,) * len(call.catch_up_ids))
+
+
 def verdict(call: VerifyCall, **lies: Any) -> bytes:
-    told = Verdict(call.base, 0, 3, audit=(True,) * len(call.catch_up_ids))
-    return codec.encode_verdict(replace(told, **lies))
+    return codec.encode_verdict(replace(told(call), **lies))
 
 
 def test_a_stream_that_nobody_reads_yet_is_not_kept_without_bound() -> None:
@@ -210,6 +218,71 @@ def test_a_verdict_that_cannot_be_is_committed_by_nobody(lies: dict[str, Any]) -
     ):
         ask(address)
     assert liar.num_asked == 3
+
+
+LIE = toys.TOOL  # a token that stands where none may come
+
+
+def on(call: VerifyCall, after: int, *token_ids: int, is_last: bool = False) -> bytes:
+    """What the target writes so many tokens after the beginning of a block."""
+    return codec.encode_written(Written(call.base + after, token_ids, is_last=is_last))
+
+
+WRITTEN: dict[str, Callable[[VerifyCall], list[bytes]]] = {
+    "after a wholly accepted block": lambda call: [
+        verdict(call, num_accepted=len(call.draft_ids)), on(call, len(call.draft_ids) + 1, LIE)
+    ],
+    "after a last verdict": lambda call: [codec.encode_verdict(told(call), is_last=True), on(call, 1, LIE)],
+    "more than it may": lambda call: [verdict(call), on(call, 1, 3, 3, LIE)],
+    "more than it may, one by one": lambda call: [verdict(call), on(call, 1, 3), on(call, 2, 3), on(call, 3, LIE)],
+    "too early": lambda call: [verdict(call), on(call, 0, LIE)],
+    "too late": lambda call: [verdict(call), on(call, 2, LIE)],
+    "twice the same": lambda call: [verdict(call), on(call, 1, 3), on(call, 1, LIE)],
+    "no such token": lambda call: [verdict(call), on(call, 1, VOCAB.size)],
+    "after its last": lambda call: [verdict(call), on(call, 1, 3, is_last=True), on(call, 2, LIE)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", WRITTEN)
+def test_what_may_not_be_written_is_committed_by_nobody(said: str) -> None:
+    """The text is what the verdicts say and the tokens that may follow, or it ends with an error."""
+    params = DecodingParams(max_new_tokens=50, min_new_tokens=50)
+    plan, edge = make_plan("lossless", k=4, hand_back="2"), toys.toy(1)
+    with (
+        made_of_lies(lambda call, context: iter(WRITTEN[said](call))) as (liar, address),
+        closing(skydraft.connect(address, timeout_s=3.0)) as cloud,
+    ):
+        began = time.monotonic()
+        generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
+        with suppress(CloudFailure):
+            generation.run()
+    assert time.monotonic() - began < 10 and liar.num_asked < 300
+    own = [one for one, origin in zip(generation.token_ids, generation.origins, strict=True) if origin != "accepted"]
+    assert set(own) == {3} and LIE not in generation.token_ids
+    written = [record.outcome == "written" for record in generation.records]
+    assert not any(all(written[at : at + 3]) for at in range(len(written)))  # two at most
+
+
+def test_a_target_that_goes_on_after_it_was_stopped_is_left_after_the_time_for_an_answer() -> None:
+    edge, params = toys.toy(1), DecodingParams(max_new_tokens=3000, min_new_tokens=3000)
+
+    def deaf(call: VerifyCall, context: Any) -> Iterator[bytes]:
+        yield verdict(call)
+        own = reference.next_token(edge, [*toys.PROMPT_IDS, 3], len(toys.PROMPT_IDS), params)
+        yield on(call, 1, own)  # now the draft model is to go on
+        for number in range(2, 3000):
+            time.sleep(0.005)
+            yield on(call, number, 3)
+
+    plan = make_plan("lossless", k=4, hand_back="agree:1")
+    with made_of_lies(deaf) as (liar, address), closing(skydraft.connect(address, timeout_s=1.0)) as cloud:
+        generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
+        rounds = generation.rounds()
+        while liar.num_asked < 2:
+            next(rounds)
+        assert max(record.wall_ms for record in generation.records) < 3000
+        assert 3 < len(generation.token_ids) < 1000
+        generation.close()
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", codec.encode_written(Written(9, (3,)))])

@@ -318,7 +318,7 @@ def test_a_token_that_is_revoked_at_one_server_moves_the_text_to_another(start: 
 
 # --- Processes that are killed, stopped, drained and started again: `bench.clouds`, small
 
-PLANS = {"lossless": LOSSLESS, "cloud": ALONE, "quality": make_plan("quality", k=4)}
+PLANS = {"lossless": LOSSLESS, "cloud": ALONE, "quality": make_plan("quality", k=4, hand_back="4")}
 LENGTH, NUM_EDGES, NUM_TEXTS = 100, 4, 60
 
 

@@ -19,7 +19,7 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.decoding.block_length import AutoK
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
-from skydraft.types import Round
+from skydraft.types import WRITE_ALL, Round
 
 from .. import reference, toys
 from ..serving import Relay, Serving, serving
@@ -30,8 +30,12 @@ MOST = 40  # tokens of a text
 
 
 @contextmanager
-def lengths(phases: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Let AutoK draft blocks of k for so many rounds, or stream, where k is 0, and so on."""
+def lengths(phases: Iterable[tuple[int, int]], to_write: int = 0, *, reads: bool = False) -> Iterator[None]:
+    """Let AutoK draft blocks of k for so many rounds, or stream, where k is 0, and so on.
+
+    Where it drafts, the target may write `to_write` tokens after a correction. With `reads` the draft model reads
+    along all the time.
+    """
     left = [[k, num_rounds] for k, num_rounds in phases] + [[0, 10**9]]
 
     def observe(self: AutoK, done: Round) -> None:
@@ -41,6 +45,9 @@ def lengths(phases: Iterable[tuple[int, int]]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AutoK, "longest", lambda self: left[0][0])
+        patch.setattr(AutoK, "to_write", lambda self: to_write if left[0][0] else WRITE_ALL)
+        patch.setattr(AutoK, "reads", reads)
+        patch.setattr(AutoK, "read", lambda self, agrees: None)
         patch.setattr(AutoK, "is_enough", lambda self, signals: False)
         patch.setattr(AutoK, "observe", observe)
         yield
@@ -79,13 +86,13 @@ def write(cloud: Any, params: DecodingParams, drift: float = 0.4) -> Generation:
 @law(60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=12), st.sampled_from([0.0, 0.8]),
-    st.integers(0, 2**32), st.sampled_from([0.0, 0.4, 50.0]),
+    st.integers(0, 2**32), st.sampled_from([0.0, 0.4, 50.0]), st.sampled_from([0, 2, WRITE_ALL]), st.booleans(),
 )  # fmt: skip
 def test_lossless_writes_what_the_target_writes_whenever_it_switches(
-    cloud: Any, chosen: list[tuple[int, int]], temperature: float, seed: int, drift: float
+    cloud: Any, chosen: list[tuple[int, int]], temperature: float, seed: int, drift: float, to_write: int, reads: bool
 ) -> None:
     params = DecodingParams(max_new_tokens=MOST, temperature=temperature, seed=seed)
-    with lengths(chosen):
+    with lengths(chosen, to_write, reads=reads):
         generation = write(cloud, params, drift)
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(4), PROMPT_IDS, params)
     assert {"cloud", "accepted", "bonus", "recovered"} >= set(generation.origins)
@@ -135,8 +142,14 @@ def test_a_prompt_is_read_once_however_often_a_text_switches(number: int) -> Non
 @pytest.mark.parametrize("drift", [0.0, 0.02, 0.2])
 @pytest.mark.parametrize(
     "plan",
-    [make_plan("lossless", k=12), make_plan(gate="entropy:0.3", k=12), make_plan(gate="always", k=12, accept="top:3")],
-    ids=["lossless", "gated", "by rank"],
+    [
+        make_plan("lossless", k=12),
+        make_plan(gate="entropy:0.3", k=12),
+        make_plan(gate="always", k=12, accept="top:3"),
+        make_plan("lossless", k=12, hand_back="3"),
+        make_plan(gate="entropy:0.3", k=12, hand_back="5"),
+    ],
+    ids=["lossless", "gated", "by rank", "lossless hand-back", "gated hand-back"],
 )
 def test_a_block_that_is_longer_than_the_server_takes_is_judged_in_parts(
     plan: Any, drift: float, temperature: float, unhurried: None
@@ -153,9 +166,14 @@ def test_a_block_that_is_longer_than_the_server_takes_is_judged_in_parts(
         num_asked = sum(name == "verify" for name, _ in relay.requests)
     assert (far.token_ids, far.origins, far.finish_reason) == (near.token_ids, near.origins, near.finish_reason)
     for one, other in zip(far.records, near.records, strict=True):
+        # Where a part ends before the correction the target is asked again to write on.
+        assert one.outcome == other.outcome or (one.outcome, other.outcome) == ("verified", "written")
         assert (one.num_draft, one.num_accepted, one.num_audited) == (
             other.num_draft,
             other.num_accepted,
             other.num_audited,
         )
     assert num_asked > far.stats.num_escalated or max(record.num_draft for record in far.records) <= 4
+    corrected = [record.num_accepted for record in near.records if record.num_accepted < record.num_draft > 4]
+    num_again = sum(one.outcome != other.outcome for one, other in zip(far.records, near.records, strict=True))
+    assert num_again <= corrected.count(4) + corrected.count(9)  # 4 drafts, a bonus token that is drafted too, 4 more

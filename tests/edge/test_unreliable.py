@@ -21,14 +21,14 @@ from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.block_length import AutoK
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.target import TargetFacts
-from skydraft.decoding.verification import Verifier
 from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.cloud import Cloud
+from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudLost, CloudTimeout, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import OpenCall, Opening
-from skydraft.types import DraftBlock, LinkCost, Prompt, Round, Verdict
+from skydraft.types import WRITE_ALL, DraftBlock, LinkCost, Prompt, Round, Verdict
 
 from .. import reference, toys
 from ..serving import RawSession, Relay, Serving, asked, serving
@@ -138,13 +138,16 @@ def decode(
 fates = st.lists(st.sampled_from(FATES), max_size=12)
 
 
-@law(50)
-@given(st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 8), fates)
+@law(80)
+@given(
+    st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 8),
+    st.sampled_from(["0", "2", "agree:1", "agree:2", "text"]), fates,
+)  # fmt: skip
 def test_lossless_over_an_unreliable_link_is_the_target(
-    server: Serving, drafter: tuple[float, int], params: DecodingParams, k: int, fates: list[str]
+    server: Serving, drafter: tuple[float, int], params: DecodingParams, k: int, hand_back: str, fates: list[str]
 ) -> None:
     edge = toys.toy(SEED, drafter[0], sign=drafter[1])
-    generation, _ = decode(server, make_plan("lossless", k=k), params, edge, fates)
+    generation, _ = decode(server, make_plan("lossless", k=k, hand_back=hand_back), params, edge, fates)
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)
 
 
@@ -160,17 +163,20 @@ def test_so_is_what_the_target_writes_alone_and_what_goes_between_both(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AutoK, "longest", lambda self: lengths.choice([0, 0, 0, 3, 5]))
+        patch.setattr(AutoK, "to_write", lambda self: lengths.choice([0, 2, WRITE_ALL]))
+        patch.setattr(AutoK, "reads", True)
+        patch.setattr(AutoK, "read", lambda self, agrees: None)
         patch.setattr(AutoK, "is_enough", lambda self, signals: False)
         generation, _ = decode(server, plan, params, toys.toy(SEED, 0.7), fates)
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)
 
 
-@law(40)
-@given(toys.params(), st.floats(0, 3), st.integers(1, 8), fates)
+@law(60)
+@given(toys.params(), st.floats(0, 3), st.integers(1, 8), st.sampled_from(["0", "1", "4", "text"]), fates)
 def test_a_gated_run_that_requires_the_cloud_is_the_undisturbed_one(
-    server: Serving, params: DecodingParams, theta: float, k: int, fates: list[str]
+    server: Serving, params: DecodingParams, theta: float, k: int, hand_back: str, fates: list[str]
 ) -> None:
-    plan = make_plan(gate=f"entropy:{theta}", k=k)
+    plan = make_plan(gate=f"entropy:{theta}", k=k, hand_back=hand_back)
     edge = toys.toy(SEED, 0.7)
     disturbed, rounds = decode(server, plan, params, edge, fates)
     calm, undisturbed = decode(server, plan, params, edge, [])
@@ -181,19 +187,31 @@ def test_a_gated_run_that_requires_the_cloud_is_the_undisturbed_one(
 
 
 class Losing:
-    """A verifier whose verdicts are lost as told; half of the time the server has judged what the edge gives up."""
+    """A verifier whose verdicts, and tokens written after them, are lost as told, with the stream that they came by.
 
-    def __init__(self, verifier: Verifier, outages: list[str]) -> None:
+    Half of the time the server has judged what the edge gives up.
+    """
+
+    def __init__(self, verifier: RemoteVerifier, outages: list[str]) -> None:
         self._verifier = verifier
         self._outages = iter(outages)
 
     def verify(self, block: DraftBlock, catch_up: Any, write: int = 0) -> Verdict:
         is_lost = next(self._outages, "pass") == "gone"
         if not is_lost or len(block.token_ids) % 2:
-            verdict = self._verifier.verify(block, catch_up)
+            verdict = self._verifier.verify(block, catch_up, write)
         if is_lost:
+            self._verifier._wait(self._break_off())
             raise CloudLost("gone")
         return verdict
+
+    async def _break_off(self) -> None:
+        self._verifier._session.break_off()
+        self._verifier._written.clear()
+
+    @property
+    def asked(self) -> bool:
+        return self._verifier.asked
 
     def stop(self) -> bool:
         return self._verifier.stop()
@@ -224,23 +242,26 @@ class LosingCloud:
         return self._cloud.facts(wait_s)
 
 
-@law(30)
-@given(toys.params(), st.floats(0, 3), st.integers(1, 6), st.lists(st.sampled_from(["pass", "gone"]), max_size=8))
+@law(60)
+@given(
+    toys.params(), st.floats(0, 3), st.integers(1, 6), st.sampled_from(["0", "3", "agree:1", "agree:2", "text"]),
+    st.lists(st.sampled_from(["pass", "gone"]), max_size=8),
+)  # fmt: skip
 def test_tokens_of_a_run_that_falls_back_come_from_the_model_they_are_said_to_come_from(
-    server: Serving, params: DecodingParams, theta: float, k: int, outages: list[str]
+    server: Serving, params: DecodingParams, theta: float, k: int, hand_back: str, outages: list[str]
 ) -> None:
     edge, target = toys.toy(SEED, 0.7), toys.toy(SEED)
     cloud = skydraft.connect(server.address, require=True)
     losing: Any = LosingCloud(cloud, outages)
-    plan = make_plan(gate=f"entropy:{theta}", k=k)
+    plan = make_plan(gate=f"entropy:{theta}", k=k, hand_back=hand_back)
     generation = skydraft.generate(PROMPT, edge=edge, cloud=losing, plan=plan, params=params, raw=True).run()
     token_ids = [*PROMPT_IDS, *generation.token_ids]
     for index, origin in enumerate(generation.origins):
         model = edge if origin in ("skipped", "edge-fallback") else target
         prefix = token_ids[: len(PROMPT_IDS) + index]
         assert token_ids[len(prefix)] == reference.next_token(model, prefix, len(PROMPT_IDS), params)
-    num_fallback = sum(record.outcome == "fallback" for record in generation.records)
-    assert num_fallback == outages[: generation.stats.num_escalated + num_fallback].count("gone")
+    outcomes = [record.outcome for record in generation.records]
+    assert outcomes.count("fallback") == outages[: len(outcomes) - outcomes.count("skipped")].count("gone")
     assert generation.stats.num_fallback_tokens == generation.origins.count("edge-fallback")
     cloud.close()
 

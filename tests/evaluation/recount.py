@@ -107,6 +107,7 @@ class Recount:
     def _of_rounds(self, line: Line) -> dict[str, Pair]:
         rounds, num_tokens = [entry["record"] for entry in line["rounds"]], len(line["token_ids"])
         judged = [record for record in rounds if record["outcome"] == "verified"]
+        by_target = [record for record in rounds if record["outcome"] in ("verified", "written")]
 
         def total(place: str, of: list[Line] = rounds) -> float:
             return math.fsum(at(record, place) for record in of)
@@ -118,6 +119,8 @@ class Recount:
         ]  # fmt: skip
         return {
             "cloud_calls_per_token": (len(judged), num_tokens),
+            "target_written_per_token": (
+                total("num_committed", by_target) - total("num_accepted", by_target), num_tokens),
             "target_passes_per_token": (total("target.num_passes"), num_tokens),
             "target_rows_per_token": (total("target.num_rows"), num_tokens),
             "acceptance_rate": (total("num_accepted", judged), total("num_draft", judged)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from skydraft.evaluation.diagnosis import (
     NUM_PINGS,
     PROMPTS,
     LinkReport,
+    drafts_after,
     examine_link,
     ping_times,
     signals_ms,
@@ -45,7 +47,6 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
 
 
-GAIN = 1.05  # what drafting must promise before the adaptive k drafts at all
 alphas, times = st.floats(0.05, 0.99), st.floats(0.5, 100)
 profiles = st.lists(times, min_size=1, max_size=9).map(lambda times: tuple(sorted(times)))
 max_rows = st.integers(1, 9)
@@ -168,17 +169,14 @@ def test_the_same_costs_give_the_same_number_everywhere(
         replace(costs, wire_ms=20.0).tokens_per_s(alpha, link.best_k) / costs.tokens_per_s(alpha, 0)
     )
 
-    # What an adaptive k chooses that starts from these costs, or from the probed ones and sees the same rounds.
-    drafts = gain >= GAIN
-    assert (AutoK(costs, LearnedRisk(), alpha=alpha).longest() > 0) == drafts
-    seeing = AutoK(CostModel(9.0, probed, 9), LearnedRisk(), alpha=alpha)
+    # What an adaptive k learns that starts from the probed costs and sees the same rounds.
+    seeing = AutoK(CostModel(9.0, probed, 9), LearnedRisk())
     for _ in range(200):
         for record in line.records:
             signals = (Signals(1.0, 0.5, 0.7),) * record.num_draft
             block = DraftBlock(record.base, (1,) * record.num_draft, signals)
             seeing.observe(Round(record, block, (), ()))
-    seen = sum(accepted) / sum(min(num + 1, k) for num in accepted)  # the first round, with the prompt, says nothing
-    assert seeing.alpha == pytest.approx(seen, abs=0.03)
+    assert seeing.alpha == pytest.approx(alpha, abs=0.03)
 
 
 @pytest.mark.parametrize("with_cloud", [False, True])
@@ -210,15 +208,64 @@ def test_the_report_takes_forwards_as_slow_as_they_were_in_the_run(tmp_path: Pat
     assert costs.break_even_ms(alpha, k) == pytest.approx(expected * single_ms - 120 - 5 * 4)
 
 
+GAIN = 1.05  # what drafting must promise before the adaptive k drafts at all
+
+
 @law(50)
-@given(alphas, times, profiles, max_rows, st.floats(0, 300), st.booleans())
-def test_the_adaptive_k_is_what_doctor_suggests(
-    alpha: float, draft_ms: float, forward_ms: tuple[float, ...], max_rows: int, wire_ms: float, streams: bool
+@given(alphas, times, profiles, max_rows)
+def test_the_adaptive_k_drafts_where_doctor_promises_a_gain(
+    alpha: float, draft_ms: float, forward_ms: tuple[float, ...], max_rows: int
 ) -> None:
-    here = CostModel(draft_ms, forward_ms, max_rows)
+    """If acceptance is the same after every run of agreements."""
     _, gain = suggested_k(RowProfile(1, (draft_ms,)), RowProfile(max_rows, forward_ms), alpha)
+    policy = AutoK(CostModel(draft_ms, forward_ms, max_rows), LearnedRisk(), chances=(alpha,) * 8)
     if abs(gain - GAIN) > 1e-9:
-        assert (AutoK(here, LearnedRisk(), alpha=alpha).longest() > 0) == (gain > GAIN)
+        assert (policy.longest() > 0) == (gain > GAIN)
+
+
+def waits(after: int | None) -> float:
+    return math.inf if after is None else after
+
+
+@law(50)
+@given(times, profiles, max_rows, st.floats(0, 300), st.booleans(), st.floats(1, 10))
+def test_dearer_drafts_and_links_make_lossless_wait_for_a_longer_run(
+    draft_ms: float, forward_ms: tuple[float, ...], max_rows: int, wire_ms: float, streams: bool, times_as_dear: float
+) -> None:
+    costs = CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, streams=streams)
+    after = waits(drafts_after(costs))
+    assert after <= waits(drafts_after(replace(costs, draft_ms=times_as_dear * draft_ms)))
+    if streams:  # else the target alone waits for the link, too
+        assert after <= waits(drafts_after(replace(costs, wire_ms=times_as_dear * wire_ms)))
+
+
+@pytest.mark.parametrize(
+    ("draft_ms", "wire_ms", "earliest", "latest"),
+    [
+        (1.0, 0.0, 0, 0),
+        (20.0, 0.0, 0, 0),
+        (12.0, 60.0, 2, 16),
+        (50.0, 0.0, math.inf, math.inf),
+        (1.0, 900.0, math.inf, math.inf),
+    ],
+)
+def test_when_lossless_drafts_beside_a_target_of_40_ms(
+    draft_ms: float, wire_ms: float, earliest: float, latest: float
+) -> None:
+    costs = CostModel(draft_ms, (40.0,) * 17, 17, wire_ms=wire_ms, streams=True)
+    assert earliest <= waits(drafts_after(costs)) <= latest
+
+
+def test_lossless_drafts_after_the_run_that_doctor_names() -> None:
+    """A text whose first tokens the draft model reads along: the first block comes when the run is that long."""
+    costs = CostModel(12.0, (40.0,) * 17, 17, wire_ms=60.0, streams=True)
+    policy, drafted = AutoK(costs, LearnedRisk()), []
+    for _ in range(20):
+        drafted.append(policy.longest() > 0)
+        if not drafted[-1]:
+            policy.read([True])
+    after = drafts_after(costs)
+    assert after is not None and drafted == [False] * after + [True] * (20 - after)
 
 
 # --- measured over a link

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.gate_study import entropies, oracle_calls, study
+from skydraft.evaluation.gate_study import HAND_BACKS, entropies, oracle_calls, study
 from skydraft.evaluation.records import read_records
 
 from . import lines
@@ -50,12 +50,19 @@ def test_signals_that_tell_all_cost_what_an_oracle_costs(tmp_path: Path) -> None
     assert {name: studied.auroc[name] for name in ("entropy", "margin", "prob", "digits")} == {
         "entropy": 1.0, "margin": 1.0, "prob": 1.0, "digits": 0.5
     }  # fmt: skip
-    for name in ("entropy", "margin", "prob"):
-        curve = studied.curves[name]
-        assert curve[0] == (0.75, 0.0)  # nothing is sent: the draft model alone
-        assert (1.0, 0.25) in curve  # one call each, as an oracle has it
-        assert all(calls >= oracle_calls(agreement, 0.75) - 1e-9 for agreement, calls in curve)
-    assert "combined" not in studied.curves  # one prompt is too little to fit on others
+    assert studied.gate == "entropy"  # one prompt is too little to fit the combination on others
+    assert tuple(studied.policies) == HAND_BACKS
+    for points in studied.policies.values():
+        assert points[0] == (0.75, 0.0, 0.0)  # nothing is sent: the draft model alone
+    alone = studied.policies["0"]
+    assert (1.0, 0.25, 0.25) in alone  # one call each, as an oracle has it
+    for agreement, calls, written in alone:
+        assert min(calls, written) >= oracle_calls(agreement, 0.75) - 1e-9
+    # After the correction at 1: to the end, past that at 4 to 6, until two are the draft model's own, or four.
+    ends = {name: points[-1][1:] for name, points in studied.policies.items()}
+    assert ends["text"] == ends["8"] == ends["agree:4"] == (0.125, 0.875)
+    assert ends["4"] == (0.125, 0.625)
+    assert ends["agree:2"] == (0.25, 0.75)  # two after 1, then the correction at 4 and two after it
     assert entropies(found) == ([0.5] * 6, [3.0] * 2)
 
 

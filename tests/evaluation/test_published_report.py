@@ -61,10 +61,10 @@ def test_the_page_shows_every_figure_of_the_summary(records: Records, published:
 
 def test_the_answer_comes_first_and_is_that_of_the_summary(published: dict[str, Any]) -> None:
     found = answer(Summary.model_validate(published))
-    assert found is not None and found.mode == "auto"
+    assert found is not None
     page = html.unescape((FOLDER / "report.html").read_text(encoding="utf-8"))
     settings = {s["mode"]: s["measures"] for s in published["settings"] if s["link_ms"] is None}
-    kept, calls = (settings["auto"][name]["value"] for name in ("target_agreement", "cloud_calls_per_token"))
+    kept, calls = (settings[found.mode][name]["value"] for name in ("target_agreement", "cloud_calls_per_token"))
     assert f"{kept:.3f}" in found.kept and f"{calls:.3f}" in found.kept
     places = [page.index(text) for text in (found.kept, found.here, *found.links, *found.avoid, "<svg", "<table")]
     assert places == sorted(places)
@@ -79,18 +79,20 @@ def test_the_summary_by_category_adds_up(published: dict[str, Any]) -> None:
 
 def test_the_bars_that_the_notes_state_are_met(published: dict[str, Any]) -> None:
     settings = {s["mode"]: s["measures"] for s in published["settings"] if s["link_ms"] is None}
-    alone = published["study"]["alone"]
-    for mode, asked in (("auto", 0.95), ("gate=calibrated:0.9;k=12;eager", 0.90)):
-        agreement = settings[mode]["target_agreement"]["value"]
-        assert agreement == pytest.approx(asked, abs=0.02)
-        assert settings[mode]["cloud_calls_per_token"]["value"] <= 1.4 * (agreement - alone)
+    for mode, asked in (("auto", 0.95), ("auto;k=12;hand-back=0", 0.95), ("auto;gate=calibrated:0.9", 0.90)):
+        assert settings[mode]["target_agreement"]["value"] == pytest.approx(asked, abs=0.02)
+    assert settings["auto"]["cloud_calls_per_token"]["value"] <= 0.06
+    assert settings["auto"]["target_written_per_token"]["value"] <= 0.6
     assert settings["lossless"]["target_agreement"]["value"] == 1.0 == settings["lossless"]["same_as_cloud"]["value"]
 
 
 @pytest.fixture
 def summary(published: dict[str, Any]) -> dict[str, Any]:
-    """Figures of the committed report, to be changed."""
-    return copy.deepcopy(published)
+    """Figures of the committed report, to be changed: in these the answer is auto."""
+    found = copy.deepcopy(published)
+    auto = setting(found, "auto")
+    auto["measures"]["target_agreement"], auto["speed_over"]["cloud"] = figure(0.95), figure(3.0, 0.9, 9.0)
+    return found
 
 
 def setting(summary: dict[str, Any], mode: str, link_ms: float | None = None) -> dict[str, Any]:
@@ -108,11 +110,15 @@ def answered(summary: dict[str, Any]) -> Conclusion:
     return found
 
 
-def test_the_cheapest_gated_mode_that_keeps_the_agreement_is_named(summary: dict[str, Any]) -> None:
-    assert answered(summary).mode == "auto"
-    setting(summary, "auto")["measures"]["target_agreement"] = figure(0.949)
-    assert answered(summary).mode == "gate=entropy:2;k=12;eager"
+def test_the_fastest_gated_mode_that_keeps_the_agreement_is_named(summary: dict[str, Any]) -> None:
+    # Calls do not decide: a mode in which the target writes the whole text on makes hardly any.
+    setting(summary, "auto")["measures"]["cloud_calls_per_token"] = figure(0.9)
+    setting(summary, "fluency")["measures"]["target_agreement"] = figure(0.949)
+    setting(summary, "fluency")["speed_over"]["cloud"] = figure(9.0)
     setting(summary, "quality")["measures"]["target_agreement"] = figure(0.95)
+    found = answered(summary)
+    assert found.mode == "auto" and "the fastest of the gated modes that keep 0.95" in found.kept
+    setting(summary, "quality")["speed_over"]["cloud"] = figure(3.1)
     assert answered(summary).mode == "quality"
 
 
@@ -127,15 +133,15 @@ def test_where_none_keeps_it_the_closest_is_named_and_said_to_fall_short(summary
 
 
 def test_each_link_has_its_line_with_the_prompts_it_rests_on(summary: dict[str, Any]) -> None:
-    setting(summary, "auto", 20.0)["speed_over"]["cloud"] = figure(0.54, 0.36, 0.94)
-    setting(summary, "lossless", 20.0)["speed_over"]["cloud"] = figure(0.4)
-    twenty, eighty = answered(summary).links
-    assert twenty.startswith("Over a link of 20 ms") and "auto 0.54 (0.36 to 0.94) and lossless 0.40" in twenty
-    assert "80 ms" in eighty and "(12 prompts)" in eighty
+    setting(summary, "auto", 80.0)["speed_over"]["cloud"] = figure(0.54, 0.36, 0.94)
+    setting(summary, "lossless", 80.0)["speed_over"]["cloud"] = figure(0.4)
+    (eighty,) = answered(summary).links
+    assert eighty.startswith("Over a link of 80 ms") and "auto 0.54 (0.36 to 0.94) and lossless 0.40" in eighty
+    assert "(6 prompts)" in eighty
 
 
 def test_what_was_faster_than_the_target_is_no_warning(summary: dict[str, Any]) -> None:
-    assert "speed, but for fluency without a link (agreement 0.72)" in answered(summary).avoid[0]
+    assert "speed, but for fluency without a link (agreement 0.74)" in answered(summary).avoid[0]
     setting(summary, "fluency")["speed_over"]["cloud"] = figure(1.2, 0.99, 1.4)
     assert answered(summary).avoid[0] == "speed: no mode that asks the target was faster than the target alone."
     setting(summary, "auto", 80.0)["speed_over"]["cloud"] = figure(1.5, 1.2, 1.9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ rounds = st.builds(
     record=st.builds(
         lines.record,
         round=counts, base=counts, num_draft=counts, num_accepted=counts, num_committed=st.just(1), reason=texts,
-        outcome=st.sampled_from(["verified", "skipped", "fallback"]), wall_ms=times, ended_ms=times,
+        outcome=st.sampled_from(["verified", "written", "skipped", "fallback"]), wall_ms=times, ended_ms=times,
         draft=st.builds(Cost, counts, counts, times, times, times, times),
         target=st.builds(Cost, counts, counts, times, times, times, times),
         link=st.builds(LinkCost, times, counts, counts, counts), num_audited=counts, num_agreed=counts,
@@ -321,7 +322,7 @@ def test_the_run_line_says_what_each_mode_plans(tmp_path: Path) -> None:
     run = lines.run_line(modes=lines.modes("auto,edge;style=zh-short"))
     auto, edge = json.loads(lines.write(tmp_path, run).read_text().splitlines()[0])["modes"]
     assert (auto["plan"]["gate"], auto["plan"]["k"], auto["plan"]["eager"], auto["plan"]["drafts"]) == (
-        {"kind": "calibrated", "threshold": 0.95, "content_rules": []}, 12, True, True
+        {"kind": "calibrated", "threshold": 0.95, "content_rules": []}, 6, True, True
     )  # fmt: skip
     assert (edge["params"]["sentences"], edge["params"]["max_new_tokens"], edge["style"]) == (1, 3, "zh-short")
 
@@ -331,3 +332,24 @@ def test_what_earlier_versions_wrote_besides_is_left_out(tmp_path: Path) -> None
     line = nested(GENERATION, "rounds.0.record.ahead", {"num_prepared": 1, "num_used": 0, "hidden_ms": 0.0})
     path.write_text(nested(RUN, "modes.0.peer", None) + line, encoding="utf-8")
     assert read_records(path) == Records(run=RUN, generations=(GENERATION,), scores=())
+
+
+def test_a_stream_of_an_earlier_version_is_read_as_one_call(tmp_path: Path) -> None:
+    """Before there was a hand-back, each token of a stream was written as a call."""
+    blocks = [3, 0, 0, 2, 0]  # drafted tokens
+    rounds = tuple(
+        lines.round_line(record=lines.record(round=at, num_draft=size, num_accepted=0, num_committed=1))
+        for at, size in enumerate(blocks)
+    )
+    ids = {"token_ids": (1,) * 5, "origins": ("cloud",) * 5, "pieces": ("我",) * 5}
+    text = lines.text_of(lines.run_line(), lines.generation(mode="cloud", rounds=rounds, **ids))
+    path = tmp_path / "records.jsonl"
+    path.write_text(text, encoding="utf-8")
+    (now,) = read_records(path).generations
+    assert now.rounds == rounds
+    older = re.sub(r',"hand_back":\{[^}]*\}', "", text)
+    assert older != text
+    path.write_text(older, encoding="utf-8")
+    (then,) = read_records(path).generations
+    assert [each.outcome for each in then.records] == ["verified", "verified", "written", "verified", "verified"]
+    assert [each.num_written for each in then.records] == [1] * 5

@@ -20,6 +20,7 @@ from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, RunLine, ScoreLine, keys, read_records
 from skydraft.evaluation.runner import Comparison, Trial, measure, trials
 from skydraft.gating.gates import parse_gate
+from skydraft.gating.hand_back import HandBack
 from skydraft.types import Cost, DraftBlock, Round, StepRecord, Token
 
 from ..toys import law
@@ -219,8 +220,8 @@ def changed_mode(number: int = 0, **changes: Any) -> tuple[Mode, ...]:
         ({"modes": changed_mode(params=replace(MODES[0].params, max_new_tokens=9))}, "modes"),
         ({"modes": changed_mode(params=replace(MODES[0].params, seed=1))}, "modes"),
         ({"modes": changed_mode(plan=replace(MODES[0].plan, k=2))}, "modes"),
-        ({"modes": changed_mode(2, plan=replace(MODES[2].plan, k=6))}, "modes"),
-        ({"modes": changed_mode(2, plan=replace(MODES[2].plan, gate=parse_gate("entropy:3")))}, "modes"),
+        ({"modes": changed_mode(2, plan=replace(MODES[2].plan, k=6, hand_back=HandBack(4)))}, "modes"),
+        ({"modes": changed_mode(plan=replace(MODES[0].plan, gate=parse_gate("entropy:3")))}, "modes"),
         ({"modes": changed_mode(2, plan=replace(MODES[2].plan, top=5))}, "modes"),
         ({"modes": changed_mode(2, style="zh-short")}, "modes"),
         ({"modes": MODES[:3]}, "modes"),

@@ -165,6 +165,9 @@ def test_what_cannot_be_kept_is_refused_with_the_name_of_the_field(client: opena
         ({"skydraft": {"gate": "entropy"}}, "gate"), ({"skydraft": {"mode": "cloud", "k": 3}}, "k does not"),
         ({"skydraft": {"mode": "lossless", "gate": "entropy:1"}}, "lossy"), ({"skydraft": {"k": 33}}, "k"),
         ({"skydraft": {"k": True}}, "k"), ({"logprobs": 0}, "probabilities"),
+        ({"skydraft": {"mode": "quality", "hand_back": True}}, "hand_back"),
+        ({"skydraft": {"mode": "quality", "hand_back": 2.0}}, "hand_back"),
+        ({"skydraft": {"mode": "quality", "hand_back": "soon"}}, "no hand-back 'soon'"),
         ({"skydraft": {"temperature": 1e9}}, "temperature"), ({"logit_bias": {"99999": 1}}, "no id"),
     ],
 )  # fmt: skip

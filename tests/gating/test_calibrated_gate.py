@@ -27,6 +27,7 @@ from skydraft.gating.calibration import (
     PairSide,
 )
 from skydraft.gating.gates import parse_gate
+from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.messages import asked as asked_for
 from skydraft.prompts.pair import read_prompt
 from skydraft.types import DraftBlock, Prompt, Round, Signals, StepRecord
@@ -61,7 +62,7 @@ def calibration(draft: Engine | None = None, target: Engine | None = None) -> Ca
 
 
 def gate(agreement: float, rules: str = "") -> CalibratedGate:
-    return CalibratedGate(parse_gate(f"calibrated:{agreement}{rules}"), calibration(), 5)
+    return CalibratedGate(parse_gate(f"calibrated:{agreement}{rules}"), calibration(), 5, HandBack())
 
 
 def token(risk: float) -> Signals:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from skydraft.errors import OptionError, RecordsError
 from skydraft.gating.calibration import FEATURES, Calibration, check_fits, features, find_calibration, read_calibration
+from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 
 from ..toys import law
 
+NONE = HandBack()
 SHIPPED = list(resources.files("skydraft.gating").joinpath("calibrations").iterdir())
 CURVE = [(0.0, 1.0, 0.6), (0.5, 0.9, 0.3), (1.5, 0.9, 0.2), (2.0, 0.8, 0.1), (4.0, 0.6, 0.0)]
 
@@ -89,24 +91,24 @@ def test_signals_at_their_extremes_have_features() -> None:
     ],
 )  # fmt: skip
 def test_a_limit_lies_between_those_of_the_curve(agreement: float, limit: float) -> None:
-    assert made().limit(agreement, 5) == pytest.approx(limit)
+    assert made().limit(agreement, 5, NONE) == pytest.approx(limit)
 
 
 def test_where_several_limits_gave_an_agreement_it_is_one_of_them() -> None:
-    assert 0.5 <= made().limit(0.9, 5) <= 1.5
+    assert 0.5 <= made().limit(0.9, 5, NONE) <= 1.5
 
 
 @law(100)
 @given(st.floats(0.6001, 1), st.floats(0.6001, 1))
 def test_who_wants_more_agreement_gets_a_lower_limit(one: float, other: float) -> None:
     low, high = sorted((one, other))
-    assert made().limit(high, 5) <= made().limit(low, 5)
+    assert made().limit(high, 5, NONE) <= made().limit(low, 5, NONE)
 
 
 @pytest.mark.parametrize("agreement", [1.01, float("nan")])
 def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) -> None:
     with pytest.raises(OptionError, match=r"up to 1\.00.*mode lossless"):
-        made().limit(agreement, 5)
+        made().limit(agreement, 5, NONE)
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
@@ -129,6 +131,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "agreement above 1": (written(points=[(0.0, 1.2, 0.5), (0.5, 0.9, 0.3)]), "agreement"),
     "negative limit": (written(points=[(-1.0, 1.0, 0.5), (0.5, 0.9, 0.3)]), "limit"),
     "a bias that is no number": (written(bias=float("nan")), "bias"),
+    "a hand-back that does not exist": (
+        written(curves=[written()["curves"][0], {**written()["curves"][0], "hand_back": "soon"}]),
+        "no hand-back 'soon'",
+    ),
     "an infinite weight": (written(weights=[0.0, 0.0, float("inf"), 0.0]), "weights"),
 }
 
@@ -157,8 +163,16 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text(made().model_dump_json(by_alias=True))
-    assert json.loads(path.read_text()) == written()
     assert read_calibration(path) == made()
+    assert json.loads(made().model_dump_json(by_alias=True, exclude_unset=True)) == written()
+
+
+def test_a_file_from_before_hand_backs_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(written()))
+    (curve,) = read_calibration(path).curves
+    assert curve.hand_back == "0" and curve.points[0].calls_per_token == 0.6
+    assert {point.written_per_token + point.rows_per_token + point.drafted_per_token for point in curve.points} == {0}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +227,8 @@ def test_a_shipped_calibration_parses_and_is_found_by_its_pair(shipped: Any) -> 
         assert agreements == sorted(agreements, reverse=True) and agreements[0] == 1.0
         assert calls[0] == max(calls) and calls[-1] == 0
         alone = agreements[-1]
-        asked = [calibration.limit(alone + part * (1 - alone), curve.k) for part in (0.3, 0.6, 0.9)]
+        hand_back = parse_hand_back(curve.hand_back)
+        asked = [calibration.limit(alone + part * (1 - alone), curve.k, hand_back) for part in (0.3, 0.6, 0.9)]
         assert asked == sorted(asked, reverse=True) and asked[0] > asked[-1]
     assert 0.5 < calibration.fitted.auroc <= 1
     assert find_calibration([], calibration.draft.fingerprint, calibration.target.fingerprint, "") == calibration
@@ -223,3 +238,30 @@ def test_a_shipped_calibration_parses_and_is_found_by_its_pair(shipped: Any) -> 
 
 def test_the_demo_pair_has_a_calibration() -> None:
     assert "qwen2.5-coder-0.5b--1.5b.json" in [path.name for path in SHIPPED]
+    demo = next(path for path in SHIPPED if path.name == "qwen2.5-coder-0.5b--1.5b.json").read_text(encoding="utf-8")
+    assert len(demo) < 150_000
+    calibration = Calibration.model_validate_json(demo)
+    assert calibration.hand_backs == ("0", "agree:2", "agree:4", "agree:6", "8", "text")
+    # What the target writes on spares calls, and each costs a row.
+    at = [
+        min((point for point in calibration.curve(6, parse_hand_back(name)).points if point.agreement >= 0.95),
+            key=lambda point: point.agreement)
+        for name in ("0", "agree:2", "agree:4", "agree:6", "text")
+    ]  # fmt: skip
+    assert [p.calls_per_token for p in at] == sorted((p.calls_per_token for p in at), reverse=True)
+    assert [p.written_per_token for p in at] == sorted(p.written_per_token for p in at)
+
+
+def test_a_hand_back_without_curves_takes_those_without_one() -> None:
+    every = [("0", 2), ("0", 4), ("0", 8), ("agree:4", 4), ("agree:4", 8)]
+    curves = [{**written()["curves"][0], "k": k, "hand_back": name} for name, k in every]
+    found = made(curves=curves)
+    for name, k, expected in (("agree:4", 8, ("agree:4", 8)), ("agree:4", 6, ("agree:4", 4)), ("agree:3", 8, ("0", 8)),
+                              ("text", 6, ("0", 4)), ("0", 99, ("0", 8)), ("0", 1, ("0", 2))):  # fmt: skip
+        curve = found.curve(k, parse_hand_back(name))
+        assert (curve.hand_back, curve.k) == expected
+    for k in (1, 2, 3):  # the limit of a longer block would keep less than was asked for
+        assert (found.curve(k, parse_hand_back("agree:4")).hand_back, k) == ("0", k)
+    for wrong in ([curves[3]], [curves[1], curves[0]], [curves[0], curves[0]]):
+        with pytest.raises(ValueError, match=r"no curve without a hand-back|order of their k"):
+            made(curves=wrong)

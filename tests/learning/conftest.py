@@ -11,7 +11,7 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.decoding.plan import make_plan
+from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.learning.collect import Collector
 from skydraft.prompts.messages import asked
@@ -64,12 +64,22 @@ def prompts(number: int, seed: int = 0) -> list[str]:
     return ["".join(rng.choice(_WORDS, 4)) + str(index) for index in range(number)]
 
 
+def collected(pair: tuple[Any, Any], folder: Path, plan: Plan, max_new_tokens: int) -> Path:
+    collector = Collector(folder)
+    for prompt in prompts(96):
+        request = GenerateRequest(asked(prompt), plan=plan, params=DecodingParams(max_new_tokens=max_new_tokens))
+        skydraft.start(request, edge=pair[0], cloud=pair[1], observers=[collector]).run()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def taught(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of lessons, collected lossless."""
-    folder = tmp_path_factory.mktemp("taught")
-    collector = Collector(folder)
-    for prompt in prompts(96):
-        request = GenerateRequest(asked(prompt), plan=make_plan(k=3), params=DecodingParams(max_new_tokens=12))
-        skydraft.start(request, edge=pair[0], cloud=pair[1], observers=[collector]).run()
-    return folder
+    return collected(pair, tmp_path_factory.mktemp("taught"), make_plan(k=3), 12)
+
+
+@pytest.fixture(scope="session")
+def written_on(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of lessons, collected with a gate and a target that writes on."""
+    plan = make_plan(gate="prob:0.1", k=3, hand_back="agree:3")
+    return collected(pair, tmp_path_factory.mktemp("written"), plan, 20)

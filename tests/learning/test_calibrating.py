@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from skydraft.decoding.plan import make_plan
 from skydraft.evaluation import gate_study
 from skydraft.evaluation.scoring import Scorer
 from skydraft.gating.fitting import agreement
-from skydraft.learning.calibrating import label_texts, labelled
-from skydraft.learning.dataset import Usable, choose
+from skydraft.gating.hand_back import parse_hand_back
+from skydraft.learning.calibrating import calibrate_lessons, label_texts, labelled
+from skydraft.learning.dataset import Usable, choose, prompt_digest
 from skydraft.learning.lessons import Store
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 from tests.evaluation import pairs
+from tests.later import later
 
 
 def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
@@ -42,15 +45,35 @@ def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
     assert num_tokens == 60 and 0.2 < share < 1
 
 
-def test_a_label_is_what_was_collected_and_has_signals_everywhere(pair: tuple[Any, Any], taught: Path) -> None:
-    for lesson in choose(Store(taught), Usable()).lessons[:10]:
+@pytest.mark.parametrize("folder", ["taught", "written_on"])
+def test_a_label_is_what_was_collected_and_has_signals_everywhere(
+    pair: tuple[Any, Any], folder: str, request: pytest.FixtureRequest
+) -> None:
+    marks = Counter[str]()
+    for lesson in choose(Store(request.getfixturevalue(folder)), Usable()).lessons[:20]:
         found = labelled(pair[0], lesson)
         places = [index for index, mark in enumerate(lesson.marks) if mark != "-"]
         assert len(places) == len(found.disagrees) == len(found.signals)
         for index, wrong, signals in zip(places, found.disagrees, found.signals, strict=True):
-            assert lesson.marks[index] in ("t", "c" if wrong else "a")
+            assert lesson.marks[index] in ("t", *("cw" if wrong else "a"))
             if lesson.signals and (collected := lesson.signals[index]) is not None:
                 assert astuple(signals) == pytest.approx(collected, abs=1e-4)
+            elif lesson.marks[index] != "t":
+                marks[lesson.marks[index]] += 1  # the target wrote it, and the draft model read along
+    assert (marks["a"] > 20 and marks["c"] > 20) == (folder == "written_on"), marks
+
+
+def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], written_on: Path) -> None:
+    later("sklearn")
+    chosen = choose(Store(written_on), Usable())
+    made, unseen = calibrate_lessons(chosen, pair[0], frozenset(), written_on, lambda: None)
+    judged = sum(len(lesson.marks) - lesson.marks.count("-") for lesson in chosen.lessons)
+    assert agreement(unseen)[1] == made.fitted.num_tokens == judged
+    assert [text.prompt for text in unseen] == list(map(prompt_digest, chosen.lessons))  # folds are made of prompts
+    assert sum(map(len, (lesson.known for lesson in chosen.lessons))) > 0.5 * judged
+    for name in ("0", "agree:4"):
+        points = made.curve(6, parse_hand_back(name)).points
+        assert points[0].agreement == 1 > points[-1].agreement
 
 
 def test_a_label_by_another_model_is_what_that_model_says(pair: tuple[Any, Any], taught: Path) -> None:

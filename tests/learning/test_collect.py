@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,6 +41,10 @@ PLANS = [
     make_plan(gate="entropy:1", k=3, eager=True),
     make_plan(gate="prob:0.4", k=8),
     make_plan(gate="entropy:1", k=4, accept="top:3"),
+    make_plan(k=4, hand_back="agree:2"),
+    make_plan(gate="entropy:1", k=3, hand_back="agree:1"),
+    make_plan(gate="prob:0.4", k=6, eager=True, hand_back="agree:3"),
+    make_plan(gate="entropy:1", k=4, hand_back=3),
 ]
 
 
@@ -49,16 +54,12 @@ def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) ->
     ).run()
 
 
-@toys.law(60)
-@given(toys.pairs(), toys.params(40), st.sampled_from(PLANS))
-def test_every_mark_is_what_the_two_models_say_at_that_prefix(
-    pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan
-) -> None:
-    done = answered(pair, plan, params)
-    found = lesson_of(done, "d", "t", "v")
+def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], params: DecodingParams) -> None:
+    """Each mark is what the two models say at that prefix, and all that was judged is said."""
+    found, top = lesson_of(done, "d", "t", "v"), done.request.plan.top
     judged = {i for i, origin in enumerate(done.origins) if origin not in ("skipped", "edge", "edge-fallback")}
     if found is None:
-        assert not judged or plan.top
+        assert not judged or top
         return
     prefix, last = list(PROMPT_IDS), max(judged)
     for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
@@ -68,12 +69,24 @@ def test_every_mark_is_what_the_two_models_say_at_that_prefix(
             "c": mine != theirs == token_id,
             "t": theirs == token_id,
             "w": mine == token_id != theirs,
-            "-": index > last or (plan.top > 0 and done.origins[index] == "accepted"),
+            "-": index > last or (top > 0 and done.origins[index] == "accepted"),
         }
         assert says[mark], (index, mark)
-        # all that was judged is said
-        assert mark != "-" or index > last or plan.top
+        assert mark != "-" or index > last or top
         prefix.append(token_id)
+
+
+@toys.law(80)
+@given(toys.pairs(), toys.params(40), st.sampled_from(PLANS))
+def test_every_mark_is_what_the_two_models_say_at_that_prefix(
+    pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan
+) -> None:
+    done = answered(pair, plan, params)
+    assert_marks_are_true(done, pair, params)
+    if plan.hand_back and plan.hand_back.reads:
+        marks = marks_of(done.rounds_so_far, top=plan.top).marks
+        written = [mark for mark, origin in zip(marks, done.origins, strict=True) if origin == "cloud"]
+        assert set(written[:-1]) <= set("ac")  # the draft model has read them, but maybe not the text's last
 
 
 @toys.law(40)
@@ -85,25 +98,23 @@ def test_signals_are_those_of_the_draft_model_at_that_prefix(pair: tuple[ToyEngi
         return
     sequence = pair[0].open(PROMPT_IDS)
     rows = sequence.extend([PROMPT_IDS[-1], *found.token_ids])
-    for index, mark in enumerate(found.marks):
-        signals = found.signals[index]
-        assert (signals is None) == (mark == "t")
+    for index, signals in enumerate(found.signals):
+        assert (signals is None) == (done.origins[index] in ("bonus", "cloud"))  # where it wrote no draft
         if signals is not None:
             assert signals[0] == pytest.approx(measure(rows[index]).entropy, abs=1e-4)
     sequence.close()
 
 
-def rounds(*given: tuple[str, int, int, tuple[bool, ...]]) -> Iterator[Round]:
-    """Rounds of (outcome, drafted, accepted, audit); a verified one adds a token of the target's."""
+def rounds(*given: tuple[Any, ...]) -> Iterator[Round]:
+    """Rounds of (outcome, drafted, accepted, audit, read along); the target adds a token to one that it judged."""
     base = 0
-    for number, (outcome, num_draft, num_accepted, audit) in enumerate(given):
-        num_committed = num_accepted + 1 if outcome == "verified" else num_draft
+    for number, (outcome, num_draft, num_accepted, audit, *read) in enumerate(given):
+        num_committed = num_accepted + 1 if outcome in ("verified", "written") else num_draft
         record = StepRecord(number, base, num_draft, num_accepted, num_committed, outcome, "", 0, 0)  # type: ignore[arg-type]
         tokens = tuple(range(num_committed))
         ranks = (5,) * audit.count(False)
-        yield Round(
-            record, DraftBlock(base, tuple(range(num_draft))), tokens, ("accepted",) * num_committed, audit, ranks
-        )
+        block = DraftBlock(base, tuple(range(num_draft)), read=tuple(*read))
+        yield Round(record, block, tokens, ("accepted",) * num_committed, audit, ranks)
         base += num_committed
 
 
@@ -116,9 +127,16 @@ def rounds(*given: tuple[str, int, int, tuple[bool, ...]]) -> Iterator[Round]:
         ([("skipped", 2, 0, ()), ("verified", 1, 0, (True,))], "a-c"),  # an audit that does not reach the end
         ([("verified", 0, 0, ()), ("verified", 0, 0, ())], "tt"),
         ([("skipped", 1, 0, ()), ("verified", 1, 0, (False,)), ("skipped", 2, 0, ())], "wc--"),
+        ([("verified", 2, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, ())], "ctt"),  # nobody reads along
+        ([("verified", 2, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, (), [True]),
+          ("skipped", 2, 0, (), [False])], "cac--"),
+        ([("verified", 1, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, ()), ("skipped", 1, 0, (), [True, True]),
+          ("verified", 1, 0, (False,))], "caawc"),
+        ([("skipped", 1, 0, ()), ("verified", 1, 0, (False,)), ("written", 0, 0, ()),
+          ("verified", 1, 1, (), [True, False])], "wccat"),  # what it corrected is known: read again, it stays
     ],
-)
-def test_marks_by_rounds(given: list[tuple[str, int, int, tuple[bool, ...]]], marks: str) -> None:
+)  # fmt: skip
+def test_marks_by_rounds(given: list[tuple[Any, ...]], marks: str) -> None:
     found = marks_of(rounds(*given))
     assert "".join(found.marks) == marks
     assert len(found.signals) == len(marks)
@@ -165,14 +183,24 @@ def test_what_nobody_judged_is_not_kept(tmp_path: Path) -> None:
     assert read(tmp_path) == []
 
 
-def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hand_back", ["0", "3", "text"])
+def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path, hand_back: str) -> None:
     edge, cloud = toys.toy(3, 0.7), toys.toy(3)
-    plan, params = make_plan(gate="entropy:1", k=4), DecodingParams(max_new_tokens=30)
+    plan, params = make_plan(gate="entropy:1", k=4, hand_back=hand_back), DecodingParams(max_new_tokens=30)
     with serving(toys.toy(3)) as server, closing(skydraft.connect(server.address)) as remote:
         for side, folder in ((cloud, "here"), (remote, "there")):
             done = skydraft.generate(PROMPT, edge=edge, cloud=side, plan=plan, params=params, raw=True).run()
             assert Collector(tmp_path / folder).keep(done)
     assert read(tmp_path / "here") == read(tmp_path / "there")
+
+
+def test_what_a_server_wrote_before_it_could_be_stopped_is_known_too() -> None:
+    pair, params = (toys.toy(3, 0.7), toys.toy(3)), DecodingParams(max_new_tokens=30)
+    plan = make_plan(gate="entropy:1", k=4, hand_back="agree:2")
+    with serving(toys.toy(3)) as server, closing(skydraft.connect(server.address)) as remote:
+        done = skydraft.generate(PROMPT, edge=pair[0], cloud=remote, plan=plan, params=params, raw=True).run()
+    assert "cloud" in done.origins
+    assert_marks_are_true(done, pair, params)
 
 
 def test_a_cloud_that_is_gone_costs_a_line_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

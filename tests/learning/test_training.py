@@ -64,6 +64,13 @@ def test_it_says_more_often_what_the_target_says(trained: Trained) -> None:
     assert trained.is_whole and not trained.objection
 
 
+def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_on: Path, tmp_path: Path) -> None:
+    found = train(pair, written_on, tmp_path / "state")
+    held_out = data_of(written_on).held_out
+    assert found.held_out.num_tokens == sum(len(each.marks) - each.marks.count("-") for each in held_out)
+    assert found.held_out.difference > 0.03, str(found.held_out)
+
+
 def same(one: Adapter, other: Adapter) -> bool:
     return one.pairs.keys() == other.pairs.keys() and all(
         np.array_equal(mine, theirs)

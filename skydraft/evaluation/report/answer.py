@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from skydraft.evaluation.summary import SettingFigures, Summary
 
-# The agreement that `--mode auto` asks for: the report recommends the cheapest gated mode that keeps it.
+# The agreement that `--mode auto` asks for: the report recommends the fastest gated mode that keeps it.
 KEPT = 0.95
 # The report advises against the mode for categories below this agreement.
 _POOR = 0.90
@@ -32,10 +32,7 @@ def answer(summary: Summary) -> Conclusion | None:
     if "cloud" not in here or not known:
         return None
     enough = [mode for mode, value in known.items() if value >= KEPT]
-    if enough:
-        chosen = min(enough, key=lambda mode: here[mode].measures["cloud_calls_per_token"].value)
-    else:
-        chosen = max(known, key=lambda mode: known[mode])
+    chosen = max(enough, key=lambda mode: _speed_of(here[mode])) if enough else max(known, key=lambda mode: known[mode])
     linked = {link: _settings(summary, link) for link in summary.run.links if link is not None}
     return Conclusion(
         chosen,
@@ -59,16 +56,22 @@ def _gated(summary: Summary) -> list[str]:
     return [mode.name for mode in summary.run.modes if not mode.style and mode.plan.is_gated]
 
 
+def _speed_of(setting: SettingFigures) -> float:
+    speed = setting.speed_over.get("cloud")
+    return speed.value if speed else 0.0
+
+
 def _kept(setting: SettingFigures, is_enough: bool) -> str:
-    agreement, calls = (setting.measures[name].shown(3) for name in ("target_agreement", "cloud_calls_per_token"))
+    names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
+    agreement, calls, written = (setting.measures[name].shown(3) for name in names)
     which = (
-        f"it makes the fewest calls of the gated modes that keep {KEPT:g}"
+        f"it is the fastest of the gated modes that keep {KEPT:g}"
         if is_enough
         else f"no gated mode kept {KEPT:g}, and this one came closest"
     )
     return (
-        f"keeps an agreement of {agreement} with {calls} calls a token, "
-        f"where the target alone makes one a token; {which}."
+        f"keeps an agreement of {agreement} with {calls} calls a token; the target writes {written} of the tokens "
+        f"itself, where alone it makes one call and writes all; {which}."
     )
 
 

@@ -19,18 +19,18 @@ from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.report.answer import answer
-from skydraft.evaluation.report.plots import CURVE, all_plots, load_pyplot
+from skydraft.evaluation.report.plots import PLANE, all_plots, load_pyplot
 from skydraft.evaluation.summary import CategoryFigures, Figure, SettingFigures, Study, Summary, summarize
 from skydraft.evaluation.texts import load_sacrebleu
 
 # The columns of each table.
 HEADLINE = (
-    "target_agreement", "cloud_calls_per_token", "target_rows_per_token", "acceptance_rate", "mean_acceptance_length",
-    "tokens_per_s", "ttft_ms", "itl_ms", "target_nll",
+    "target_agreement", "cloud_calls_per_token", "target_written_per_token", "target_rows_per_token", "acceptance_rate",
+    "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms", "target_nll",
 )  # fmt: skip
 LINKED = (
-    "cloud_calls_per_token", "mean_acceptance_length", "bytes_per_token", "tokens_per_s", "ttft_ms", "itl_ms",
-    "same_as_cloud",
+    "cloud_calls_per_token", "target_written_per_token", "mean_acceptance_length", "bytes_per_token", "tokens_per_s",
+    "ttft_ms", "itl_ms", "same_as_cloud",
 )  # fmt: skip
 TEXTS = (
     "punctuation_density", "repeat_rate_2", "repeat_rate_3", "adjacent_repeat", "ends_sentence", "cycles",
@@ -92,7 +92,7 @@ def render(findings: Findings, summary: Summary) -> str:
     here = [setting for setting in summary.settings if setting.link_ms is None]
     linked = [setting for setting in summary.settings if setting.link_ms is not None]
     plots = list(all_plots(findings, summary.study))
-    has_curve = bool(plots) and plots[0][0] == CURVE
+    has_plane = bool(plots) and plots[0][0] == PLANE
     return environment.get_template("page.html.j2").render(
         run=findings.run,
         changed=_changed(findings),
@@ -109,8 +109,8 @@ def render(findings: Findings, summary: Summary) -> str:
         ],
         here=here,
         oracle=_oracle(findings, summary.study),
-        plots=plots[1:] if has_curve else plots,
-        curve=plots[0] if has_curve else None,
+        plots=plots[1:] if has_plane else plots,
+        plane=plots[0] if has_plane else None,
         texts=list(_texts(findings)),
         marks=ORIGIN_MARKS,
     )
@@ -184,8 +184,8 @@ def _cell(figure: Figure | None, digits: int) -> tuple[str, str]:
     return figure.cell(digits) if figure else ("", "")
 
 
-def _oracle(findings: Findings, gate_study: Study | None) -> list[tuple[str, str, str, str]]:
-    """(mode, agreement, calls, calls over A − α) of the gated modes."""
+def _oracle(findings: Findings, gate_study: Study | None) -> list[tuple[str, str, str, str, str]]:
+    """(mode, agreement, calls, written, calls over A − α) of the gated modes."""
     if gate_study is None:
         return []
     rows = []
@@ -194,8 +194,9 @@ def _oracle(findings: Findings, gate_study: Study | None) -> list[tuple[str, str
         plan = setting.mode.plan
         if ratio is None or setting.link_ms is not None or setting.mode.style or not plan.drafts:
             continue
-        agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
-        rows.append((setting.name, f"{agreement:.3f}", f"{calls:.3f}", f"{ratio:.2f}"))
+        names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
+        agreement, calls, written = (f"{setting.value(name):.3f}" for name in names)
+        rows.append((setting.name, agreement, calls, written, f"{ratio:.2f}"))
     return rows
 
 

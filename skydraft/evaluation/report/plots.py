@@ -11,15 +11,16 @@ from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.errors import MissingDependency
 from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.gate_study import entropies
-from skydraft.evaluation.summary import Study
+from skydraft.evaluation.summary import Point, Study
 
 # Okabe and Ito's palette for colour-blind readers
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _MARKS = "osD^vPX*<>"
 _LINES = ("-", "--", "-.", ":")
-_LABELS = {"entropy": "entropy", "margin": "margin", "prob": "top probability", "combined": "logistic combination"}
 _MAX_RTT_MS = 200.0
-CURVE = "Calls against agreement"
+PLANE = "Calls against tokens that the large model wrote"
+_ASKED = {0.90: "o", 0.95: "s", 0.98: "^"}  # agreements, and their marks on the lines of the plane
+_HIGHEST = 0.99  # agreement of a line's end; stricter limits check nearly all and crowd the plane
 
 
 def load_pyplot() -> Any:
@@ -56,45 +57,64 @@ def _drawn(draw: Callable[[Any], None], width: float = 6.2, height: float = 4.2)
     return text[text.index("<svg") :]
 
 
-def calls_against_agreement(findings: Findings, study: Study | None) -> str | None:
-    """Calls per token by agreement: measured modes, replayed curves, and the oracle bound."""
+def calls_against_written(findings: Findings, study: Study | None) -> str | None:
+    """Calls a token by tokens written a token: hand-backs replayed, the oracle of both, and measured modes."""
     if study is None:
         return None
 
     def draw(axes: Any) -> None:
-        for number, (name, points) in enumerate(study.curves.items()):
-            axes.plot(
-                [agreement for agreement, _ in points],
-                [calls for _, calls in points],
-                _LINES[number % len(_LINES)],
-                color=_COLORS[number],
-                linewidth=2 if name == "combined" else 1.2,
-                label=f"{_LABELS[name]} (replayed)",
-            )
         alone = study.alone_on_target_path
-        axes.plot(
-            [alone, 1], [0, 1 - alone], color="#888888", linewidth=1, label="oracle: A − α, along the target's texts"
-        )
-        axes.plot([alone, 1], [0, 1.4 * (1 - alone)], ":", color="#888888", linewidth=1, label="1.4 × (A − α)")
-        for number, setting in enumerate(_with_agreement(findings)):
-            agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
-            axes.plot([agreement], [calls], _MARKS[number % len(_MARKS)], color="black", markersize=7, fillstyle="none",
-                      markeredgewidth=1.4, label=setting.name, linestyle="none")  # fmt: skip
-        axes.set(xlabel="agreement with the target", ylabel="calls per token", ylim=(-0.01, 0.6))
-        axes.legend(fontsize=7.5, ncols=2, loc="upper left")
+        handles = [_draw_policy(axes, number, name, study.policies[name]) for number, name in enumerate(study.policies)]
+        handles += axes.plot([0, 1 - alone], [0, 1 - alone], color="#888888", linewidth=3, alpha=0.5, label="oracle")
+        handles += [
+            axes.plot([], [], mark, color="#555555", linestyle="none", markersize=5, label=f"agreement {asked:.2f}")[0]
+            for asked, mark in _ASKED.items()
+        ]
+        for asked, mark in _ASKED.items():
+            if asked > alone:
+                axes.plot([asked - alone], [asked - alone], mark, color="#888888", markersize=5)
+        axes.add_artist(_legend_beside(axes, "replayed, by hand-back", handles, "upper"))
+        modes = [_draw_mode(axes, number, setting) for number, setting in enumerate(_with_agreement(findings))]
+        _legend_beside(axes, "measured, agreement", modes, "lower")
+        axes.set(xlabel="calls a token", ylabel="written a token", xlim=(-0.01, None), ylim=(-0.02, 1.03))
 
-    return _drawn(draw, 7.4, 5.0)
+    return _drawn(draw, 8.6, 5.4)
+
+
+def _legend_beside(axes: Any, title: str, handles: Sequence[Any], side: str) -> Any:
+    return axes.legend(
+        handles=handles, title=title, loc=f"{side} left", bbox_to_anchor=(1.01, side == "upper"), fontsize=7.5,
+        title_fontsize=7.5, borderaxespad=0, frameon=False, alignment="left",
+    )  # fmt: skip
+
+
+def _draw_policy(axes: Any, number: int, name: str, points: Sequence[Point]) -> Any:
+    color = _COLORS[number]
+    points = [point for point in points if point[0] <= _HIGHEST]
+    calls, written = ([point[at] for point in points] for at in (1, 2))
+    (line,) = axes.plot(calls, written, _LINES[number % len(_LINES)], color=color, linewidth=1.3, label=name)
+    for asked, mark in _ASKED.items():
+        if enough := [point for point in points if point[0] >= asked]:
+            axes.plot([enough[0][1]], [enough[0][2]], mark, color=color, markersize=5)
+    return line
+
+
+def _draw_mode(axes: Any, number: int, setting: Setting) -> Any:
+    names = ("cloud_calls_per_token", "target_written_per_token", "target_agreement")
+    calls, written, agreement = (setting.value(name) for name in names)
+    (mark,) = axes.plot(
+        [calls], [written], _MARKS[number % len(_MARKS)], color="black", markersize=8, fillstyle="none",
+        markeredgewidth=1.4, linestyle="none", label=f"{setting.name}: {agreement:.3f}", clip_on=False, zorder=5,
+    )  # fmt: skip
+    return mark
 
 
 def _with_agreement(findings: Findings) -> list[Setting]:
-    """Modes in process, without the target alone, whose one call a token is off the scale."""
+    """Modes in process."""
     return [
         setting
         for setting in findings.settings
-        if setting.link_ms is None
-        and setting.mode.plan.drafts
-        and setting.mode.style is None
-        and setting.value("target_agreement") is not None
+        if setting.link_ms is None and setting.mode.style is None and setting.value("target_agreement") is not None
     ]
 
 
@@ -227,10 +247,13 @@ def entropy_of_agreement(findings: Findings) -> str | None:
 def all_plots(findings: Findings, study: Study | None) -> Sequence[tuple[str, str, str]]:
     """(title, description, svg) of every plot that the records allow."""
     drawn = (
-        (CURVE,
-         "Fewer calls at the same agreement is better. Marks are runs. Lines are replayed along the target's own texts "
-         "with blocks that end where the gate is passed, not run; the combination is fitted on other prompts. The grey "
-         "line is an oracle that calls once for each disagreement.", calls_against_agreement(findings, study)),
+        (PLANE,
+         "Lower left is better. Calls: times that the device asked the large model and waited. Written: tokens that "
+         "the large model wrote itself. Lines are hand-backs, replayed along the target's own texts behind a gate "
+         "whose limit runs from none (lower left) to a strict one, fitted on other prompts; not run. Marks on them "
+         "are agreements, hollow marks are runs. Grey: an oracle that calls once for each disagreement it mends, so "
+         "that an agreement A takes A − α calls a token and as many written (derived; α is that of the draft model "
+         "along these texts).", calls_against_written(findings, study)),
         ("Speed against round trip",
          "Lines are the formulae with the costs and the acceptance measured in this run; dotted verticals are "
          "break-even round trips, where there are any; neither knows of prefill. Marks were measured; where the round "

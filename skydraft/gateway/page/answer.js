@@ -157,7 +157,7 @@ export class Answer {
     const say = (key, args) => this.meta.append(worded(make('span'), key, args));
     if (tokens) say('meta.done', { tokens, speed: shown.speed(this.figures) });
     if (tokens && firstMs !== null) say('meta.first', { ms: Math.round(firstMs) });
-    if (tokens && how === 'done') say('meta.calls', { calls: shown.calls(this.figures) });
+    if (tokens && how === 'done') say('meta.calls', { calls: shown.calls(this.figures), written: shown.written(this.figures) });
     if (how === 'done' && this.finishReason === 'length') say('meta.length');
     if (how === 'stopped') say('meta.stopped');
   }

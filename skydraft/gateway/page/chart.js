@@ -8,6 +8,7 @@ const WIDTH = 272;
 const MOST_ROUNDS = 40;
 const HEIGHT = 56;
 const GAP = 1.5;
+const FULL = ['verified', 'written']; // bars without an outline
 const LINE = '\u00a0'.repeat(100); // a line is drawn under text, be it only spaces; what is too much is cut off
 
 /** A bar of shares; under each part runs the line that its words have in the text. */
@@ -36,7 +37,7 @@ function barOf(record, x, width, most) {
     draft: record.num_draft,
     ms: Math.round(record.wall_ms ?? 0),
   };
-  const inset = record.outcome === 'verified' ? 0 : 0.5; // half of the outline's width
+  const inset = FULL.includes(record.outcome) ? 0 : 0.5; // half of the outline's width
   const box = { x: x + inset, y: HEIGHT - height + inset, width: width - 2 * inset, height: height - inset };
   const bar = draw('rect', { class: `round ${record.outcome}`, ...box });
   bar.append(draw('title', {}, say('round.title', args)));
@@ -48,7 +49,7 @@ function summary(rounds, recent) {
   return say('rounds.chart', { shown: recent.length, all: rounds.length, ...counts });
 }
 
-/** The last rounds, as high as the tokens that each added; full, hollow or barred by what became of it. */
+/** The last rounds, as high as the tokens that each added; full, pale, hollow or barred by what became of it. */
 export function roundsChart(figures, name) {
   const { rounds } = figures;
   if (!rounds.length) return make('p', { class: 'note' }, say('rounds.none'));
@@ -68,7 +69,7 @@ export function roundsChart(figures, name) {
 export function outcomeKey() {
   return OUTCOMES.map((name) => {
     const swatch = draw('svg', { viewBox: '0 0 10 10', 'aria-hidden': 'true' });
-    const inset = name === 'verified' ? 0 : 0.5;
+    const inset = FULL.includes(name) ? 0 : 0.5;
     const size = 10 - 2 * inset;
     swatch.append(draw('rect', { class: `round ${name}`, x: inset, y: inset, width: size, height: size }));
     return make('li', {}, swatch, say(`outcome.${name}`));

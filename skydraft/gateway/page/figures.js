@@ -1,11 +1,13 @@
 // What the rounds of an answer add up to.
 
 export const ORIGINS = ['accepted', 'recovered', 'bonus', 'skipped', 'edge', 'cloud', 'edge-fallback'];
-export const OUTCOMES = ['verified', 'skipped', 'fallback'];
+export const OUTCOMES = ['verified', 'written', 'skipped', 'fallback'];
+const BY_TARGET = ['verified', 'written'];
 
 export class Figures {
   tokens = 0;
-  calls = 0;
+  calls = 0; // times that the device asked the large model and waited
+  written = 0; // tokens that the large model wrote itself
   seconds = 0;
   audited = 0;
   agreed = 0;
@@ -31,6 +33,7 @@ export class Figures {
   #round(record) {
     this.rounds.push(record);
     if (record.outcome === 'verified') this.calls += 1;
+    if (BY_TARGET.includes(record.outcome)) this.written += record.num_committed - record.num_accepted;
     this.audited += record.num_audited ?? 0;
     this.agreed += record.num_agreed ?? 0;
   }
@@ -40,6 +43,7 @@ export class Figures {
     if (stats.ttft_ms != null) this.firstMs = stats.ttft_ms;
     if (stats.tokens_per_s > 0) this.seconds = this.tokens / stats.tokens_per_s;
     if (stats.cloud_calls_per_token != null) this.calls = stats.cloud_calls_per_token * this.tokens;
+    if (stats.target_written_per_token != null) this.written = stats.target_written_per_token * this.tokens;
   }
 
   get speed() {
@@ -50,6 +54,10 @@ export class Figures {
     return this.tokens ? this.calls / this.tokens : null;
   }
 
+  get writtenPerToken() {
+    return this.tokens ? this.written / this.tokens : null;
+  }
+
   get agreement() {
     return this.audited ? this.agreed / this.audited : null;
   }
@@ -58,7 +66,7 @@ export class Figures {
 export function sum(parts) {
   const total = new Figures();
   for (const part of parts) {
-    for (const name of ['tokens', 'calls', 'seconds', 'audited', 'agreed']) total[name] += part[name];
+    for (const name of ['tokens', 'calls', 'written', 'seconds', 'audited', 'agreed']) total[name] += part[name];
     for (const [origin, tokens] of Object.entries(part.origins)) {
       total.origins[origin] = (total.origins[origin] ?? 0) + tokens;
     }
@@ -75,11 +83,13 @@ export function shares(figures) {
 }
 
 const number = (value, digits) => (value === null ? '–' : value.toFixed(digits));
+const share = (value) => (value === null ? '–' : percent(value));
 
 export const shown = {
   calls: (figures) => number(figures.callsPerToken, 2),
+  written: (figures) => share(figures.writtenPerToken),
   speed: (figures) => number(figures.speed, 1),
-  agreement: (figures) => (figures.agreement === null ? '–' : percent(figures.agreement)),
+  agreement: (figures) => share(figures.agreement),
   tokens: (figures) => (figures.tokens ? String(figures.tokens) : '–'),
   rounds: (figures) => (figures.rounds.length ? String(figures.rounds.length) : '–'),
 };

@@ -5,7 +5,8 @@ import { $, eachFrame, make } from './dom.js';
 import { ORIGINS, percent, shares, shown } from './figures.js';
 import { say, worded } from './language.js';
 
-const ROWS = ['calls', 'speed', 'agreement', 'tokens', 'rounds'];
+const ROWS = ['calls', 'written', 'speed', 'agreement', 'tokens', 'rounds'];
+const EXPLAINED = ['calls', 'written'];
 const wide = matchMedia('(min-width: 1000px)');
 
 function noteOf(row, { agreed, audited }) {
@@ -16,7 +17,8 @@ function table(columns) {
   const heads = columns.map(({ name }) => make('th', { scope: 'col' }, name));
   const rows = ROWS.map((row) => {
     const cells = columns.map(({ figures }) => make('td', { 'data-figure': row, title: noteOf(row, figures) }, shown[row](figures)));
-    return make('tr', {}, make('th', { scope: 'row' }, say(`figure.${row}`)), ...cells);
+    const title = EXPLAINED.includes(row) ? say(`figure.${row}.note`) : null;
+    return make('tr', {}, make('th', { scope: 'row', title }, say(`figure.${row}`)), ...cells);
   });
   const corner = make('td', {});
   return [make('thead', {}, make('tr', {}, corner, ...heads)), make('tbody', {}, ...rows)];

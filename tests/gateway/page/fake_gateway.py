@@ -84,7 +84,8 @@ def mixed_reply() -> list[Step]:
             record=record(1, num_committed=4, num_accepted=3, num_audited=10, num_agreed=9)),
         run("as the sun ", "accepted", 2, reason="content", tokens=3),
         run("sinks.", "bonus", 2, reason="content", record=record(2, num_committed=4, num_audited=0)),
-        finish(num_tokens=10, num_rounds=3, cloud_calls_per_token=0.2, tokens_per_s=18.4, ttft_ms=210.0),
+        finish(num_tokens=10, num_rounds=3, cloud_calls_per_token=0.2, target_written_per_token=0.2, tokens_per_s=18.4,
+               ttft_ms=210.0),
     ]  # fmt: skip
 
 

@@ -138,6 +138,7 @@ def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
         return list(page.locator(f'[data-figure="{name}"]').all_inner_texts())
 
     expect(page.locator('[data-figure="speed"]').first).to_have_text("18.4")
+    assert figures("written") == ["20%"] * 2
     assert (figures("calls"), figures("agreement"), figures("tokens")) == (["0.20"] * 2, ["90%"] * 2, ["10"] * 2)
     shares = "Share of tokens by origin: Accepted 60%, Corrected 10%, Bonus 10%, Unchecked 20%."
     expect(page.locator("#shares .bar")).to_have_attribute("aria-label", shares)
@@ -146,10 +147,32 @@ def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
     heights = page.locator("#charts .round").evaluate_all("bars => bars.map((bar) => bar.getBBox().height)")
     assert heights[1] == heights[2] > heights[0]
     fills = page.locator("#outcomes .round").evaluate_all("bars => bars.map((bar) => getComputedStyle(bar).fill)")
-    assert len(set(fills)) == 3
+    assert len(set(fills)) == len(fills) == 4
     answered(page, "And?", 2)
     expect(page.locator('[data-figure="tokens"]')).to_have_text(["3", "13"])
     assert (figures("calls"), figures("agreement")) == (["0.33", "0.23"], ["50%", "83%"])
+    assert figures("written") == ["33%", "23%"]
+
+
+def test_what_the_target_writes_on_is_no_call(page: Any, fake: FakeGateway) -> None:
+    written = {"num_draft": 0, "num_accepted": 0, "num_committed": 1}
+    fake.replies = [[
+        run("The sea ", "accepted", 0, tokens=2),
+        run("turns ", "recovered", 0, record=record(0, num_accepted=2, num_committed=3)),
+        run("to ", "cloud", 1, record=record(1, "written", **written)),
+        run("copper.", "cloud", 2, record=record(2, "written", **written)),
+        finish(),
+    ]]  # fmt: skip
+    answered(page, "Hello")
+    expect(page.locator('[data-figure="calls"]').first).to_have_text("0.20")
+    expect(page.locator('[data-figure="written"]').first).to_have_text("60%")
+    expect(page.locator(".meta").first).to_contain_text("0.20 calls a token; the cloud wrote 60% of the tokens")
+    note = page.locator("#figures th[title]").evaluate_all("heads => heads.map((head) => head.title)")
+    assert note == [
+        "Times that the device asked the large model and waited.", "Tokens that the large model wrote itself."
+    ]  # fmt: skip
+    kinds = page.locator("#charts .round").evaluate_all("bars => bars.map((bar) => bar.classList[1])")
+    assert kinds == ["verified", "written", "written"]
 
 
 def test_regenerate_takes_another_seed(page: Any, fake: FakeGateway) -> None:

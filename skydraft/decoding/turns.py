@@ -1,0 +1,104 @@
+"""Who writes next: the draft model, a block that the target may judge, or the target alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from skydraft.gating.hand_back import HandBack
+from skydraft.types import Round, Signals
+
+
+class Turns(Protocol):
+    """Gives the turns of one generation, and learns from its rounds."""
+
+    def longest(self) -> int:
+        """The most tokens of the next block; 0 while it is the target's turn."""
+
+    def to_write(self) -> int:
+        """How many more tokens the target may write after its next verdict, if it corrects the block."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether the draft model reads along now."""
+
+    def read(self, agrees: Seq[bool]) -> None:
+        """Take in which of the last tokens the draft model would have written itself."""
+
+    def hand_back(self) -> None:
+        """End the target's turn."""
+
+    def observe(self, done: Round) -> None:
+        """Take in a committed round."""
+
+
+class GivenTurns:
+    """Blocks of at most `k` tokens; after a correction the target writes on as `hand_back` says.
+
+    `length`, if given, learns from the rounds where blocks should end.
+    """
+
+    def __init__(self, k: int, hand_back: HandBack, length: Learning | None = None) -> None:
+        self._k = k
+        self._hand_back = hand_back
+        self._length = length
+        self._is_targets = False
+        self._num_written = self._num_agreed = 0  # in the target's turn; agreed: the last ones, without a gap
+        self._num_unread = 0
+
+    def longest(self) -> int:
+        """The most tokens of the next block; 0 while it is the target's turn."""
+        return 0 if self._is_targets else self._k
+
+    def to_write(self) -> int:
+        """How many more tokens the target may write after its next verdict, if it corrects the block."""
+        return max(self._hand_back.num_tokens - (self._num_written + 1 if self._is_targets else 0), 0)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the draft model reads along now: also what crosses the stop, which teaches."""
+        return self._hand_back.reads and self._num_unread > 0
+
+    def read(self, agrees: Seq[bool]) -> None:
+        """Count the last tokens in a row that the draft model would have written itself."""
+        self._num_unread = 0
+        self._num_agreed = run_of(agrees, self._num_agreed)
+        self._end_if_over()
+
+    def hand_back(self) -> None:
+        """End the target's turn."""
+        self._is_targets = False
+
+    def observe(self, done: Round) -> None:
+        """Begin the target's turn after a correction, and count what it writes."""
+        record = done.record
+        if record.num_draft:
+            is_corrected = record.outcome == "verified" and record.num_accepted < record.num_draft
+            self._is_targets, self._num_written, self._num_agreed, self._num_unread = is_corrected, 0, 0, 0
+        else:
+            self._num_written += record.num_committed
+            self._num_unread += record.num_committed
+        self._end_if_over()
+        if self._length is not None:
+            self._length.observe(done)
+
+    def _end_if_over(self) -> None:
+        if self._hand_back.is_over(self._num_written, self._num_agreed):
+            self.hand_back()
+
+
+class Learning(Protocol):
+    """Decides where blocks end, and learns from rounds."""
+
+    def is_enough(self, signals: Seq[Signals]) -> bool:
+        """Whether to send a block with these signals rather than to continue it."""
+
+    def observe(self, done: Round) -> None:
+        """Learn from a finished round."""
+
+
+def run_of(agrees: Seq[bool], before: int) -> int:
+    """Length of the run of agreements at the end, if `before` agreements preceded these."""
+    for each in agrees:
+        before = before + 1 if each else 0
+    return before

@@ -1,0 +1,71 @@
+"""Hand-back: how long the target writes on after it has corrected a draft.
+
+Every token that it writes is its own choice after that prefix, so this changes the cost of a text and which tokens the
+draft model may commit unverified, never what the target stands for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skydraft.errors import OptionError
+from skydraft.types import WRITE_ALL
+
+MAX_AGREED = 64
+_HINT = "Use 0, a number of tokens, agree:M (for example agree:4), or text."
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """After a correction the target writes at most `num_tokens` more.
+
+    With `agreed` it also ends once the draft model, reading along, would have written the last `agreed` of them itself.
+    `HandBack()` is the correction alone. Raises OptionError for numbers out of range.
+    """
+
+    num_tokens: int = 0
+    agreed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_tokens <= WRITE_ALL:
+            raise OptionError(f"--hand-back must be from 0 to {WRITE_ALL} tokens, not {self.num_tokens}.", hint=_HINT)
+        if not 0 <= self.agreed <= MAX_AGREED or (self.agreed and not self.num_tokens):
+            raise OptionError(f"--hand-back agree:M needs M from 1 to {MAX_AGREED}, not {self.agreed}.", hint=_HINT)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the draft model reads along while the target writes."""
+        return self.agreed > 0
+
+    def is_over(self, num_written: int, num_agreed: int) -> bool:
+        """Whether the draft model is to go on: after `num_written` tokens, the last `num_agreed` of them as its own."""
+        return num_written >= self.num_tokens or (self.reads and num_agreed >= self.agreed)
+
+    def __str__(self) -> str:
+        if self.agreed:
+            return f"agree:{self.agreed}"
+        return "text" if self.num_tokens == WRITE_ALL else str(self.num_tokens)
+
+
+def parse_hand_back(text: str | int) -> HandBack:
+    """`0`, `N`, `agree:M` or `text`. Raises OptionError."""
+    name, colon, number = str(text).partition(":")
+    if name == "text" and not colon:
+        return HandBack(WRITE_ALL)
+    if name == "agree" and _is_number(number) and int(number):
+        return HandBack(WRITE_ALL, int(number))
+    if not colon and _is_number(name):
+        return HandBack(int(name))
+    raise OptionError(f"There is no hand-back '{text}'.", hint=_HINT)
+
+
+def is_hand_back(name: str) -> bool:
+    """Whether `name` is the name of a hand-back, as `str` gives it."""
+    try:
+        return str(parse_hand_back(name)) == name
+    except OptionError:
+        return False
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= len(str(WRITE_ALL))

@@ -1,0 +1,254 @@
+"""After a correction the target writes on: every token is still the choice of the model that it is said to be."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft import DecodingParams, generate, make_plan
+from skydraft.decoding.context import Context
+from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.target import LocalTarget, LocalVerifier
+from skydraft.errors import CloudLost, OptionError
+from skydraft.gating.hand_back import HandBack, parse_hand_back
+from skydraft.types import WRITE_ALL, DraftBlock
+
+from .. import reference, toys
+from ..toys import PROMPT, PROMPT_IDS, law
+from .test_laws import assert_consistent, decode, gates
+
+hand_backs = st.sampled_from(["0", "1", "2", "7", "agree:1", "agree:2", "agree:4", "text"])
+DRAFTED = ("skipped", "edge", "edge-fallback")
+
+
+def assert_whose(done, edge, cloud, params):
+    """Every token is the choice, after its prefix, of the model that its origin names."""
+    token_ids = [*PROMPT_IDS, *done.token_ids]
+    for index, origin in enumerate(done.origins):
+        prefix = token_ids[: len(PROMPT_IDS) + index]
+        model = edge if origin in DRAFTED else cloud
+        assert token_ids[len(prefix)] == reference.next_token(model, prefix, len(PROMPT_IDS), params), (index, origin)
+
+
+def turns_of(done):
+    """The bases of what the target wrote after each correction, by the records.
+
+    After a broken stream the edge asks it to write on, by an empty block.
+    """
+    turns, is_writing = [], False
+    for record in done.records:
+        if record.outcome == "written" or (record.outcome == "verified" and not record.num_draft):
+            assert is_writing or record.outcome == "verified"
+            assert record.num_committed == 1 and record.num_draft == 0
+            turns[-1].append(record.base)
+        is_writing = record.outcome in ("verified", "written")
+        if record.outcome == "verified" and record.num_accepted < record.num_draft:
+            turns.append([])
+    return turns
+
+
+@law(120)
+@given(toys.pairs(), toys.params(), gates | st.just("always"), st.integers(1, 12), st.booleans(), hand_backs)
+def test_whoever_wrote_a_token_chose_it(pair, params, gate, k, eager, hand_back):
+    edge, cloud = pair
+    plan = make_plan(gate=gate, k=k, eager=eager and gate != "always", hand_back=hand_back)
+    done = decode(plan, params, edge, cloud)
+    assert_whose(done, edge, cloud, params)
+    assert_consistent(done, params)
+    if gate == "always":
+        assert (done.token_ids, done.finish_reason) == reference.plain(cloud, PROMPT_IDS, params)
+    written = [len(turn) for turn in turns_of(done)]
+    back = parse_hand_back(hand_back)
+    assert all(num <= back.num_tokens for num in written)
+    if back.num_tokens < WRITE_ALL:  # only the end of the text cuts a turn
+        assert all(num == back.num_tokens for num in written[:-1])
+    assert done.stats.target_written_per_token == pytest.approx(
+        sum(origin in ("cloud", "recovered", "bonus") for origin in done.origins) / len(done.origins), abs=1e-4
+    )
+
+
+@law(80)
+@given(toys.pairs(), toys.params(), gates, st.integers(1, 8), st.integers(1, 5))
+def test_with_agree_the_draft_model_gets_its_turn_where_it_would_have_written_the_last_tokens(
+    pair, params, gate, k, wanted
+):
+    edge, cloud = pair
+    done = decode(make_plan(gate=gate, k=k, hand_back=f"agree:{wanted}"), params, edge, cloud)
+    token_ids = [*PROMPT_IDS, *done.token_ids]
+    ends = {turn[-1] for turn in turns_of(done) if turn}
+    for turn in turns_of(done):
+        run = 0
+        for base in turn:
+            assert run < wanted  # nothing is written after the run
+            length = len(PROMPT_IDS) + base
+            own = reference.next_token(edge, token_ids[:length], len(PROMPT_IDS), params)
+            run = run + 1 if own == token_ids[length] else 0
+        if turn and turn[-1] + 1 < len(done.token_ids):
+            assert run == wanted
+    assert len(ends) == sum(bool(turn) for turn in turns_of(done))
+
+
+@law(40)
+@given(toys.pairs(), toys.params(), st.integers(1, 8), hand_backs)
+def test_what_was_read_along_says_what_the_draft_model_would_have_written(pair, params, k, hand_back):
+    edge, cloud = pair
+    token_ids, known = list(PROMPT_IDS), set()
+    generation = generate(
+        PROMPT, edge=edge, cloud=cloud, plan=make_plan(gate="always", k=k, hand_back=hand_back), params=params, raw=True
+    )
+    for done, _ in generation.rounds():
+        start = done.block.base - len(done.block.read)
+        for index, agrees in enumerate(done.block.read, start):
+            prefix = token_ids[: len(PROMPT_IDS) + index]
+            own = reference.next_token(edge, prefix, len(PROMPT_IDS), params)
+            assert agrees is bool(own == token_ids[len(prefix)])
+            assert index not in known
+            known.add(index)
+        token_ids += done.token_ids
+    assert bool(known) <= parse_hand_back(hand_back).reads
+
+
+def test_no_token_is_fed_twice_and_no_draft_is_made_twice():
+    """Reading along leaves the last token to the next block, whose first step feeds it."""
+    edge, cloud = toys.toy(3, 0.7), toys.toy(3)
+    params = DecodingParams(max_new_tokens=80, min_new_tokens=80)
+    done = decode(make_plan(gate="entropy:1", k=4, hand_back="agree:2"), params, edge, cloud)
+    drafted = sum(record.num_draft for record in done.records)
+    rejected = sum(record.num_draft - record.num_accepted for record in done.records if record.outcome == "verified")
+    written = sum(record.num_written for record in done.records)
+    rows = sum(record.draft.num_rows for record in done.records)
+    assert any(record.outcome == "written" for record in done.records)
+    assert rows <= drafted + written + 1
+    assert drafted - rejected + written == 80
+
+
+@law(30)
+@given(toys.pairs(), toys.params(), st.sampled_from(["0", "3", "agree:2", "text"]), st.integers(20, 32))
+def test_the_target_goes_on_where_the_context_of_the_draft_model_ends(pair, params, hand_back, room):
+    _, cloud = pair
+    edge = toys.toy(1, context_len=room)
+    done = decode(make_plan(gate="entropy:1", k=4, hand_back=hand_back), params, edge, cloud)
+    assert_whose(done, edge, cloud, params)
+    assert_consistent(done, params)
+
+
+def test_without_a_hand_back_every_correction_is_one_call():
+    edge, cloud = toys.toy(3, 0.7), toys.toy(3)
+    params = DecodingParams(max_new_tokens=60, min_new_tokens=60)
+    calls = {
+        back: decode(make_plan(gate="entropy:0.5", k=4, hand_back=back), params, edge, cloud).stats
+        for back in ("0", "4", "text")
+    }
+    assert calls["0"].target_written_per_token == pytest.approx(calls["0"].cloud_calls_per_token, abs=1e-3)
+    assert calls["0"].cloud_calls_per_token > calls["4"].cloud_calls_per_token > calls["text"].cloud_calls_per_token
+    assert calls["0"].target_written_per_token < calls["4"].target_written_per_token
+
+
+def test_a_stream_is_one_call():
+    cloud = toys.toy(3)
+    params = DecodingParams(max_new_tokens=40, min_new_tokens=40)
+    done = decode(make_plan("cloud"), params, None, cloud)
+    assert [record.outcome for record in done.records] == ["verified"] + ["written"] * 39
+    assert done.stats.cloud_calls_per_token == 0.025
+    assert done.stats.target_written_per_token == 1
+
+
+@pytest.mark.parametrize("text", ["0", "1", "12", "agree:1", "agree:64", "text"])
+def test_a_hand_back_is_written_as_it_is_read(text):
+    assert str(parse_hand_back(text)) == text
+
+
+def test_a_number_may_be_a_number():
+    assert parse_hand_back(8) == HandBack(8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-1", "1.5", "agree", "agree:", "agree:0", "agree:65", "agree:-2", "text:3", "all", "9" * 5000, "²", "none"],
+)
+def test_other_hand_backs_are_refused_in_one_line(text):
+    with pytest.raises(OptionError) as caught:
+        parse_hand_back(text)
+    assert "\n" not in caught.value.line
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"mode": "edge"}, "mode edge"), ({"mode": "cloud"}, "mode cloud"), ({"gate": "never"}, "gate never")],
+)
+def test_a_hand_back_is_refused_where_no_draft_is_corrected(options, says):
+    with pytest.raises(OptionError, match=says):
+        make_plan(**options, hand_back="4")
+
+
+def test_a_sequence_that_was_closed_is_not_read():
+    drafter = Drafter(toys.toy(1), toys.ASKED, DecodingParams(), 20)
+    drafter.cancel()
+    context = Context(toys.ASKED)
+    with pytest.raises(Exception, match="closed"):
+        drafter.read(context)
+
+
+class Mortal(LocalTarget):
+    """A target that is lost once it writes on."""
+
+    def falls_back(self, plan):
+        return True
+
+    def verifier(self, context, prompt, vocab, request, *, drafts_first=True):
+        engine = self.engine
+
+        class Dying(LocalVerifier):
+            def verify(self, block, catch_up, write=0):
+                if not block.token_ids and context.base > 12:
+                    raise CloudLost("gone")
+                return super().verify(block, catch_up, write)
+
+        return Dying(engine, prompt, request.params)
+
+
+def test_what_was_read_before_the_cloud_was_lost_is_counted(monkeypatch):
+    edge, fed = toys.toy(1), []
+    feed = edge.extend_batch
+
+    def counting(feeds):
+        fed.extend(len(token_ids) for _, token_ids in feeds)
+        return feed(feeds)
+
+    monkeypatch.setattr(edge, "extend_batch", counting)
+    params = DecodingParams(max_new_tokens=40, min_new_tokens=40)
+    plan = make_plan(gate="entropy:0.1", k=2, hand_back="agree:64")
+    done = generate(PROMPT, edge=edge, cloud=Mortal(toys.toy(3)), plan=plan, params=params, raw=True).run()
+    assert "edge-fallback" in done.origins and "cloud" in done.origins
+    assert sum(record.draft.num_rows for record in done.records) == sum(fed)
+
+
+def test_others_compute_between_the_parts_of_what_is_read_late(monkeypatch):
+    """A stream may be long before the draft model reads it; other texts do not wait for all of it."""
+    edge, order = toys.toy(1), []
+    feed = edge.extend_batch
+
+    def other():
+        with edge.floor:
+            order.append("other")
+
+    def feeding(feeds):
+        rows = feed(feeds)
+        if order.count("part") == 0:
+            threading.Thread(target=other).start()
+            time.sleep(0.05)  # it waits for the floor now
+        order.append("part")
+        return rows
+
+    context = Context(toys.ASKED)
+    drafter = Drafter(edge, toys.ASKED, DecodingParams(), 300)
+    drafter.read(context)  # the prompt
+    context.commit_skip(DraftBlock(0, tuple(4 + n % 5 for n in range(60))), None)
+    monkeypatch.setattr(edge, "extend_batch", feeding)
+    monkeypatch.setattr(type(edge), "invariant_rows", 4)
+    assert len(drafter.read(context).read) == 60
+    assert order.index("other") < len(order) - 1

@@ -1,0 +1,272 @@
+"""Hand-back over a link: what the target writes after a correction is what it writes in one process, whatever happens
+meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.edge.channel import SessionStream, Waiting
+from skydraft.errors import CloudLost, SessionNotFound
+from skydraft.evaluation.emulated_link import EmulatedLink
+from skydraft.protocol import codec
+from skydraft.protocol import verifier_pb2 as pb
+from skydraft.protocol.values import StopCall, VerifyCall
+
+from .. import reference, toys
+from ..decoding.test_hand_back import DRAFTED, assert_whose, turns_of
+from ..serving import PATIENCE_S, Serving, asked, serving
+from ..toys import PROMPT, PROMPT_IDS, law
+from .test_remote import gates
+
+SEEDS = (4, 17, 33)
+AGREE = st.sampled_from(["agree:1", "agree:2", "agree:4"])
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[dict[int, Any]]:
+    """A connection to a server for each target; it is waited for, since a busy machine is no fault of the link."""
+    with ExitStack() as stack:
+        yield {
+            seed: stack.enter_context(
+                closing(skydraft.connect(stack.enter_context(serving(toys.toy(seed))).address, require=True))
+            )
+            for seed in SEEDS
+        }
+
+
+def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any) -> Generation:
+    with skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True) as generation:
+        return generation.run()
+
+
+@law(200)
+@given(
+    st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), gates, st.integers(1, 12), st.booleans(),
+    st.sampled_from(["0", "1", "2", "7", "text"]),
+)  # fmt: skip
+def test_where_no_stop_crosses_a_round_over_a_link_is_that_in_one_process(
+    clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, gate: str, k: int,
+    eager: bool, hand_back: str,
+) -> None:  # fmt: skip
+    plan = make_plan(gate=gate, k=k, eager=eager and gate != "always", hand_back=hand_back)
+    edge = toys.toy(seed, drafter[0], sign=drafter[1])
+    far, near = decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed))
+    assert (far.token_ids, far.origins, far.finish_reason) == (near.token_ids, near.origins, near.finish_reason)
+    for one, other in zip(far.rounds_so_far, near.rounds_so_far, strict=True):
+        assert one.block == other.block and one.audit == other.audit
+        for name in ("base", "outcome", "reason", "num_draft", "num_accepted", "num_committed", "num_forced"):
+            assert getattr(one.record, name) == getattr(other.record, name)
+        assert one.record.draft.num_rows == other.record.draft.num_rows
+        assert one.record.link.bytes_up == 0 or one.record.outcome == "verified"  # nothing is stopped
+    rows = [sum(record.target.num_rows for record in done.records) for done in (far, near)]
+    assert rows[0] == rows[1]
+
+
+@law(200)
+@given(
+    st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), gates, st.integers(1, 12), st.booleans(),
+    AGREE,
+)  # fmt: skip
+def test_where_a_stop_crosses_every_token_is_still_the_choice_of_the_model_that_it_is_said_to_be(
+    clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, gate: str, k: int,
+    eager: bool, hand_back: str,
+) -> None:  # fmt: skip
+    plan = make_plan(gate=gate, k=k, eager=eager and gate != "always", hand_back=hand_back)
+    edge, target = toys.toy(seed, drafter[0], sign=drafter[1]), toys.toy(seed)
+    done = decode(plan, params, edge, clouds[seed])
+    assert_whose(done, edge, target, params)
+    if gate == "always":
+        assert (done.token_ids, done.finish_reason) == reference.plain(target, PROMPT_IDS, params)
+    assert all(record.num_draft for record in done.records if record.outcome == "verified")  # a turn is one call
+    texts = [*PROMPT_IDS, *done.token_ids]
+    for turn in turns_of(done):
+        own = [
+            reference.next_token(edge, texts[: len(PROMPT_IDS) + base], len(PROMPT_IDS), params) == texts[2 + base]
+            for base in turn
+        ]
+        wanted = int(hand_back.removeprefix("agree:"))
+        is_over = any(all(own[end - wanted : end]) for end in range(wanted, len(own) + 1))
+        assert is_over or not turn or turn[-1] + 1 == len(done.token_ids)
+    read = [agrees for each in done.rounds_so_far for agrees in each.block.read]
+    assert len(read) <= sum(record.outcome == "written" for record in done.records) + len(turns_of(done))
+
+
+# --- Faults
+
+PARAMS = DecodingParams(max_new_tokens=70, min_new_tokens=70, temperature=0.8, seed=5)
+LOSSLESS = make_plan("lossless", k=5, hand_back="agree:2")
+GATED = make_plan(gate="entropy:1.8", k=5, hand_back="agree:1")
+Fault = Callable[[], None]
+
+
+def slow(target: Any) -> Any:
+    """A target whose text is not all written before it can be stopped."""
+    forward = target.forward
+
+    def slowly(feeds: Any, **options: Any) -> Any:
+        time.sleep(0.004)
+        return forward(feeds, **options)
+
+    target.forward = slowly
+    return target
+
+
+def drafter() -> Any:
+    return toys.toy(4, 0.2)
+
+
+def make_way(server: Serving) -> None:
+    """End all that is written, and forget all sessions, as an owner without a seat makes a server do."""
+    judge, is_done = server.server._judge, Event()
+
+    def work() -> None:
+        for job in judge.docket.active:
+            judge.docket.end(job, SessionNotFound("The session made way for a client that had none."))
+        judge.docket.sessions.close_all()
+        is_done.set()
+
+    judge.post(work)
+    assert is_done.wait(PATIENCE_S)
+
+
+MOMENTS = [
+    "before the verdict", "the verdict is lost", "right after it", "between tokens", "a token is lost", "at the stop",
+    "after the stop", "the last is lost",
+]  # fmt: skip
+
+
+@contextmanager
+def at(moment: str, number: int, fault: Fault) -> Iterator[list[str]]:
+    """Do something at the first such moment after `number` corrections; gives what became of it."""
+    sound_receive, sound_send = SessionStream.receive, SessionStream.send
+    done: list[str] = []
+    state = {"corrections": 0, "written": 0, "stopped": False}
+
+    def is_now(*moments: str) -> bool:
+        if done or state["corrections"] < number or moment not in moments:
+            return False
+        done.append(moment)
+        return True
+
+    async def receive(self: SessionStream, waiting: Waiting, message: bytes | None = None) -> bytes:
+        if message is not None:
+            call = asked(message)
+            may_write = isinstance(call, VerifyCall) and call.write > 0
+            if may_write and is_now("before the verdict"):
+                fault()
+            reply = await sound_receive(self, waiting, message)
+            if may_write:
+                verdict, _ = codec.decode_verdict(reply, len(call.catch_up_ids))  # type: ignore[union-attr]
+                state["corrections"] += verdict.num_accepted < len(call.draft_ids)  # type: ignore[union-attr]
+                state["written"], state["stopped"] = 0, False
+            lost = may_write and is_now("the verdict is lost")
+        else:
+            passed = {0: "right after it", 1: "between tokens"}.get(state["written"], "")  # type: ignore[call-overload]
+            if is_now("after the stop" if state["stopped"] else passed):
+                fault()
+            reply = await sound_receive(self, waiting)
+            state["written"] += 1
+            is_last = state["stopped"] and pb.SessionReply.FromString(reply).last
+            lost = is_now("a token is lost", *["the last is lost"] * is_last) and (is_last or "token" in moment)
+        if lost:
+            fault()
+            self.cancel()
+            raise CloudLost("lost on the way down")
+        return reply
+
+    def send(self: SessionStream, message: bytes) -> None:
+        is_stop = isinstance(asked(message), StopCall)
+        if is_stop and is_now("at the stop"):
+            fault()
+        state["stopped"] = state["stopped"] or is_stop
+        sound_send(self, message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SessionStream, "receive", receive)
+        patch.setattr(SessionStream, "send", send)
+        yield done
+
+
+@contextmanager
+def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault]]:
+    """A link to a server, and what goes wrong."""
+    with serving(slow(toys.toy(4))) as first, serving(slow(toys.toy(4))) as second:
+        link = EmulatedLink(("127.0.0.1", first.port))
+
+        def killed() -> None:
+            link.retarget(("127.0.0.1", second.port))
+            link.cut()
+            first.stop()
+
+        def draining() -> None:
+            link.retarget(("127.0.0.1", second.port))
+            ending.start()
+
+        ending = Thread(target=first.stop, args=(PATIENCE_S,))
+        faults: dict[str, Fault] = {
+            "nothing more": lambda: None,
+            "cut": link.cut,
+            "killed": killed,
+            "draining": draining,
+            "made way": partial(make_way, first),
+            "down": link.down,
+            "silent": partial(link.stall, 3600),
+        }
+        with link:
+            yield link, faults[fault]
+        if ending.is_alive():
+            ending.join(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[int, ...]:
+    return reference.plain(toys.toy(4), PROMPT_IDS, PARAMS)[0]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("fault", ["nothing more", "cut", "killed", "draining", "made way"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_lossless_text_is_the_targets_whatever_happens_while_it_writes(
+    expected: tuple[int, ...], moment: str, fault: str, number: int
+) -> None:
+    with (
+        faulty(fault) as (link, happens),
+        closing(skydraft.connect(link.address)) as cloud,
+        at(moment, number, happens) as done,
+    ):
+        generation = decode(LOSSLESS, PARAMS, drafter(), cloud)
+    assert generation.token_ids == expected and done == [moment]
+    assert len([turn for turn in turns_of(generation) if turn]) > 2
+
+
+@pytest.mark.parametrize("fault", ["cut", "killed", "draining", "made way", "down", "silent"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_gated_text_goes_on_within_a_second_and_every_token_is_right(
+    moment: str, fault: str, unhurried: None
+) -> None:
+    lines: list[str] = []
+    with (
+        faulty(fault) as (link, happens),
+        closing(skydraft.connect(link.address, notify=lines.append)) as cloud,
+        at(moment, 1, happens) as done,
+    ):
+        generation = decode(GATED, PARAMS, drafter(), cloud)
+    assert_whose(generation, drafter(), toys.toy(4), PARAMS)
+    assert done == [moment] and len(generation.token_ids) == 70
+    if fault not in ("down", "silent"):
+        assert "skipped" in generation.origins and "cloud" in generation.origins
+    else:
+        # It waits three times as long as usual here, and waits once.
+        assert max(record.wall_ms for record in generation.records) < 4000
+        assert len(lines) == 1 and "going on alone" in lines[0] and generation.origins[-1] in DRAFTED
