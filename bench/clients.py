@@ -264,7 +264,7 @@ class RecordedDraft(RecordedModel):
         super().__init__(real.vocab, real.fingerprint, {}, step_ms)
         self._draft, self._known = real, known
 
-    def fill(self, row: Rows, token_ids: list[int]) -> None:
+    def write_row(self, row: Rows, token_ids: list[int]) -> None:
         """Write a row with the recorded best token, and with the entropy and the probabilities of the best two."""
         key = key_of(token_ids)
         if key not in self._known:

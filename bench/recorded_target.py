@@ -79,12 +79,12 @@ class RecordedModel(Engine):
             for index, token_id in enumerate(token_ids):
                 sequence.slot.append(int(token_id))
                 if want_logits:
-                    self.fill(rows[index], sequence.slot)
+                    self.write_row(rows[index], sequence.slot)
             found.append(rows)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return found
 
-    def fill(self, row: Rows, token_ids: list[int]) -> None:
+    def write_row(self, row: Rows, token_ids: list[int]) -> None:
         """Make the recorded token the best one of a row of zeros."""
         row[self._token_after(token_ids)] = 1.0
 
