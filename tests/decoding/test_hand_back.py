@@ -61,6 +61,8 @@ def test_whoever_wrote_a_token_chose_it(pair, params, gate, k, eager, hand_back)
     assert_consistent(done, params)
     if gate == "always":
         assert (done.token_ids, done.finish_reason) == reference.plain(cloud, PROMPT_IDS, params)
+    # What is written after a correction needs no other call.
+    assert all(record.num_draft for record in done.records if record.outcome == "verified")
     written = [len(turn) for turn in turns_of(done)]
     back = parse_hand_back(hand_back)
     assert all(num <= back.num_tokens for num in written)
