@@ -12,6 +12,7 @@ from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
 from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import Target, target_of
 from skydraft.engines.base import Engine
@@ -71,12 +72,16 @@ def connect(
     notify: Callable[[str], None] | None = None,
     api: str = "auto",
     model: str | None = None,
+    price: str | None = None,
+    max_cost: float | None = None,
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
 
     With http(s)://HOST:PORT/v1 the target is a server that is not ours: vLLM, SGLang or llama-server, as `api` names it
     (auto: as it says itself), and `token` is its key. `model` chooses one of several models there. Its tokens may
     depend on what else it computes, so blocks are drafted for it in gated plans alone, or with `execution` throughput.
+    `price` "HIT,MISS,OUT" gives prices of a million tokens: cached, read, written; once the requests of a day have cost
+    `max_cost`, texts go on without the server.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions, with one token and one TLS setup
     for all. A text stays at its server until that server is lost, and then continues at another. Connections beyond
@@ -97,10 +102,14 @@ def connect(
     if isinstance(address, str) and is_url(address):
         if tls_name:
             raise OptionError("--tls-name does not apply to a server that is not ours.")
-        stock = StockServer(address, api=api, model=model, key=token, tls_ca=tls_ca, insecure=insecure)
+        stock = StockServer(
+            address, api=api, model=model, key=token, tls_ca=tls_ca, insecure=insecure,
+            prices=parse_prices(price) if price is not None else None, max_cost=max_cost,
+        )  # fmt: skip
         return Cloud(stock, **behaviour)
-    if model or api != "auto":
-        raise OptionError(f"{'--cloud-model' if model else '--cloud-api'} needs a server at http://… or https://….")
+    given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}
+    if unfit := [option for option, value in given.items() if value not in (None, False)]:
+        raise OptionError(f"{unfit[0]} needs a server that is not ours, at http://… or https://….")
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
     return Cloud(Servers(ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses), **behaviour)
 

@@ -26,6 +26,7 @@
         │   └── CloudDraining   the server is shutting down and takes nothing new
         ├── CloudBusy           the server has no room for another request
         ├── RateLimited         the token has used up its share for now
+        ├── BudgetSpent         the requests of today have cost as much as they may
         ├── NotAuthorized       no token, or one that the server does not know
         ├── TargetChanged       another model, execution or a smaller context than at the text's beginning
         ├── TlsFailure          no encrypted connection to this server, now or later
@@ -250,6 +251,12 @@ class RateLimited(CloudError):
     def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 1.0) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class BudgetSpent(CloudError):
+    """The requests of today have cost as much as they may."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class NotAuthorized(CloudError):

@@ -153,10 +153,12 @@ class CloudChoice:
     require: bool = False
     open_when: OpenWhen | None = None
     api: CloudApi | None = None
+    price: str | None = None
+    max_cost: float | None = None
 
     def __post_init__(self) -> None:
         given = {
-            "--cloud-api": self.api,
+            "--cloud-api": self.api, "--price": self.price, "--max-cost": self.max_cost,
             "--cloud-token-file": self.token_file, "--tls-ca": self.tls_ca, "--tls-name": self.tls_name,
             "--insecure": self.insecure, "--cloud-timeout": self.timeout_s,
             "--require-cloud": self.require, "--open": self.open_when,
@@ -203,6 +205,8 @@ class CloudChoice:
             notify=TERMINAL.say,
             api=self.api or "auto",
             model=model if is_url(self.address) else None,
+            price=self.price,
+            max_cost=self.max_cost,
         )
 
     def each(self) -> list[CloudChoice]:
@@ -236,6 +240,9 @@ _SERVER = [
            "not ours: vLLM, SGLang or llama-server."),
     option("--cloud-api api", "API", "What a server that is not ours runs (default: auto, it says so itself).",
            type=CloudApi),
+    option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server that is not ours: cached, read, written. "
+           "Stats then have the cost."),
+    option("--max-cost", "X", "Go on without that server once the requests of a day have cost X.", type=float),
     option("--cloud-token-file --cloud-key-file token_file", "FILE", "File with the token or key for the server.",
            type=Path),
     option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path),

@@ -201,7 +201,9 @@ class Generation:
     @property
     def stats(self) -> Stats:
         """Figures over the rounds so far."""
-        return stats_of(self.records)
+        if self.target is None:
+            return stats_of(self.records)
+        return stats_of(self.records, is_exact=self.target.is_exact, prices=self.target.prices)
 
 
 class TextStream:

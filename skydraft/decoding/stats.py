@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from skydraft.decoding.prices import Prices
 from skydraft.types import Cost, LinkCost, StepRecord
 
 
@@ -34,7 +35,9 @@ class Stats:
     forwards, prefill included. overhead_ms: the rest, without queue and wire. bytes: messages of the protocol, both
     ways; shared_bytes: the part of bytes_up for features of speech, repeats included. prefill_ms: the part of draft_ms
     and target_ms for the prompt. encode_ms: the part of prefill_ms for the prompt's audio. cached_tokens: prompt tokens
-    that were in the KV cache.
+    that were in the KV cache. exact: whether the target's tokens do not depend on what else it computes. Of a server
+    that is not ours: num_requests; tokens_in, those that it read, and tokens_hit, the part that it said to have had in
+    its cache; tokens_out, those that it wrote; cost, their price, if prices are known.
     """
 
     num_tokens: int
@@ -66,9 +69,15 @@ class Stats:
     target_prefill_ms: float
     target_encode_ms: float
     cached_tokens: CachedTokens
+    exact: bool
+    num_requests: int
+    tokens_in: int
+    tokens_hit: int
+    tokens_out: int
+    cost: float | None
 
 
-def stats_of(records: Seq[StepRecord]) -> Stats:
+def stats_of(records: Seq[StepRecord], *, is_exact: bool = True, prices: Prices | None = None) -> Stats:
     """The figures of the rounds of one generation."""
     escalated = [record for record in records if record.outcome == "verified"]
     num_tokens = sum(record.num_committed for record in records)
@@ -109,6 +118,12 @@ def stats_of(records: Seq[StepRecord]) -> Stats:
         target_prefill_ms=round(target.prefill_ms, 3),
         target_encode_ms=round(target.encode_ms, 3),
         cached_tokens=CachedTokens(draft.num_cached, target.num_cached),
+        exact=is_exact,
+        num_requests=link.num_requests,
+        tokens_in=link.tokens_in,
+        tokens_hit=link.tokens_hit,
+        tokens_out=link.tokens_out,
+        cost=prices.of(link) if prices else None,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from skydraft.config import MAX_K, DecodingParams, Execution
 from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
+from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine
@@ -48,6 +49,10 @@ class Target(Protocol):
     def is_stock(self) -> bool:
         """Whether it is a server that is not ours."""
 
+    @property
+    def prices(self) -> Prices | None:
+        """What its tokens cost, if they are sold."""
+
     def facts(self, wait_s: float | None) -> TargetFacts | None:
         """Facts about the target; None if it does not answer within `wait_s` seconds.
 
@@ -70,6 +75,7 @@ class LocalTarget:
     """A target in this process."""
 
     is_stock = False
+    prices = None
 
     def __init__(self, engine: Engine, execution: Execution = "exact") -> None:
         self.engine = engine

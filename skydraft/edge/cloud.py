@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
+from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.line import ServerList
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import new_number
+from skydraft.edge.stock.server import Examined, StockServer
 from skydraft.edge.verifier import Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, OptionError, SkydraftError
@@ -80,7 +82,12 @@ class Cloud:
     @property
     def is_stock(self) -> bool:
         """Whether it is a server that is not ours."""
-        return not isinstance(self._servers, Servers)
+        return isinstance(self._servers, StockServer)
+
+    @property
+    def prices(self) -> Prices | None:
+        """What its tokens cost, if they are sold."""
+        return self._servers.prices
 
     def info(self) -> ServerInfo:
         """The servers' description. Tries until `timeout_s` is over. Raises CloudError."""
@@ -88,6 +95,11 @@ class Cloud:
         assert isinstance(servers, Servers)
         wait_s = min(self._timeout_s, _ONE_OF_MANY_S) if servers.has_others else self._timeout_s
         return self._run(self._patiently(lambda channel: servers.info(channel, wait_s)))
+
+    def examine(self, vocab: Vocab) -> Examined:
+        """Who a server that is not ours is, and what it costs. Raises a SkydraftError."""
+        assert isinstance(self._servers, StockServer)
+        return self._run(self._servers.examine(vocab, self._timeout_s))
 
     def ping(self, timeout_s: float) -> float:
         """The round trip to a server, in milliseconds. Raises CloudLost."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Any, Protocol, TypeVar
 
 from skydraft.decoding.context import Committed
+from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import EventLoop, Waiting
@@ -43,6 +44,7 @@ class ServerList(Protocol):
 
     has_others: bool
     is_exact: bool
+    prices: Prices | None
     facts: dict[str, tuple[float, TargetFacts]]
 
     @property

@@ -7,6 +7,7 @@ from typing import Literal
 
 from skydraft.errors import (
     BaseMismatch,
+    BudgetSpent,
     CloudBusy,
     CloudFailure,
     CloudLost,
@@ -99,6 +100,6 @@ def _wanted(error: SkydraftError, now: Situation) -> Recovery:
                 return Recovery("alone" if now.falls_back else "give up")
             is_elsewhere = now.has_others and now.num_failures > 0
             return Recovery("elsewhere") if is_elsewhere else Recovery("open again", pause_s)
-        case LimitExceeded() if now.falls_back:  # for example, the text outgrew the server's context
+        case LimitExceeded() | BudgetSpent() if now.falls_back:  # for example, the text outgrew the server's context
             return Recovery("alone", is_final=True)
     return Recovery("give up")

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from skydraft.decoding.context import Committed
+from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import Channel, EventLoop, shared_loop
@@ -30,6 +31,7 @@ class Servers:
     """The servers of a list, their channels, and facts about them. All generations with this list share it."""
 
     is_exact = True  # unless a server says that it is not
+    prices: Prices | None = None  # our own servers sell no tokens
 
     def __init__(self, options: Iterable[ServerOptions]) -> None:
         self.channels = {each.target: Channel(each) for each in options}

@@ -6,38 +6,16 @@ as is what it writes until it hears that its turn is over.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.plan import make_plan
-from skydraft.errors import OptionError
+from skydraft.decoding.prices import Prices
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, Curve, CurvePoint
 from skydraft.gating.hand_back import parse_hand_back
 
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Prices of a call, of a row that the target computes, and of a token that it writes, in any unit."""
-
-    call: float
-    row: float
-    written: float
-
-
-def parse_prices(text: str) -> Prices:
-    """`CALL,ROW,WRITTEN`, none below 0. Raises OptionError."""
-    try:
-        prices = [float(each) for each in text.split(",")]
-    except ValueError:
-        prices = []
-    if len(prices) != 3 or not all(0 <= price < math.inf for price in prices):
-        raise OptionError(
-            f"--price must be three numbers of at least 0, not '{text}'.",
-            hint="Prices of a call, a row and a written token, for example --price 0.001,0.1e-6,0.4e-6.",
-        )
-    return Prices(*prices)
+_PROMPT_LEN = 500  # tokens before the text, for prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +28,21 @@ class Policy:
     written: float
     ms: float
 
+    length: int
+
     def price(self, prices: Prices) -> float:
-        """The price of 1,000 tokens."""
-        return 1e3 * (self.calls * prices.call + self.rows * prices.row + self.written * prices.written)
+        """The price of a text of `length` tokens after a prompt of 500, where each call sends all of it again.
+
+        The prompt is read anew once, and so is each token that the server did not write itself.
+        """
+        read_again = max(self.calls * self.length - 1, 0.0) * (_PROMPT_LEN + self.length / 2)
+        anew = _PROMPT_LEN + self.length * max(1 - self.rows, 0.0)
+        return prices.total(read_again, anew, self.length * self.rows)
 
 
 def policies(calibration: Calibration, costs: CostModel) -> list[Policy]:
     """The policies that have figures in the calibration and keep the agreement, and `cloud`."""
-    plan = make_plan("auto")
+    plan, length = make_plan("auto"), calibration.fitted.max_new_tokens
     found = []
     for name in calibration.hand_backs:
         hand_back = parse_hand_back(name)
@@ -65,9 +50,10 @@ def policies(calibration: Calibration, costs: CostModel) -> list[Policy]:
         point = _point(curve, plan.gate.threshold)
         if point is not None and curve.hand_back == name:  # a hand-back without a curve for this k is given that of "0"
             ms = _ms(point, costs, reads=hand_back.reads)
-            found.append(Policy(name, point.calls_per_token, point.rows_per_token, point.written_per_token, ms))
-    calls = 1 / calibration.fitted.max_new_tokens
-    return [*found, Policy("cloud", calls, 1.0, 1.0, calls * costs.wire_ms + costs.pass_ms(1))] if found else []
+            figures = point.calls_per_token, point.rows_per_token, point.written_per_token
+            found.append(Policy(name, *figures, ms, length))
+    calls = 1 / length
+    return [*found, Policy("cloud", calls, 1.0, 1.0, calls * costs.wire_ms + costs.pass_ms(1), length)] if found else []
 
 
 def _point(curve: Curve, agreement: float) -> CurvePoint | None:
@@ -95,11 +81,13 @@ def _judging_ms(num_rows: float, costs: CostModel) -> float:
 
 
 def table(known: Sequence[Policy], prices: Prices | None) -> Iterator[str]:
-    """Lines of text, one a policy; the fastest and the cheapest are marked."""
+    """Lines of text, one a policy; the fastest and the cheapest are marked, and a stream that costs less than all."""
     fastest = min(known, key=lambda policy: policy.ms)
     cheapest = min(known, key=lambda policy: policy.price(prices)) if prices else None
     for each in known:
-        price = f"{each.price(prices):>10.4g} a 1,000 tokens" if prices else ""
+        price = f"{each.price(prices):>10.4g} a text" if prices else ""
         marks = [word for word, best in (("fastest", fastest), ("cheapest", cheapest)) if each is best]
         figures = f"{each.calls:.3f} calls  {each.written:.3f} written  {each.ms:>7.1f} ms"
         yield f"  {each.name:<11}{figures}{price}  {', '.join(marks)}".rstrip()
+    if cheapest is not None and cheapest.name == "cloud":
+        yield "  Stream this one instead: every gated mode costs more (--mode cloud)."

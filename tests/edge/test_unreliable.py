@@ -235,6 +235,8 @@ class LosingCloud:
     def verifier(self, *given: Any, **options: Any) -> Losing:
         return Losing(self._cloud.verifier(*given, **options), self._outages)
 
+    is_stock = False
+
     def falls_back(self, plan: Plan) -> bool:
         return plan.is_gated
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from skydraft.characters import one_line
 from skydraft.decoding.context import Committed
 from skydraft.decoding.cost_model import expected_tokens
+from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import EventLoop, Waiting, shared_loop
@@ -22,9 +23,9 @@ from skydraft.edge.stock.sglang import Sglang
 from skydraft.edge.stock.vllm import Vllm
 from skydraft.edge.stock.wire import Events, Wire, as_json
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudFailure, OptionError, UnknownModel, VocabularyMismatch
+from skydraft.errors import BudgetSpent, CloudFailure, OptionError, UnknownModel, VocabularyMismatch
 from skydraft.protocol.address import is_loopback
-from skydraft.types import Prompt
+from skydraft.types import LinkCost, Prompt
 
 T = TypeVar("T")
 DIALECTS: dict[str, Callable[[], Dialect]] = {"vllm": Vllm, "sglang": Sglang, "llama-server": LlamaServer}
@@ -66,6 +67,16 @@ class Met:
         return self.check_ms if self.checks(_NUM_CHECKED) else (self.write_ms,)
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A server's model and costs, and how many tokens of a prompt of `num_sent` it had in its cache the second time."""
+
+    met: Met
+    rtt_ms: float
+    num_sent: int
+    num_cached: int
+
+
 @dataclass(slots=True)
 class _Known:
     """What was found out about the server; forgotten when a connection is lost."""
@@ -78,7 +89,8 @@ class StockServer:
     """A server that is not ours, for all generations that use it.
 
     It is both the list of servers, with itself as the only one, and the connection to it: `Servers` and `Channel` of
-    the texts. `api` names the dialect, or "auto"; `model` names one of several models. Raises OptionError.
+    the texts. `api` names the dialect, or "auto"; `model` names one of several models. Once the
+    requests of a day have cost `max_cost`, texts go on without it. Raises OptionError.
     """
 
     has_others = False
@@ -86,11 +98,14 @@ class StockServer:
 
     def __init__(
         self, url: str, *, api: str = "auto", model: str | None = None, key: str | None = None,
-        tls_ca: bytes | None = None, insecure: bool = False,
+        tls_ca: bytes | None = None, insecure: bool = False, prices: Prices | None = None,
+        max_cost: float | None = None,
     ) -> None:  # fmt: skip
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             raise OptionError(f"'{one_line(url)}' is not the address of a server.", hint="Write http://HOST:PORT/v1.")
+        if max_cost is not None and (prices is None or not max_cost > 0):
+            raise OptionError("--max-cost must be above 0, and needs --price HIT,MISS,OUT.")
         if api != "auto" and api not in DIALECTS:
             raise OptionError(f"--cloud-api {api} is unknown.", hint=f"Choose one of: auto, {', '.join(DIALECTS)}.")
         is_here = is_loopback(parts.hostname)
@@ -103,6 +118,9 @@ class StockServer:
         self.wire = Wire(self.target.removesuffix("/v1"), key, tls_ca, is_here=is_here)
         self.facts: dict[str, tuple[float, TargetFacts]] = {}
         self.rtt_ms = 0.0  # the shortest seen
+        self.prices = prices
+        self._max_cost = max_cost
+        self._spent = (0, 0.0)  # the day, and what its requests cost
         self._api = api
         self._wanted = model
         self._known = _Known()
@@ -141,6 +159,20 @@ class StockServer:
         """Whether the server's answers come from the same model as before."""
         self._names = self._names or {model}
         return model in self._names
+
+    def pay(self, link: LinkCost) -> None:
+        """Note the price of a request."""
+        if self.prices is not None:
+            self._spent = (_today(), self._spent_today() + self.prices.of(link))
+
+    def check_budget(self) -> None:
+        """Raise BudgetSpent if the requests of today (UTC) have cost as much as they may."""
+        if self._max_cost is not None and (spent := self._spent_today()) >= self._max_cost:
+            raise BudgetSpent(f"The requests of today cost {spent:.4g}, and {self._max_cost:g} is what they may cost.")
+
+    def _spent_today(self) -> float:
+        day, spent = self._spent
+        return spent if day == _today() else 0.0
 
     async def ask(self, number: int, ask: Callable[[StockServer], Awaitable[T]]) -> T:
         """The server's answer."""
@@ -241,6 +273,19 @@ class StockServer:
             check_ms.append((time.perf_counter() - began) * 1e3)
         return max(write_ms, 1e-3), _between(*check_ms) if check_ms else ()
 
+    async def examine(self, vocab: Vocab, timeout_s: float) -> Examined:
+        """Who it is, its costs and its prefix cache. Raises VocabularyMismatch or another SkydraftError."""
+        await self.learn(self, timeout_s)
+        waiting = Waiting(timeout_s, timeout_s, timeout_s)
+        met, num_cached = await self.meet(vocab, waiting), 0
+        ids = (vocab.encode(_SAMPLE) * 8)[: 4 * _PROMPT_LEN]
+        for _ in range(2):
+            path, body = met.dialect.writing(met.model, ids, 1, 0)
+            events = Events(self.wire, path, as_json(body), met.dialect.life)
+            while (event := await events.next(waiting)) is not None:
+                num_cached = met.dialect.written(event).num_cached or num_cached
+        return Examined(met, self.rtt_ms, len(ids), num_cached)
+
     def session(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockSession:
         """A text at this server. Raises OptionError for what it cannot follow."""
         return StockSession(self, context, prompt, vocab, request.params, request.plan.top)
@@ -252,6 +297,10 @@ class StockServer:
     async def close(self) -> None:
         """Drop the connections."""
         await self.wire.close()
+
+
+def _today() -> int:
+    return int(time.time() // 86400)
 
 
 def _between(two: float, seven: float) -> tuple[float, ...]:

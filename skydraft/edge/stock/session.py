@@ -237,6 +237,7 @@ class StockSession:
 
     async def _check(self, met: Met, text: TokenIds, draft: TokenIds, waiting: Waiting) -> deque[Row]:
         """The choices after a text and after each token of the draft, in one request."""
+        self._server.check_budget()
         self._drop()
         path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), self._num_best)
         content, life = as_json(body), met.dialect.life
@@ -252,6 +253,7 @@ class StockSession:
         for _ in range(2):  # a stream may have ended early
             if self._writing is None or not self._writing.continues(text):
                 self._drop()
+                self._server.check_budget()
                 num_tokens = max(min(num_tokens, self._room(text)), 1)
                 path, body = met.dialect.writing(met.model, text.tolist(), num_tokens, self._num_best)
                 events = Events(self._server.wire, path, as_json(body), met.dialect.life)
@@ -276,7 +278,9 @@ class StockSession:
 
     def _note(self, bytes_up: int, bytes_down: int, num_sent: int, num_cached: int, num_written: int) -> None:
         self._num_cached += num_cached
-        self._spent += LinkCost(
+        link = LinkCost(
             bytes_up=bytes_up, bytes_down=bytes_down, num_requests=1, tokens_in=num_sent, tokens_hit=num_cached,
             tokens_out=num_written,
         )  # fmt: skip
+        self._spent += link
+        self._server.pay(link)

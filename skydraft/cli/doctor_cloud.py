@@ -1,0 +1,167 @@
+"""What `skydraft doctor --cloud` says of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+from rich.console import Console
+
+from skydraft.characters import one_line
+from skydraft.cli.pair_options import CloudChoice, ModelChoice
+from skydraft.cli.terminal import TERMINAL
+from skydraft.decoding.cost_model import CostModel
+from skydraft.decoding.prices import Prices
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.base import Engine
+from skydraft.errors import CloudError, OptionError, RecordsError, SkydraftError
+from skydraft.evaluation import policies
+from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
+from skydraft.gating.calibration import find_calibration
+from skydraft.models import cache_dir
+from skydraft.protocol.address import is_url
+from skydraft.protocol.values import ServerInfo
+
+
+def examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool) -> Iterator[str]:
+    """Print findings about each server; yields steps for the user. Unless it `measures`, no model is loaded."""
+    edge = None
+    met: dict[str, ServerInfo] = {}
+    if is_url(choice.address or ""):
+        yield from _examine_stock(console, choice, models)
+        return
+    for one in choice.each():
+        with closing(one.connect()) as cloud:
+            try:
+                info, rtt_ms = _ask(console, cloud)
+            except CloudError as error:
+                yield f"{cloud.name} cannot be used: {error.line}"
+                continue
+            met[cloud.name] = info
+            if measures:
+                edge = edge or models.load_edge()
+                yield from _measure_link(console, cloud, edge, info, rtt_ms)
+    for name, info in met.items():
+        first = next(iter(met))
+        mine, theirs = _described(info), _described(met[first])
+        for what in mine:
+            if mine[what] != theirs[what]:
+                yield f"The servers {name} and {first} differ in their {what}: {mine[what]} and {theirs[what]}."
+
+
+def _described(info: ServerInfo) -> dict[str, str]:
+    """The properties that servers must share, so that a text can continue at another server."""
+    return {
+        "vocabulary": f"{info.model} ({info.fingerprint[:8]})", "model": f"{info.model} ({info.weights[:8]})",
+        "execution": info.execution, "context": str(info.context_len),
+    }  # fmt: skip
+
+
+def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
+    """Print and return a server's description and its round trip in milliseconds. Raises CloudError."""
+    address = cloud.name
+    with TERMINAL.state(f"Asking {address}…"):
+        info = cloud.info()
+        rtt_ms, late_ms = ping_times(cloud)
+    encryption = "TLS" if cloud.uses_tls else "plaintext"
+    console.print(f"cloud        {address}, skydraft {info.version}, {encryption}, token accepted or not needed")
+    engine = f" on {info.engine} ({info.dtype})" if info.engine else ""
+    console.print(
+        f"             {info.model}{engine}, context {info.context_len}, {info.execution}, "
+        f"{info.max_rows} rows a forward, {info.num_sessions} of {info.max_sessions} sessions in use"
+    )
+    console.print(f"round trip   p50 {rtt_ms:.2f} ms, p95 {late_ms:.2f} ms ({NUM_PINGS} health checks)")
+    rows = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(info.forward_ms, 1))
+    console.print(f"t_v(n), ms   {rows}   (as the server measured when it first loaded the model)")
+    return info, rtt_ms
+
+
+def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float) -> Iterator[str]:
+    try:
+        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):
+            report = examine_link(edge, cloud, info, rtt_ms)
+    except SkydraftError as error:
+        yield f"{edge.name} cannot draft for {info.model}: {error.line}"
+        return
+    costs, alpha, k, even_ms = report.costs, report.alpha, report.best_k, report.break_even_ms
+    console.print(
+        f"acceptance   {alpha:.2f} per judged draft, {report.tokens_per_round:.2f} tokens a round at k={report.k}, "
+        f"{report.bytes_per_token:.1f} bytes a token ({len(PROMPTS)} prompts, {report.num_tokens} tokens)"
+    )
+    console.print(f"on the link  {report.wire_ms:.2f} ms a round beside the two models' forwards")
+    console.print(f"t_d          {costs.draft_ms:.1f} ms a drafted token on this machine")
+    console.print(f"\nstreaming    {costs.tokens_per_s(alpha, 0):.1f} tokens/s (mode cloud)")
+    console.print(f"speculation  {costs.tokens_per_s(alpha, k):.1f} tokens/s at best, with k = {k}")
+    if report.gain > 1:
+        pays = f"it pays up to a round trip of {even_ms:.0f} ms"
+        console.print(f"verdict      speculation is {report.gain:.2f} times as fast here; {pays}")
+    else:
+        why = "a faster link would not help: drafting and checking cost more than they save."
+        why = f"speculation would pay below a round trip of {even_ms:.1f} ms." if even_ms > 0 else why
+        console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
+        console.print("             A gated mode saves written tokens, not calls: a stream is one call.")
+    show_turns(console, costs)
+    show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs)
+
+
+def show_turns(console: Console, costs: CostModel) -> None:
+    """Print when lossless with --k auto drafts."""
+    after = drafts_after(costs)
+    if after is None:
+        does = "never drafts: the target writes alone"
+    elif after:
+        tokens = "a token" if after == 1 else f"{after} tokens in a row"
+        does = f"drafts once the draft model would have written {tokens} as the target did"
+    else:
+        does = "drafts from the start"
+    console.print(f"lossless     with --k auto it {does}")
+
+
+def show_policies(
+    console: Console, pair: tuple[str, str | None], names: str, costs: CostModel, prices: Prices | None = None
+) -> None:
+    """Print what each hand-back costs over the link, if the pair has a calibration."""
+    try:
+        calibration = find_calibration([cache_dir() / "calibrations"], *pair, names)
+    except (OptionError, RecordsError) as error:
+        console.print(f"hand-backs   not compared: {error.line}")
+        return
+    known = policies.policies(calibration, costs)
+    if not known:
+        console.print("hand-backs   not compared: make the calibration again with skydraft calibrate")
+        return
+    console.print("hand-backs   each hand-back in mode auto, figures per token of the text, estimated from the")
+    console.print("             calibration. calls: times that the device asks and waits; written: tokens that the")
+    console.print("             large model writes itself")
+    for line in policies.table(known, prices):
+        console.print(line)
+
+
+def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -> Iterator[str]:
+    """Print findings about a server that is not ours; yields steps for the user."""
+    edge = models.load_edge()
+    with closing(choice.connect(models.cloud_model)) as cloud:
+        try:
+            with TERMINAL.state(f"Asking {cloud.name}…"):
+                found = cloud.examine(edge.vocab)
+        except SkydraftError as error:
+            yield f"{cloud.name} cannot be used: {error.line}"
+            return
+        prices = cloud.prices
+    met = found.met
+    encryption = "encrypted" if cloud.uses_tls else "plaintext"
+    context = f", context {met.context_len}" if met.context_len else ""
+    console.print(f"cloud        {cloud.name}, {met.dialect.name}, {encryption}, key accepted or not needed")
+    console.print(f"             {one_line(met.model)}{context}, not exact: its tokens may depend on other requests")
+    console.print("tokens       the same as the draft model's")
+    console.print(f"cache        {found.num_cached} of {found.num_sent} tokens of a prompt, the second time")
+    console.print(f"round trip   {found.rtt_ms:.1f} ms; a written token {met.write_ms:.1f} ms")
+    if met.check_ms:
+        does = "in one request" if met.checks(6) else "by writing, which takes less here"
+        console.print(f"             a draft of 6 tokens checked in one request {met.check_ms[-1]:.1f} ms: done {does}")
+    costs = CostModel(
+        edge.profile.forward_ms[0], met.forward_ms, len(met.forward_ms), wire_ms=found.rtt_ms, streams=True
+    )  # fmt: skip
+    show_policies(console, (edge.fingerprint, None), f"{edge.name} and {met.model}", costs, prices)
+    if not found.num_cached:
+        yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"

@@ -1,0 +1,40 @@
+"""Prices of a server that sells tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from skydraft.errors import OptionError
+from skydraft.types import LinkCost
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of a million tokens: read from the server's prefix cache, read anew, and written; in any currency."""
+
+    hit: float
+    miss: float
+    out: float
+
+    def of(self, link: LinkCost) -> float:
+        """The price of requests. Tokens count as read anew where the server did not say that it had them."""
+        return self.total(link.tokens_hit, link.tokens_in - link.tokens_hit, link.tokens_out)
+
+    def total(self, num_hit: float, num_miss: float, num_out: float) -> float:
+        """The price of so many tokens."""
+        return (num_hit * self.hit + num_miss * self.miss + num_out * self.out) / 1e6
+
+
+def parse_prices(text: str) -> Prices:
+    """`HIT,MISS,OUT`, none below 0. Raises OptionError."""
+    try:
+        prices = [float(each) for each in text.split(",")]
+    except ValueError:
+        prices = []
+    if len(prices) != 3 or not all(0 <= price < math.inf for price in prices):
+        raise OptionError(
+            f"--price must be three numbers of at least 0, not '{text}'.",
+            hint="Prices of a million tokens: cached, read, written; for example --price 0.02,1,4.",
+        )
+    return Prices(*prices)
