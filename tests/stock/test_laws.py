@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.edge.stock.chat import _HOSTS
 from skydraft.edge.stock.server import Met
+from skydraft.engines.toy import open_toy
 
 from .. import toys
 from ..toys import PROMPT, law
 from .fakes import Fake, fake
 
+GATED = [("entropy:2", 4, "0"), ("entropy:2", 6, "4"), ("margin:0.5", 3, "text"), ("entropy:0.5", 1, "1")]
 DIALECTS = ("vllm", "llama-server", "sglang")
 SEED = 17
 gates = st.one_of(
@@ -43,7 +47,10 @@ def clouds() -> Iterator[dict[str, tuple[Fake, Any]]]:
 def _clouds() -> Iterator[dict[str, tuple[Fake, Any]]]:
     running = {dialect: fake(dialect, engine=toys.toy(SEED)) for dialect in DIALECTS}
     servers = {dialect: each.__enter__() for dialect, each in running.items()}
-    yield {dialect: (server, skydraft.connect(server.url, require=True)) for dialect, server in servers.items()}
+    clouds = {dialect: (server, skydraft.connect(server.url, require=True)) for dialect, server in servers.items()}
+    yield clouds
+    for _, cloud in clouds.values():
+        cloud.close()
     for each in running.values():
         each.__exit__(None, None, None)
 
@@ -75,3 +82,47 @@ def test_a_stock_server_is_local(
     assert [(r.base, r.num_draft, r.num_accepted, r.outcome) for r in far.records] == [
         (r.base, r.num_draft, r.num_accepted, r.outcome) for r in near.records
     ]
+
+
+TEXTS = ("completions", "dashscope", "deepseek", "mistral", "siliconflow")
+APIS = {"completions": "completions"}
+
+
+@pytest.mark.parametrize("dialect", TEXTS)
+def test_a_server_that_gives_text_writes_what_its_model_would_after_that_text(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dialect != "completions":
+        monkeypatch.setitem(_HOSTS, "127.0.0.1", _HOSTS[dialect])
+    edge, target, num_calls = open_toy("toy:drift=0.2"), open_toy("toy"), 0
+
+    def alone(text: str) -> str:
+        params = DecodingParams(max_new_tokens=48)
+        return skydraft.generate(text, cloud=target, plan=make_plan("cloud"), params=params, raw=True).run().text
+
+    with (
+        fake(dialect) as server,
+        closing(skydraft.connect(server.url, require=True, api=APIS.get(dialect, "chat"), model="toy")) as cloud,
+    ):
+        for gate, k, back in (*GATED, (None, None, None)):
+            plan = make_plan(gate=gate, k=k, hand_back=back) if gate else make_plan("cloud")
+            params = DecodingParams(max_new_tokens=40)
+            far = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
+            for begin, end in calls(far):
+                before, written = edge.vocab.decode(far.token_ids[:begin]), far.token_ids[begin:end]
+                num_calls += 1
+                assert alone("语速" + before).startswith(edge.vocab.decode(written))
+    assert num_calls > 10
+
+
+def calls(done: Generation) -> Iterator[tuple[int, int]]:
+    """From which to which token each call of the target reaches, with what it wrote on."""
+    starts = [r.base for r in done.records if r.outcome == "verified"]
+    for start in starts:
+        after = [r for r in done.records if r.base >= start]
+        end = start
+        for record in after:
+            if record.base != start and record.outcome != "written":
+                break
+            end = record.base + record.num_committed
+        yield start, end
