@@ -186,7 +186,23 @@ def test_a_number_may_be_a_number():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-1", "1.5", "agree", "agree:", "agree:0", "agree:65", "agree:-2", "text:3", "all", "9" * 5000, "²", "none"],
+    [
+        "",
+        "-1",
+        "1.5",
+        "agree",
+        "agree:",
+        "agree:0",
+        "agree:65",
+        "agree:-2",
+        "text:3",
+        "all",
+        "9" * 5000,
+        "²",
+        "４",
+        "agree:٤",
+        "none",
+    ],
 )
 def test_other_hand_backs_are_refused_in_one_line(text):
     with pytest.raises(OptionError) as caught:

@@ -66,6 +66,7 @@ def test_a_list_of_servers_has_commas_between(text: str, servers: list[str]) -> 
         ("[::1],[0:0::1]:7373", "twice"),
         ("a,b c", "'b c' is not the address"),
         ("a,b:0", "'0' is not a port"),
+        ("a:７３７３", "'７３７３' is not a port"),
         ("::1,::2", "'::1' is not the address"),
     ],
 )
