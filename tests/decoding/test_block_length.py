@@ -113,6 +113,14 @@ def test_what_never_agrees_is_never_drafted_and_free_drafts_of_a_twin_always():
     assert length(policy_of(CostModel(1e6, flat, 8), 1e-9, may_stream=False)) == 1
 
 
+def test_a_profile_of_no_time_at_all_is_no_error():
+    for streams in (False, True):
+        policy = policy_of(CostModel(0.0, (0.0,), 1, streams=streams))
+        for number in range(3):
+            policy.observe(done(2, 1, number=number, draft_ms=1.0, target=Cost(1, 3, forward_ms=5.0), rtt_ms=5.0))
+            assert policy.reads in (False, True) and policy.is_enough([SURE]) in (False, True)
+
+
 def test_a_block_ends_after_an_unsure_token_and_goes_on_while_all_are_sure():
     policy = AutoK(CostModel(12.0, (45.0,) * 16, 16, wire_ms=20.0, streams=True), LearnedRisk())
     sure, unsure = Signals(0.1, 0.9, 0.97), Signals(2.0, 0.1, 0.15)
