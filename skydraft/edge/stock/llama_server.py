@@ -45,12 +45,15 @@ class LlamaServer:
         return "/completion", {
             "prompt": list(token_ids), "n_predict": num_tokens, "temperature": 0, "n_probs": num_best,
             "cache_prompt": True, "return_tokens": True, "stream": True, "repeat_penalty": 1.0,
-            "response_fields": ["stop", "tokens", "model", "timings"],  # of the last event: 2 kB less
+            "return_progress": True,  # tells what was in the cache before the text ends
+            "response_fields": ["stop", "tokens", "model", "prompt_progress", "timings"],  # 2 kB less at the end
         }  # fmt: skip
 
     def written(self, event: Any) -> Read:
         if not isinstance(event, dict) or "error" in event:
             raise CloudFailure("The server sent an error in place of tokens.")
+        if "prompt_progress" in event:  # with a token that is none
+            return Read(num_cached=count(event, "prompt_progress", "cache"))
         if event.get("stop"):  # the last event repeats no token
             return Read(num_cached=count(event, "timings", "cache_n"), model=name(event.get("model")))
         token_ids = numbers(field(event, "tokens"))
