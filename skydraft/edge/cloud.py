@@ -81,7 +81,7 @@ class Cloud:
 
     @property
     def is_stock(self) -> bool:
-        """Whether it is a server that is not ours."""
+        """Whether it is a server without skydraft."""
         return isinstance(self._servers, StockServer)
 
     @property
@@ -97,7 +97,7 @@ class Cloud:
         return self._run(self._patiently(lambda channel: servers.info(channel, wait_s)))
 
     def examine(self, vocab: Vocab) -> Examined:
-        """Who a server that is not ours is, and what it costs. Raises a SkydraftError."""
+        """Who a server without skydraft is, and what it costs. Raises a SkydraftError."""
         assert isinstance(self._servers, StockServer)
         return self._run(self._servers.examine(vocab, self._timeout_s))
 

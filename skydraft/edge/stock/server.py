@@ -97,7 +97,7 @@ class _Known:
 
 
 class StockServer:
-    """A server that is not ours, for all generations that use it.
+    """A server without skydraft, for all generations that use it.
 
     It is both the list of servers, with itself as the only one, and the connection to it: `Servers` and `Channel` of
     the texts. `api` names the dialect, or "auto"; `model` names one of several models. Once the

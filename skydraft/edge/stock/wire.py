@@ -1,4 +1,4 @@
-"""HTTP to a server that is not ours: JSON goes out, JSON or a stream of events comes in. All runs on the event loop."""
+"""HTTP to a server without skydraft: JSON goes out, JSON or a stream of events comes in. All runs on the event loop."""
 
 from __future__ import annotations
 
