@@ -185,7 +185,7 @@ def start(
 
 
 def _fitting(request: GenerateRequest, target: Target) -> GenerateRequest:
-    """The request for a target on a server: one that is not ours is streamed where every block would be checked."""
+    """The request for a target on a server: one without skydraft is streamed where every block would be checked."""
     if request.execution and not target.is_stock:
         raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
     plan = request.plan

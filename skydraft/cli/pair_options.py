@@ -236,8 +236,8 @@ class CloudChoice:
 _SERVER = [
     option("--cloud address", "HOST:PORT",
            "Use the target on this server instead of one in this process. Several servers "
-           "with the same model, separated by commas, share the sessions. http(s)://HOST:PORT/v1 is a server that is "
-           "not ours: vLLM, SGLang or llama-server."),
+           "with the same model, separated by commas, share the sessions. http(s)://HOST:PORT/v1 is a server "
+           "without skydraft: vLLM, SGLang, llama-server or a hosted model."),
     option("--cloud-api api", "API", "What a server without skydraft runs (default: auto, it says so itself).",
            type=CloudApi),
     option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server without skydraft: cached, read, written. "

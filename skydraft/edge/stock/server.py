@@ -1,4 +1,4 @@
-"""One server that is not ours: which kind it is, which model it runs, and what its answers cost."""
+"""One server without skydraft: which kind it is, which model it runs, and what its answers cost."""
 
 from __future__ import annotations
 
