@@ -94,7 +94,7 @@ class Awaited(Generic[T]):
             raise CloudLost("The generation was cancelled.") from error
 
 
-class Watch:
+class WatchedTime:
     """A clock that stands still while nobody ticks: a stopped process, or a machine that sleeps, hears no server."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,7 +115,7 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._watch = Watch()
+        self._watch = WatchedTime()
         self.now = self._watch.now
         self._loop.call_soon(self._tick)
         self._thread = threading.Thread(target=self._loop.run_forever, name="skydraft edge", daemon=True)

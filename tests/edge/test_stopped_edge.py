@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams
-from skydraft.edge.channel import Watch
+from skydraft.edge.channel import WatchedTime
 from skydraft.engines.toy import open_toy
 
 from ..cloud.messages import slow_toy
@@ -23,7 +23,7 @@ from ..toys import law
 TIMEOUT_S, NUM_TOKENS = 1.0, 24
 CODE = """
 import contextlib, skydraft
-from skydraft.edge.channel import Watch
+from skydraft.edge.channel import WatchedTime
 from skydraft.engines.toy import open_toy
 params = skydraft.DecodingParams(max_new_tokens={n}, min_new_tokens={n}, temperature=0.8, seed=3)
 with contextlib.closing(skydraft.connect({address!r}, timeout_s={timeout})) as cloud:
@@ -60,7 +60,7 @@ def test_an_edge_that_was_stopped_for_longer_than_it_waits_keeps_its_text(plan: 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.booleans()), max_size=30))
 def test_the_watch_never_goes_back_and_counts_no_pause(steps: list[tuple[float, bool]]) -> None:
     times = [0.0]
-    watch = Watch(lambda: times[-1])
+    watch = WatchedTime(lambda: times[-1])
     seen = [watch.now()]
     for pause_s, ticks in steps:
         times.append(times[-1] + pause_s)
