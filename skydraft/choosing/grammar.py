@@ -192,13 +192,14 @@ def complaint(grammar: str) -> str:
     """
     request = json.dumps({"grammar": grammar, "limits": LIMITS}).encode()
     try:
-        done = subprocess.run([sys.executable, "-c", _CHILD], input=request, capture_output=True, timeout=_WALL_S)
+        done = subprocess.run([sys.executable, "-P", "-c", _CHILD], input=request, capture_output=True, timeout=_WALL_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GrammarRefused("The grammar could not be checked in time.", hint="Try again later.") from error
     try:
         return str(json.loads(done.stdout))
-    except ValueError:
-        return f"it takes more than {_SECONDS} s, or more memory than it may"
+    except ValueError:  # not kept: it may have been this machine's memory that was short
+        reason = f"it takes more than {_SECONDS} s, or more memory than it may"
+        raise GrammarRefused(f"The grammar does not compile: {reason}.") from None
 
 
 def _llguidance() -> Any:

@@ -129,14 +129,15 @@ class Cloud:
             return None
 
     async def _patiently(self, ask: Callable[[Any], Awaitable[T]]) -> T:
-        began = time.monotonic()
+        now = self._servers.loop.now
+        began = now()
         while True:
             try:
                 return await self._servers.ask(self._number, ask)
             except SkydraftError as error:
                 if not error.retryable:
                     raise
-                if time.monotonic() - began + _PAUSE_S > self._timeout_s:
+                if now() - began + _PAUSE_S > self._timeout_s:
                     raise too_late(self.name, error, self._timeout_s) from error
             await asyncio.sleep(_PAUSE_S)
             for channel in self._servers.in_order(self._number):

@@ -77,3 +77,11 @@ def test_what_is_no_grammar_is_refused_without_a_library(text: str) -> None:
 def test_brackets_in_texts_of_a_schema_are_not_counted() -> None:
     grammars.check_grammar(skydraft.json_schema({"const": "(" * 500, "title": '\\"' + "[" * 500}))
     grammars.check_grammar(skydraft.regex(r"\(" * 500))
+
+
+def test_a_check_that_failed_for_want_of_memory_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab, params = open_toy("toy").vocab, DecodingParams(grammar="regex:tried again")
+    with monkeypatch.context() as short, pytest.raises(GrammarRefused, match="memory"):
+        short.setattr("skydraft.choosing.grammar._CHILD", "raise SystemExit(1)")
+        Chooser(params, vocab, 0)
+    assert Chooser(params, vocab, 0)

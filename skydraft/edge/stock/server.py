@@ -146,7 +146,7 @@ class StockServer:
 
     @property
     def heard_at(self) -> float:
-        """Monotonic time of the server's last answer."""
+        """Time of the server's last answer, by the loop's clock."""
         return self.wire.heard_at
 
     def in_order(self, number: int) -> list[StockServer]:
