@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable, Collection
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skydraft.errors import NotAuthorized
 from skydraft.gateway.refusals import Refusal
@@ -23,7 +23,8 @@ LOCAL = "local"
 class Doorkeeper:
     """ASGI middleware. Writes the label of the client's key into `scope["label"]`; without keys it is "local".
 
-    The page and /health need no key. The whole body is read here, so that a slow or endless body occupies nothing else.
+    The page and /health need no key. The whole body is read here into `scope["body"]`, so that a slow or endless body
+    occupies nothing else.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Doorkeeper:
         try:
             scope["label"] = self._label(scope)
             # Paths without a key accept no body, so that a client without a key cannot fill the memory.
-            body = b"" if _is_open(scope) else await self._body(scope, receive)
+            scope["body"] = b"" if _is_open(scope) else await self._body(scope, receive)
         except Refusal as refusal:
             headers = {**refusal.headers, "Connection": "close"}
             await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
             return
-        await self._app(scope, _replayed(body, receive), send)
+        await self._app(scope, receive, send)
 
     def _label(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
@@ -71,7 +72,7 @@ class Doorkeeper:
         if origin and origin not in self._origins and origin.partition("://")[2] != host:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive) -> bytearray:
         """The whole body. Raises Refusal if it is too long or too slow."""
         length = Headers(scope=scope).get("content-length", "0")
         self._check_length(int(length) if length.isdecimal() else 0)
@@ -88,7 +89,7 @@ class Doorkeeper:
                     self._check_length(len(data))
         except TimeoutError as error:
             raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
-        return bytes(data)
+        return data
 
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
@@ -107,13 +108,3 @@ def _is_this_machine(host: str) -> bool:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the read body first, then the further messages."""
-    parts: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return parts.pop() if parts else await receive()
-
-    return replay

@@ -69,7 +69,7 @@ class ModelNames:
     def mode_of(self, model: str) -> str:
         """The mode of a name. Raises Refusal."""
         if model == PREFIX:
-            return self.default_mode()
+            return self.default_mode
         mode = model.removeprefix(f"{PREFIX}-")
         if f"{PREFIX}-{mode}" != model or mode not in self.modes:
             message = f"There is no model '{model[:80]}'. Use one of: {', '.join(self.all)}."
@@ -86,11 +86,11 @@ class ModelNames:
         accept = choice.accept or "exact"
         return make_plan(mode, choice.gate, k=k, accept=accept, eager=choice.eager, hand_back=choice.hand_back)
 
+    @property
     def default_mode(self) -> str:
-        """`auto` for a calibrated pair, else `quality`; `edge` without a target. May send a request to the cloud."""
+        """`auto` for a pair that is known to be calibrated, else `quality`; `edge` without a target."""
         if self._pair.cloud is None:
             return "edge"
-        self.look()
         return "auto" if self._is_calibrated else "quality"
 
     @property

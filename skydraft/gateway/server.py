@@ -23,6 +23,7 @@ from skydraft.gateway.app import Gateway
 _IDLE_S = 30  # how long a connection may be without a request, before the first one or after an answer
 _HEAD_S = 15.0  # how long the head of a request may take from its first byte
 _UNREAD_S = 60.0  # how long a client may leave an answer unread
+_READ = 16 * 1024  # bytes
 _MAX_CONNECTIONS = 512
 _GRACE_S = 5
 
@@ -78,6 +79,7 @@ class PatientProtocol(H11Protocol):
 
     _head: asyncio.TimerHandle | None = None  # runs from the first byte of a head to its end
     _unread: asyncio.TimerHandle | None = None
+    _num_framing = 0  # bytes of a body that are not its content, beyond a sixteenth
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -85,11 +87,26 @@ class PatientProtocol(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        for start in range(0, len(data), _READ):
+            if self.transport.is_closing():
+                return
+            self._read(data[start : start + _READ])
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_head()  # the body has its own limit
         elif self._head is None:
             self._head = self.loop.call_later(_HEAD_S, self.transport.close)
+
+    def _read(self, data: bytes) -> None:
+        """Read a little, and hang up on a body in chunks of few bytes: each costs as much as a long one."""
+        before, num_before = self.cycle, len(self.cycle.body) if self.cycle else 0
+        super().data_received(data)
+        if self.cycle is not before:
+            self._num_framing = 0
+        elif self.cycle is not None and self.cycle.more_body:
+            num_content = len(self.cycle.body) - num_before
+            self._num_framing = max(self._num_framing + len(data) - num_content - num_content // 16, 0)
+            if self._num_framing > _READ:
+                self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head()

@@ -42,7 +42,7 @@ def writes_calls(chat_template: str | None) -> bool:
 def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Calls of an earlier turn with their arguments as objects, which templates write as JSON.
 
-    OpenAI's messages have arguments as JSON in a string. A string that is not JSON stays a string.
+    OpenAI's messages have arguments as JSON in a string. A string that is not JSON, or not of whole characters, stays.
     """
     return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
 
@@ -50,6 +50,7 @@ def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     try:
         arguments = json.loads(function["arguments"])
+        json.dumps(arguments, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):
         arguments = None
     return {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]}
