@@ -32,6 +32,7 @@ _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all 
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
 _MAX_RECORDINGS = 256  # in a long body
 _LONG_RECORDING = 4096  # bytes
+_MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
 _VALUE = re.compile(rb'\s*:\s*"')
 
 
@@ -102,14 +103,17 @@ def _too_long(num_bytes: int) -> Refusal:
 
 
 def has_audio(body: ChatRequest | TextRequest) -> bool:
-    """Whether a message has parts, which may be recordings."""
-    return isinstance(body, ChatRequest) and any(isinstance(message.content, list) for message in body.messages)
+    """Whether a message has a recording."""
+    contents = [message.content for message in body.messages] if isinstance(body, ChatRequest) else []
+    return any(isinstance(part, AudioPart) for parts in contents if isinstance(parts, list) for part in parts)
 
 
 def chat_requests(
     body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
 ) -> list[GenerateRequest]:
     """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
+    if has_audio(body) and not edge.takes_audio:
+        raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
     messages = _messages(body.messages)
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
@@ -196,10 +200,17 @@ def _params(
 
 def _messages(given: list[ChatMessage]) -> list[Message]:
     messages: list[Message] = []
+    left_s = _MAX_SPEECH_S
     for number, message in enumerate(given):
-        text, recordings = _content(message, number)
-        if recordings:
+        text, speech = _content(message, number)
+        if speech:
             text = text if text.strip() else CAPTION_PROMPT
+        recordings: list[Audio] = []
+        for part in speech:
+            recordings.append(_audio(part, f"messages.{number}.content"))
+            left_s -= recordings[-1].duration_s
+            if left_s < 0:
+                raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
         calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
@@ -209,14 +220,14 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
     return messages
 
 
-def _content(message: ChatMessage, number: int) -> tuple[str, list[Audio]]:
+def _content(message: ChatMessage, number: int) -> tuple[str, list[AudioPart]]:
     if message.content is None or isinstance(message.content, str):
         return message.content or "", []
     texts = [part.text for part in message.content if not isinstance(part, AudioPart)]
     recordings = [part for part in message.content if isinstance(part, AudioPart)]
     if recordings and message.role != "user":
         raise Refusal(400, "Only user messages may hold recordings.", param=f"messages.{number}.content")
-    return "\n".join(texts), [_audio(part, f"messages.{number}.content") for part in recordings]
+    return "\n".join(texts), recordings
 
 
 def _audio(part: AudioPart, param: str) -> Audio:
