@@ -99,6 +99,11 @@ class Gateway:
             exception_handlers={404: _not_found, 405: _not_found},
         )
 
+    def close(self) -> None:
+        """End all generations, and wait for all threads."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        self.desk.close()
+
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, ChatRequest, chat_requests)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -47,7 +48,8 @@ class Doorkeeper:
             headers = {**refusal.headers, "Connection": "close"}
             await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        with suppress(asyncio.CancelledError):  # the gateway stops and has hung up; uvicorn would log a traceback
+            await self._app(scope, receive, send)
 
     def _label(self, scope: Scope) -> str:
         headers = Headers(scope=scope)

@@ -25,7 +25,7 @@ _HEAD_S = 15.0  # how long the head of a request may take from its first byte
 _UNREAD_S = 60.0  # how long a client may leave an answer unread
 _READ = 16 * 1024  # bytes
 _MAX_CONNECTIONS = 512
-_GRACE_S = 5
+_GRACE_S = 0.7  # for clients to read their last answers, once the gateway stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,16 @@ class _Server(uvicorn.Server):
             self._ready(self.servers[0].sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets: Any = None) -> None:
+        """End within two seconds. Who still sends a body is hung up on at once, who waits or reads after `_GRACE_S`."""
         self._gateway.desk.cancel_all()
+        self._hang_up(lambda connection: connection.cycle is not None and connection.cycle.more_body)
+        rest = asyncio.get_running_loop().call_later(_GRACE_S, self._hang_up, lambda connection: True)
         await super().shutdown(sockets)
+        rest.cancel()
+
+    def _hang_up(self, on: Callable[[Any], bool]) -> None:
+        for connection in filter(on, list(self.server_state.connections)):
+            connection.transport.abort()
 
 
 def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> uvicorn.Server:
@@ -178,7 +186,7 @@ def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], N
             server_header=False,
             limit_concurrency=_MAX_CONNECTIONS,
             timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=1,  # for what is in a thread
             ssl_certfile=str(options.tls_cert) if options.tls_cert else None,
             ssl_keyfile=str(options.tls_key) if options.tls_key else None,
         )
@@ -213,4 +221,4 @@ def serve(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]
         try:
             server.run([listening])
         finally:
-            gateway.desk.close()
+            gateway.close()
