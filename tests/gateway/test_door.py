@@ -13,7 +13,7 @@ import pytest
 
 from skydraft.cloud.access import Keyring
 from skydraft.errors import OptionError
-from skydraft.gateway import server
+from skydraft.gateway import connections, server
 from skydraft.gateway.server import ListenOptions
 
 from .running import Running, gateway
@@ -138,7 +138,7 @@ def test_a_body_that_does_not_come_is_refused(
 
 
 def test_a_head_that_comes_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch, served: Running) -> None:
-    monkeypatch.setattr(server, "_HEAD_S", 0.5)
+    monkeypatch.setattr(connections, "_HEAD_S", 0.5)
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), timeout=10) as client:
         try:
@@ -163,7 +163,7 @@ def health(client: socket.socket) -> bytes:
 def test_an_idle_connection_is_kept_longer_than_a_head_may_take(
     monkeypatch: pytest.MonkeyPatch, served: Running
 ) -> None:
-    monkeypatch.setattr(server, "_HEAD_S", 0.3)
+    monkeypatch.setattr(connections, "_HEAD_S", 0.3)
     with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), timeout=10) as client:
         for _ in range(2):
             assert b" 200 " in health(client)

@@ -14,7 +14,7 @@ import httpx2 as httpx
 import pytest
 
 from skydraft.decoding.request import GenerateRequest
-from skydraft.gateway import server as process
+from skydraft.gateway import connections
 from skydraft.gateway.desk import Desk
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import asked
@@ -24,7 +24,7 @@ from ..gateway.running import Running, gateway, toy_pair
 
 def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page needs no key: 512 connections that ask for it and never read would have been all there are, for ever."""
-    monkeypatch.setattr(process, "_UNREAD_S", 0.5)
+    monkeypatch.setattr(connections, "_UNREAD_S", 0.5)
     with gateway() as running, socket.socket() as greedy:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         greedy.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
@@ -35,7 +35,7 @@ def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_UNREAD_S", 2.0)
+    monkeypatch.setattr(connections, "_UNREAD_S", 2.0)
     options: dict[str, Any] = {"stream": True, "max_tokens": 200, "skydraft": {"min_new_tokens": 200}}
     with gateway() as running:
         body = {"model": "skydraft-edge", "messages": [{"role": "user", "content": "语速"}], **options}
