@@ -29,7 +29,7 @@ from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
 from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import Defaults, R, chat_requests, has_audio, read_body, text_requests
+from skydraft.gateway.requests import Defaults, R, chat_requests, has_audio, num_heard, read_body, text_requests
 from skydraft.gateway.schema import ChatRequest, TextRequest
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
@@ -125,6 +125,7 @@ class Gateway:
                 await self._look()
             given = body, self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
             requests = await self._reading(is_long or has_audio(body), read, *given)
+            request.scope["take"](num_heard(requests))
             if (header := request.headers.get(TRACE_HEADER)) and is_traceparent(header):
                 requests = [replace(each, traceparent=header) for each in requests]
             tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream))

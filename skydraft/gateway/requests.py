@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -106,6 +107,11 @@ def has_audio(body: ChatRequest | TextRequest) -> bool:
     """Whether a message has a recording."""
     contents = [message.content for message in body.messages] if isinstance(body, ChatRequest) else []
     return any(isinstance(part, AudioPart) for parts in contents if isinstance(parts, list) for part in parts)
+
+
+def num_heard(requests: Seq[GenerateRequest]) -> int:
+    """Bytes of the recordings of one client's requests, which share them."""
+    return sum(audio.samples.nbytes for message in requests[0].messages for audio in message.audio)
 
 
 def chat_requests(

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +102,14 @@ class Apart:
         finally:
             over.set()
             watching.join()
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool]) -> None:
+        """Return when it holds; fail if it does not in time."""
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, "this did not come true"
+            time.sleep(0.01)
 
     def forget_peak(self) -> None:
         """Let `peak_mib` begin anew."""

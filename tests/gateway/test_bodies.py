@@ -6,6 +6,8 @@ import base64
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import read_body
 from skydraft.gateway.schema import AudioPart, ChatRequest, TextRequest
 
-from .apart import Apart, apart
+from .apart import TOYS, Apart, apart
 
 MIB = 1 << 20
 MOST = 32 * MIB - 1000
@@ -100,6 +102,30 @@ def test_a_body_in_chunks_is_read(gateway_apart: Apart, num_bytes: int) -> None:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         client.sendall(b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n")
         assert client.recv(20).startswith(b"HTTP/1.1 200")
+
+
+def test_all_bodies_together_and_those_of_a_key_have_a_budget(tmp_path: Path) -> None:
+    """Two dozen that were withheld took 655 MB."""
+    keys = tmp_path / "keys"
+    keys.write_text("eve key-of-eve-is-long-enough\nann key-of-ann-is-long-enough\n")
+    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 33000000\r\n"
+    with apart(*TOYS, "--api-key-file", str(keys)) as running, ExitStack() as stack:
+        before, replies = running.resident_mib, list[bytes]()
+        for _ in range(12):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=30))
+            client.sendall(head.encode() + b"x-api-key: key-of-eve-is-long-enough\r\n\r\n")
+            with suppress(OSError):
+                client.sendall(b" " * (31 * MIB))
+            client.setblocking(False)
+            with suppress(BlockingIOError, ConnectionError):
+                replies.append(client.recv(12))
+        assert replies and set(replies) == {b"HTTP/1.1 503"}
+        assert running.resident_mib - before < 200
+        headers = {"x-api-key": "key-of-ann-is-long-enough"}
+        assert running.post(chat(more=b" " * MIB), headers=headers)[0] == 200
+        stack.close()
+        headers = {"x-api-key": "key-of-eve-is-long-enough"}
+        running.wait_until(lambda: running.post(chat(more=b" " * MIB), headers=headers)[0] == 200)
 
 
 def spoken(*recordings: str, **more: Any) -> bytes:
