@@ -12,6 +12,7 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
+from skydraft.edge.channel import Awaited
 from skydraft.edge.line import ServerList
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import new_number
@@ -57,6 +58,8 @@ class Cloud:
         self._open_ahead = open_ahead
         self._notify = notify
         self._number = new_number()  # orders the servers for GetInfo, as a session's number does for its text
+        self._pending: Awaited[Any] | None = None  # the current or last wait
+        self._is_cancelled = False
 
     def telling(self, notify: Notify) -> Cloud:
         """The same cloud with another `notify`."""
@@ -144,7 +147,16 @@ class Cloud:
                 await channel.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._servers.loop.begin(work).result()
+        self._pending = pending = self._servers.loop.begin(work)
+        if self._is_cancelled:
+            pending.cancel()
+        return pending.result()
+
+    def cancel(self) -> None:
+        """End the wait for facts with CloudLost, and all later ones. Any thread may call this."""
+        self._is_cancelled = True
+        if (pending := self._pending) is not None:
+            pending.cancel()
 
     def falls_back(self, plan: Plan) -> bool:
         """Whether a generation by this plan continues alone if the cloud is lost."""

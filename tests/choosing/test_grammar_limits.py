@@ -11,6 +11,7 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, grammars
+from skydraft.choosing import grammar as grammar_module
 from skydraft.choosing.chooser import Chooser
 from skydraft.engines.toy import open_toy
 from skydraft.errors import GrammarRefused
@@ -52,6 +53,15 @@ def test_what_would_take_too_much_is_refused_within_a_second(grammar: str) -> No
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
     assert _spent() - before < 2.5  # of a processor, a child's start included
     assert time.monotonic() - began < 30  # however busy the machine is
+
+
+def test_a_check_that_could_not_be_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab, grammar = open_toy("toy").vocab, "regex:(ab){7}"
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_module, "_CHILD", grammar_module._CHILD.replace(f"size({2**28})", f"size({2**40})"))
+        with pytest.raises(GrammarRefused, match="for want of memory"):
+            Chooser(DecodingParams(grammar=grammar), vocab, 0)
+    Chooser(DecodingParams(grammar=grammar), vocab, 0)
 
 
 def _spent() -> float:
