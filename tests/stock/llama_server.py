@@ -1,4 +1,4 @@
-"""llama-server out of xllamacpp, in a process of its own: `python llama_server.py MODEL.gguf PORT [SLOTS [CONTEXT [THREADS]]]`.
+"""llama-server out of xllamacpp, as a process: `python llama_server.py MODEL.gguf PORT [SLOTS [CONTEXT [THREADS]]]`.
 
 Runs in an environment that has xllamacpp and nothing of ours. It ends when its standard input does, so that it never
 outlives the tests that started it.
@@ -12,7 +12,7 @@ import sys
 from xllamacpp import CommonParams, Server
 
 
-def main(model: str, port: str, slots: str = "2", context: str = "4096", threads: str = "2") -> None:
+def main(model: str, port: str, slots: str = "2", context: str = "4096", threads: str = "1") -> None:
     """Serve `model` on loopback; `context` tokens for each of the `slots`."""
     params = CommonParams()
     params.model.path = model

@@ -46,7 +46,7 @@ class Vllm(Answering):
     async def models(self, request: Request) -> Response:
         model = self.model
         card = {"id": model.name, "object": "model", "created": 1, "owned_by": "vllm", "root": model.name}
-        card |= {"parent": None, "max_model_len": model.engine.context_len, "permission": []} if self.has_ids else {}
+        card |= {"parent": None, "max_model_len": model.engine.context_len} if self.has_ids else {}
         return JSONResponse({"object": "list", "data": [card]})
 
     async def tokenize(self, request: Request) -> Response:
@@ -73,11 +73,14 @@ class Vllm(Answering):
         if body.get("stream"):
             return self.stream(run, self._parts(run), done=True)
         choices = [{"index": index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None,
-                    "token_ids": None, "prompt_logprobs": None, "prompt_token_ids": None}
-                   for index in range(len(run.prompts))]  # fmt: skip
+                    "token_ids": None, "prompt_token_ids": prompt if self._tells_ids(body) else None}
+                   for index, prompt in enumerate(run.prompts)]  # fmt: skip
         async for index, tokens in run.tokens():
             choices[index] = self._grown(choices[index], self._choice(run, index, tokens))
         return self.whole(run, self._answer(run, run.fault.answers(choices)) | {"usage": self._usage(run)})
+
+    def _tells_ids(self, body: Body) -> bool:
+        return bool(body.get("return_token_ids")) and self.has_ids
 
     def _grown(self, choice: Body, more: Body) -> Body:
         grown = choice | more | {"text": choice["text"] + more["text"]}
@@ -92,8 +95,8 @@ class Vllm(Answering):
         first = [True] * len(run.prompts)
         async for index, tokens in run.tokens():
             choice = self._choice(run, index, tokens)
-            if run.body.get("return_token_ids") and self.has_ids and first[index]:
-                choice["prompt_token_ids"] = run.prompts[index]
+            if self._tells_ids(run.body):
+                choice["prompt_token_ids"] = run.prompts[index] if first[index] else None
             first[index] = False
             yield self._answer(run, [choice])
         if asks.get("include_usage"):
@@ -107,7 +110,7 @@ class Vllm(Answering):
         num, ends = run.body.get("logprobs"), tokens[-1].ends or None
         choice: Body = {"index": index, "text": "".join(token.text for token in tokens), "finish_reason": ends}
         choice |= {"logprobs": None if num is None else self._logprobs(run, tokens, num), "stop_reason": None}
-        if run.body.get("return_token_ids") and self.has_ids:
+        if self._tells_ids(run.body):
             choice["token_ids"] = [token.id for token in tokens]
         return choice
 
