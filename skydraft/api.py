@@ -13,7 +13,7 @@ from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.target import target_of
+from skydraft.decoding.target import Target, target_of
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
@@ -69,8 +69,14 @@ def connect(
     require: bool = False,
     open_ahead: bool = False,
     notify: Callable[[str], None] | None = None,
+    api: str = "auto",
+    model: str | None = None,
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
+
+    With http(s)://HOST:PORT/v1 the target is a server that is not ours: vLLM, SGLang or llama-server, as `api` names it
+    (auto: as it says itself), and `token` is its key. `model` chooses one of several models there. Its tokens may
+    depend on what else it computes, so blocks are drafted for it in gated plans alone, or with `execution` throughput.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions, with one token and one TLS setup
     for all. A text stays at its server until that server is lost, and then continues at another. Connections beyond
@@ -82,13 +88,21 @@ def connect(
     """
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.servers import Servers
+    from skydraft.edge.stock.server import StockServer
     from skydraft.edge.tls import ServerOptions
-    from skydraft.protocol.address import parse_addresses
+    from skydraft.protocol.address import is_url, parse_addresses
 
-    addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
-    servers = Servers(ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses)
     behaviour: dict[str, Any] = {"notify": notify} if notify else {}
-    return Cloud(servers, timeout_s=timeout_s, require=require, open_ahead=open_ahead, **behaviour)
+    behaviour |= {"timeout_s": timeout_s, "require": require, "open_ahead": open_ahead}
+    if isinstance(address, str) and is_url(address):
+        if tls_name:
+            raise OptionError("--tls-name does not apply to a server that is not ours.")
+        stock = StockServer(address, api=api, model=model, key=token, tls_ca=tls_ca, insecure=insecure)
+        return Cloud(stock, **behaviour)
+    if model or api != "auto":
+        raise OptionError(f"{'--cloud-model' if model else '--cloud-api'} needs a server at http://… or https://….")
+    addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
+    return Cloud(Servers(ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses), **behaviour)
 
 
 def generate(
@@ -153,13 +167,22 @@ def start(
     try:
         request = watch.request
         target = target_of(cloud, request.execution or "exact") if cloud else None
-        if request.execution and target and target.engine is None:
-            raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
+        request = _fitting(request, target) if target and target.engine is None else request
         generation = start_generation(request, edge, target, _calibrations())
     except BaseException as error:
         watch.end(None, error)
         raise
     return generation.watched_by(watch, edge, target)
+
+
+def _fitting(request: GenerateRequest, target: Target) -> GenerateRequest:
+    """The request for a target on a server: one that is not ours is streamed where every block would be checked."""
+    if request.execution and not target.is_stock:
+        raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
+    plan = request.plan
+    if not target.is_stock or request.execution == "throughput" or not plan.verifies or plan.is_gated:
+        return request
+    return replace(request, plan=replace(make_plan("cloud"), mode=plan.mode))
 
 
 def is_calibrated(edge: Engine, cloud: Engine | Cloud) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -143,29 +143,24 @@ class Cost:
 class LinkCost:
     """The cost of a round on a link: time waited for its verdict, and bytes of messages; all 0 in one process.
 
-    `shared_bytes` is the part of `bytes_up` for features of speech.
+    `shared_bytes` is the part of `bytes_up` for features of speech. A server that is not ours may want money for
+    `tokens_in`, of which `tokens_hit` were in its cache, and for `tokens_out`, in `num_requests`.
     """
 
     rtt_ms: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
     shared_bytes: int = 0
+    num_requests: int = 0
+    tokens_in: int = 0
+    tokens_hit: int = 0
+    tokens_out: int = 0
 
     def __add__(self, other: LinkCost) -> LinkCost:
-        return LinkCost(
-            self.rtt_ms + other.rtt_ms,
-            self.bytes_up + other.bytes_up,
-            self.bytes_down + other.bytes_down,
-            self.shared_bytes + other.shared_bytes,
-        )
+        return LinkCost(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: LinkCost) -> LinkCost:
-        return LinkCost(
-            self.rtt_ms - other.rtt_ms,
-            self.bytes_up - other.bytes_up,
-            self.bytes_down - other.bytes_down,
-            self.shared_bytes - other.shared_bytes,
-        )
+        return LinkCost(*map(operator.sub, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

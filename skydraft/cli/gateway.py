@@ -146,7 +146,7 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
     edge = stack.enter_context(models.load_edge())
     target: Engine | Cloud | None = None
     if cloud.address is not None:
-        target = stack.enter_context(closing(cloud.connect()))
+        target = stack.enter_context(closing(cloud.connect(models.cloud_model)))
     elif not work.edge_only:
         target = stack.enter_context(models.load(models.target_name))
         check_same(edge.vocab, target.vocab)

@@ -175,7 +175,7 @@ def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice) -> Training
         trainable_file(edge)  # fails on a missing file before the target is loaded
         target: Engine | Cloud
         if cloud.address:
-            target = stack.enter_context(contextlib.closing(cloud.connect()))
+            target = stack.enter_context(contextlib.closing(cloud.connect(models.cloud_model)))
         else:
             target = stack.enter_context(models.load(models.target_name))
         if edge.takes_audio:

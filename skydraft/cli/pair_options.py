@@ -19,7 +19,7 @@ from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.models import Progress, SourceName, cache_dir, default_pair, progress_on
 from skydraft.models.adapted import Applied, applied
-from skydraft.protocol.address import parse_addresses
+from skydraft.protocol.address import is_url, parse_addresses
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PAIR = default_pair()
 OpenWhen = Literal["lazy", "ahead"]
+CloudApi = Literal["auto", "vllm", "sglang", "llama-server"]
 _ONE_OF_MANY_S = 5.0  # doctor's timeout for one of several servers
 
 
@@ -122,7 +123,8 @@ models_section = Section("models", "Models", _models, [
     option("--edge-model", "MODEL", "Draft model: a known name, a .gguf file, a folder or a hub id.",
            default=_PAIR.draft),
     option("--edge-adapter", "FILE", "Use the draft model with this adapter (see: skydraft learn).", type=Path),
-    option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target})."),
+    option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target}), or one of the "
+           "models of a server at http(s)://…"),
     *_RUN,
 ])  # fmt: skip
 
@@ -150,9 +152,11 @@ class CloudChoice:
     timeout_s: float | None = None
     require: bool = False
     open_when: OpenWhen | None = None
+    api: CloudApi | None = None
 
     def __post_init__(self) -> None:
         given = {
+            "--cloud-api": self.api,
             "--cloud-token-file": self.token_file, "--tls-ca": self.tls_ca, "--tls-name": self.tls_name,
             "--insecure": self.insecure, "--cloud-timeout": self.timeout_s,
             "--require-cloud": self.require, "--open": self.open_when,
@@ -167,11 +171,11 @@ class CloudChoice:
         """Raise OptionError for an option that does not fit the server."""
         if self.address is None:
             return
-        if models.cloud_model:
+        if models.cloud_model and not is_url(self.address):
             raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
         if gate is None:
             return
-        if gate.execution:
+        if gate.execution and not is_url(self.address):
             raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
         if not gate.plan.verifies:
             raise OptionError("--cloud does not apply here: the draft model works alone, and nothing is checked.")
@@ -182,8 +186,9 @@ class CloudChoice:
         if not gate.plan.is_gated and self.open_when:
             raise OptionError("--open does not apply here: everything is checked, so the session opens at once.")
 
-    def connect(self) -> Cloud:
-        """The connection. Nothing is sent yet; notices go to stderr. Raises OptionError, also without an address."""
+    def connect(self, model: str | None = None) -> Cloud:
+        """The connection. `model` is one of several models of a server that is not ours. Nothing is sent yet;
+        notices go to stderr. Raises OptionError, also without an address."""
         if self.address is None:
             raise OptionError("No cloud server was given.", hint="Give one with --cloud HOST:PORT.")
         return api.connect(
@@ -196,10 +201,14 @@ class CloudChoice:
             require=self.require,
             open_ahead=self.open_when == "ahead",
             notify=TERMINAL.say,
+            api=self.api or "auto",
+            model=model if is_url(self.address) else None,
         )
 
     def each(self) -> list[CloudChoice]:
         """Each server as a choice of its own; several get a shorter timeout. Raises OptionError."""
+        if is_url(self.address or ""):
+            return [self]
         addresses = parse_addresses(self.address or "")
         timeout_s = self.timeout_s or (None if len(addresses) == 1 else _ONE_OF_MANY_S)
         return [replace(self, address=address, timeout_s=timeout_s) for address in addresses]
@@ -211,7 +220,7 @@ class CloudChoice:
         The connection is closed at the end. Raises OptionError or a loading error.
         """
         if self.address is not None:
-            with closing(self.connect()) as remote:
+            with closing(self.connect(models.cloud_model)) as remote:
                 yield models.load_edge(), remote  # for its tokenizer, if it does not draft
         elif plan is None:
             yield models.load_pair()
@@ -223,8 +232,12 @@ class CloudChoice:
 _SERVER = [
     option("--cloud address", "HOST:PORT",
            "Use the target on this server instead of one in this process. Several servers "
-           "with the same model, separated by commas, share the sessions."),
-    option("--cloud-token-file token_file", "FILE", "File with the token for the server.", type=Path),
+           "with the same model, separated by commas, share the sessions. http(s)://HOST:PORT/v1 is a server that is "
+           "not ours: vLLM, SGLang or llama-server."),
+    option("--cloud-api api", "API", "What a server that is not ours runs (default: auto, it says so itself).",
+           type=CloudApi),
+    option("--cloud-token-file --cloud-key-file token_file", "FILE", "File with the token or key for the server.",
+           type=Path),
     option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path),
     option("--tls-name", "NAME", "Name in the server's certificate, if it is not HOST."),
     option("--insecure", None, "Allow an unencrypted connection to another machine.", is_flag=True),

@@ -40,6 +40,14 @@ class Target(Protocol):
     def engine(self) -> Engine | None:
         """The model, if it is in this process: its context bounds the text."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its tokens do not depend on what else is computed with them."""
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it is a server that is not ours."""
+
     def facts(self, wait_s: float | None) -> TargetFacts | None:
         """Facts about the target; None if it does not answer within `wait_s` seconds.
 
@@ -61,10 +69,16 @@ class Target(Protocol):
 class LocalTarget:
     """A target in this process."""
 
+    is_stock = False
+
     def __init__(self, engine: Engine, execution: Execution = "exact") -> None:
         self.engine = engine
         self._execution = execution
         self._max_rows = engine.max_rows(execution)
+
+    @property
+    def is_exact(self) -> bool:
+        return self._execution == "exact"
 
     def facts(self, wait_s: float | None) -> TargetFacts:
         engine = self.engine

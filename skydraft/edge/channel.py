@@ -240,6 +240,10 @@ class Channel:
             raise CloudFailure(f"The cloud at {self.target} sent an invalid description: {error.message}") from error
         return replace(info, model=one_line(info.model), version=one_line(info.version))
 
+    async def max_block(self, timeout_s: float) -> int:
+        """The longest block that the server takes."""
+        return (await self.info(timeout_s)).max_block
+
     def stream(self, traceparent: str) -> SessionStream:
         """A stream for one session, in the trace of `traceparent` ("": in none)."""
         trace = [(TRACE_HEADER, traceparent)] if traceparent else []

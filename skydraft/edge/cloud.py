@@ -11,14 +11,13 @@ from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.channel import Channel
+from skydraft.edge.line import ServerList
 from skydraft.edge.servers import Servers
-from skydraft.edge.session import Session, new_number
+from skydraft.edge.session import new_number
 from skydraft.edge.verifier import Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, OptionError, SkydraftError
-from skydraft.protocol.codec import short_fingerprint
-from skydraft.protocol.values import Opening, ServerInfo
+from skydraft.protocol.values import ServerInfo
 from skydraft.types import Prompt
 
 T = TypeVar("T")
@@ -41,7 +40,7 @@ class Cloud:
 
     def __init__(
         self,
-        servers: Servers,
+        servers: ServerList,
         *,
         timeout_s: float = 30.0,
         require: bool = False,
@@ -71,16 +70,29 @@ class Cloud:
     @property
     def uses_tls(self) -> bool:
         """Whether the connections are encrypted."""
-        return all(channel.options.uses_tls for channel in self._servers.channels.values())
+        return self._servers.uses_tls
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its tokens do not depend on what else it computes; known once it has answered."""
+        return self._servers.is_exact
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it is a server that is not ours."""
+        return not isinstance(self._servers, Servers)
 
     def info(self) -> ServerInfo:
         """The servers' description. Tries until `timeout_s` is over. Raises CloudError."""
-        wait_s = min(self._timeout_s, _ONE_OF_MANY_S) if self._servers.has_others else self._timeout_s
-        return self._run(self._patiently(lambda channel: self._servers.info(channel, wait_s)))
+        servers = self._servers
+        assert isinstance(servers, Servers)
+        wait_s = min(self._timeout_s, _ONE_OF_MANY_S) if servers.has_others else self._timeout_s
+        return self._run(self._patiently(lambda channel: servers.info(channel, wait_s)))
 
     def ping(self, timeout_s: float) -> float:
         """The round trip to a server, in milliseconds. Raises CloudLost."""
-        return self._run(self._servers.ask(self._number, lambda channel: channel.ping(timeout_s)))
+        ping: Callable[[Any], Awaitable[float]] = lambda channel: channel.ping(timeout_s)  # noqa: E731
+        return self._run(self._servers.ask(self._number, ping))
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
         """Facts about the servers, asked for now or in the last two minutes.
@@ -104,7 +116,7 @@ class Cloud:
                 raise
             return None
 
-    async def _patiently(self, ask: Callable[[Channel], Awaitable[T]]) -> T:
+    async def _patiently(self, ask: Callable[[Any], Awaitable[T]]) -> T:
         began = time.monotonic()
         while True:
             try:
@@ -115,7 +127,7 @@ class Cloud:
                 if time.monotonic() - began + _PAUSE_S > self._timeout_s:
                     raise too_late(self.name, error, self._timeout_s) from error
             await asyncio.sleep(_PAUSE_S)
-            for channel in self._servers.channels.values():
+            for channel in self._servers.in_order(self._number):
                 await channel.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -129,16 +141,8 @@ class Cloud:
         self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> RemoteVerifier:
         """The verifier of one generation."""
-        plan, number = request.plan, new_number()
-        opening = Opening(
-            short_fingerprint(vocab.fingerprint), prompt, params=request.params, top=plan.top,
-            cache_scope=request.cache_scope, target=self._servers.target,
-        )  # fmt: skip
-        channel = self._servers.in_order(number)[0]
-        session = Session(
-            context, opening, vocab.size, channel, number=number, traceparent=request.traceparent,
-            on_open=self._servers.met,
-        )  # fmt: skip
+        plan = request.plan
+        session = self._servers.session(context, prompt, vocab, request)
         patience = Patience(self._timeout_s, self.falls_back(plan), self._servers.has_others)
         verifier = RemoteVerifier(self._servers, context, session, patience, self._notify)
         if plan.drafts and drafts_first and (self._open_ahead or not plan.is_gated):

@@ -8,12 +8,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from hashlib import blake2b
 from typing import Any, TypeVar
 
+from skydraft.decoding.context import Committed
+from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import Channel, EventLoop, shared_loop
+from skydraft.edge.session import Session, new_number
 from skydraft.edge.tls import ServerOptions
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import SkydraftError, TargetChanged
-from skydraft.protocol.codec import target_id
-from skydraft.protocol.values import ServerInfo, TargetId
+from skydraft.protocol.codec import short_fingerprint, target_id
+from skydraft.protocol.values import Opening, ServerInfo, TargetId
+from skydraft.types import Prompt
 
 T = TypeVar("T")
 _NUM_PINGS = 2  # the shorter one counts
@@ -23,6 +28,8 @@ _CLOSE_S = 1.0  # time for the open closes of sessions
 
 class Servers:
     """The servers of a list, their channels, and facts about them. All generations with this list share it."""
+
+    is_exact = True  # unless a server says that it is not
 
     def __init__(self, options: Iterable[ServerOptions]) -> None:
         self.channels = {each.target: Channel(each) for each in options}
@@ -38,6 +45,23 @@ class Servers:
     def loop(self) -> EventLoop:
         """The event loop of the channels."""
         return shared_loop()
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether all connections are encrypted."""
+        return all(channel.options.uses_tls for channel in self.channels.values())
+
+    def session(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> Session:
+        """A text at the server that comes first for it."""
+        number = new_number()
+        opening = Opening(
+            short_fingerprint(vocab.fingerprint), prompt, params=request.params, top=request.plan.top,
+            cache_scope=request.cache_scope, target=self.target,
+        )  # fmt: skip
+        return Session(
+            context, opening, vocab.size, self.in_order(number)[0], number=number, traceparent=request.traceparent,
+            on_open=self.met,
+        )  # fmt: skip
 
     def in_order(self, number: int) -> list[Channel]:
         """The channels in the order in which a session of this number tries them.
@@ -91,7 +115,7 @@ class Servers:
     async def info(self, channel: Channel, timeout_s: float) -> ServerInfo:
         """The description of a server. Raises CloudError, or TargetChanged if the others run another target."""
         info = await channel.info(timeout_s)
-        target = target_id(info.weights, info.execution, info.context_len)
+        target, self.is_exact = target_id(info.weights, info.execution, info.context_len), info.execution == "exact"
         if self.target and not target.will_do_for(self.target):
             raise TargetChanged(
                 f"The server {channel.target} runs {info.model} ({info.execution}), another one of the list does not.",

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from skydraft.decoding.context import Committed
 from skydraft.edge.channel import Awaited, Waiting
+from skydraft.edge.line import ServerList, TextSession
 from skydraft.edge.recovery import Recovery, Situation, recover
-from skydraft.edge.servers import Servers
-from skydraft.edge.session import Session
 from skydraft.errors import (
     CloudError,
     CloudFailure,
@@ -72,7 +71,7 @@ class RemoteVerifier:
     """
 
     def __init__(
-        self, servers: Servers, context: Committed, session: Session, patience: Patience, notify: Notify = silent
+        self, servers: ServerList, context: Committed, session: TextSession, patience: Patience, notify: Notify = silent
     ) -> None:
         self._servers = servers
         self._loop = servers.loop
@@ -253,11 +252,11 @@ class RemoteVerifier:
         try:
             return await self._session.judge(block, catch_up, write, self._waiting)
         except LimitExceeded:
-            info = await self._session.channel.info(self._patience.timeout_s)
-            if len(block.token_ids) <= info.max_block:
+            most = await self._session.channel.max_block(self._patience.timeout_s)
+            if len(block.token_ids) <= most:
                 raise
-            self._max_block = info.max_block
-            return await self._judge_in_parts(block, catch_up, write, info.max_block)
+            self._max_block = most
+            return await self._judge_in_parts(block, catch_up, write, most)
 
     async def _judge_in_parts(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, most: int) -> Verdict:
         """The verdict on a block that is longer than the server accepts: parts are judged until one is rejected.

@@ -20,6 +20,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_url(text: str) -> bool:
+    """Whether this is the address of a server that is not ours."""
+    return text.lower().startswith(("http://", "https://"))
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """(host, port) of HOST, HOST:PORT or [IPV6]:PORT. Raises OptionError."""
     host, colon, port = text.rpartition(":")

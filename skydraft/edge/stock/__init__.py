@@ -1,0 +1,1 @@
+"""Servers that are not ours as targets: vLLM, SGLang, llama-server, with nothing of skydraft installed there."""

@@ -1,0 +1,118 @@
+"""What a server that is not ours is asked, and how its answers are read: one small class for each kind of server.
+
+A dialect only makes requests and reads answers; `session` decides what to ask, and `wire` carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from skydraft.edge.stock.wire import Wire
+from skydraft.errors import CloudFailure
+
+MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
+Body: TypeAlias = Mapping[str, Any]
+TokenTuple: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The target's own choice after a prefix, at temperature 0, and its best tokens with their log-probabilities."""
+
+    token_id: int
+    best: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What an answer or an event says: rows in order, and the server's own count of the prompt's tokens in its cache.
+
+    `num_written`, if not 0, is the number of tokens so far: the last rows are new, others are told again.
+    """
+
+    rows: tuple[Row, ...] = ()
+    num_cached: int = 0
+    model: str = ""
+    num_written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model on a server: the name to ask for, and the most tokens of prompt and text (0: unknown)."""
+
+    model: str
+    context_len: int = 0
+
+
+class Dialect(Protocol):
+    """One kind of server. Paths are below the server's root; `life` answers at once whatever the server does."""
+
+    name: str
+    life: str
+    checks: bool  # whether one request gives the choices along a whole draft
+
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
+        """The models that the server has, or `model` alone if it was named."""
+
+    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
+        """The ids of a text, special tokens in it included; None if the server cannot tell."""
+
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int) -> tuple[str, Body]:
+        """Path and body of a request for a stream of the next tokens."""
+
+    def written(self, event: Any) -> Read:
+        """What one event of that stream says."""
+
+    def checking(self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int) -> tuple[str, Body]:
+        """Path and body of a request for the choices after `token_ids` and each token of `draft`."""
+
+    def checked(self, answer: Any, num_rows: int) -> Read:
+        """The rows of that answer."""
+
+
+def field(value: Any, *names: str | int) -> Any:
+    """A value inside of JSON. Raises CloudFailure where it is missing."""
+    for name in names:
+        try:
+            value = value[name]
+        except (TypeError, KeyError, IndexError) as error:
+            raise CloudFailure(f"The server's answer lacks '{name}'.") from error
+    return value
+
+
+def number(value: Any) -> int:
+    """A token id or a count. Raises CloudFailure."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise CloudFailure("The server sent something else where a number was due.")
+    return value
+
+
+def numbers(value: Any) -> TokenTuple:
+    """Token ids. Raises CloudFailure."""
+    if not isinstance(value, list):
+        raise CloudFailure("The server sent something else where token ids were due.")
+    return tuple(number(each) for each in value)
+
+
+def log_probability(value: Any) -> float:
+    """A log-probability, or -inf for none. Raises CloudFailure."""
+    if value is None:
+        return -float("inf")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value > 1e-3:
+        raise CloudFailure("The server sent something else where a log-probability was due.")
+    return float(value)
+
+
+def count(value: Any, *names: str) -> int:
+    """A count that may be missing: then 0."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def name(value: Any) -> str:
+    """A name that may be missing: then ""."""
+    return value[:1000] if isinstance(value, str) else ""

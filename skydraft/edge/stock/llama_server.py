@@ -1,0 +1,74 @@
+"""`llama-server` of llama.cpp, as its own interface takes and gives token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from skydraft.edge.stock.dialect import (
+    Body,
+    Described,
+    Read,
+    Row,
+    TokenTuple,
+    count,
+    field,
+    log_probability,
+    name,
+    number,
+    numbers,
+)
+from skydraft.edge.stock.wire import Wire
+from skydraft.errors import CloudFailure
+
+
+class LlamaServer:
+    """Writes at /completion. It checks by writing: a list of prompts would take a slot for each."""
+
+    name = "llama-server"
+    life = "/health"
+    checks = False
+
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
+        props = await wire.get("/props", timeout_s)
+        path = name(field(props, "model_path"))
+        known = {each for each in (name(props.get("model_alias")), path, path.rpartition("/")[2]) if each}
+        if model is not None and model not in known:
+            return []
+        return [Described(path, count(props, "default_generation_settings", "n_ctx"))]
+
+    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
+        body = {"content": text, "add_special": False, "parse_special": True}
+        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
+
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int) -> tuple[str, Body]:
+        return "/completion", {
+            "prompt": list(token_ids), "n_predict": num_tokens, "temperature": 0, "n_probs": num_best,
+            "cache_prompt": True, "return_tokens": True, "stream": True, "repeat_penalty": 1.0,
+            "response_fields": ["stop", "tokens", "model", "timings"],  # of the last event: 2 kB less
+        }  # fmt: skip
+
+    def written(self, event: Any) -> Read:
+        if not isinstance(event, dict) or "error" in event:
+            raise CloudFailure("The server sent an error in place of tokens.")
+        if event.get("stop"):  # the last event repeats no token
+            return Read(num_cached=count(event, "timings", "cache_n"), model=name(event.get("model")))
+        token_ids = numbers(field(event, "tokens"))
+        listed = event.get("completion_probabilities") or [None] * len(token_ids)
+        if len(listed) != len(token_ids):
+            raise CloudFailure("The server sent log-probabilities of other tokens.")
+        return Read(tuple(Row(token_id, _best(best)) for token_id, best in zip(token_ids, listed, strict=True)))
+
+    def checking(self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int) -> tuple[str, Body]:
+        raise NotImplementedError
+
+    def checked(self, answer: Any, num_rows: int) -> Read:
+        raise NotImplementedError
+
+
+def _best(listed: Any) -> tuple[tuple[int, float], ...]:
+    if listed is None:
+        return ()
+    return tuple(
+        (number(field(each, "id")), log_probability(field(each, "logprob"))) for each in field(listed, "top_logprobs")
+    )

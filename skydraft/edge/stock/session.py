@@ -1,0 +1,282 @@
+"""One text at a server that is not ours. The server keeps nothing: each request carries all tokens.
+
+A draft is checked in one of two ways. The target writes from the base, and the edge compares what comes with the draft;
+the same request then writes on. Or one request asks for the choices along the whole draft, where the server does that
+in less time. The edge itself makes all choices, with the noise of the text: at a temperature above 0 from the
+log-probabilities of the best tokens. So a check is the same comparison as everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.stopping import Stopping
+from skydraft.config import DecodingParams
+from skydraft.decoding.context import Committed
+from skydraft.decoding.verification import Verification
+from skydraft.edge.channel import Waiting
+from skydraft.edge.stock.dialect import MAX_BEST, Row
+from skydraft.edge.stock.wire import Events, as_json
+from skydraft.edge.stock.writing import Writing
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import CloudFailure, OptionError, TargetChanged
+from skydraft.protocol.values import TargetId, Written
+from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
+
+if TYPE_CHECKING:
+    from skydraft.edge.stock.server import Met, StockServer
+
+_KEPT = frozenset(("max_new_tokens", "stop", "sentences", "temperature", "top_k", "top_p", "min_p", "seed"))
+
+
+def check_params(params: DecodingParams) -> None:
+    """Raise OptionError for parameters that a server which is not ours cannot follow."""
+    off = DecodingParams()
+    for each in fields(params):
+        if each.name not in _KEPT and getattr(params, each.name) != getattr(off, each.name):
+            raise OptionError(
+                f"--{each.name.replace('_', '-')} does not apply to a server that is not ours: it changes the target's "
+                "logits before each choice.",
+                hint="Leave it out, or use a server that runs skydraft serve.",
+            )
+    if params.temperature and not 0 < params.top_k <= MAX_BEST:
+        raise OptionError(
+            f"With --temperature {params.temperature:g}, a server that is not ours needs --top-k 1 to {MAX_BEST}: it "
+            f"tells the probabilities of its best {MAX_BEST} tokens only."
+        )
+
+
+class StockSession:
+    """`TextSession` at a server that is not ours. All methods run on the event loop; each tries once."""
+
+    number = 0
+
+    def __init__(
+        self, server: StockServer, context: Committed, prompt: Prompt, vocab: Vocab, params: DecodingParams, top: int
+    ) -> None:
+        check_params(params)
+        if prompt.media:
+            raise OptionError("A server that is not ours takes no recordings.", hint="Add --share-audio none.")
+        if top > MAX_BEST:
+            raise OptionError(
+                f"A server that is not ours tells its best {MAX_BEST} tokens; --accept top:{top} is more."
+            )
+        self.top = top
+        self._server = server
+        self._context = context
+        self._prompt = np.array(prompt.token_ids, np.int32)
+        self._vocab = vocab
+        self._chooser = Chooser(params, vocab, len(self._prompt))
+        self._stopping = Stopping(params, vocab, params.max_new_tokens)
+        self._num_best = max(params.top_k if params.temperature else 0, top)
+        self._met: Met | None = None
+        self._writing: Writing | None = None
+        self._text = self._prompt  # what was judged or written so far, while the target writes on
+        self._limit: int | None = None  # the target may write until the text has so many tokens
+        self._is_stopped = False
+        self._num_cached = 0  # of the requests of the current round
+        self._spent = LinkCost()
+
+    @property
+    def channel(self) -> StockServer:
+        """The server."""
+        return self._server
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the target is writing, so that `next_written` has an answer."""
+        return self._limit is not None
+
+    @property
+    def spent(self) -> LinkCost:
+        """Bytes, requests and tokens of all requests so far. Any thread may call this."""
+        return self._spent
+
+    def expect(self, target: TargetId | None) -> None:
+        """Do nothing: one server has one target."""
+
+    def reopen(self, channel: object = None, *, renumber: bool = False) -> None:
+        """Drop what is under way; the next request first asks again which model this is."""
+        self.break_off()
+        self._server.forget()
+
+    def break_off(self) -> None:
+        """Drop the stream."""
+        self._limit = None
+        self._drop()
+
+    async def renew(self) -> None:
+        """Drop the connections, which may be dead."""
+        self.reopen()
+        await self._server.close()
+
+    def opening_message(self) -> bytes:
+        """Nothing: the prompt goes with each request."""
+        return b""
+
+    async def open(self, message: bytes, waiting: Waiting) -> None:
+        """Let the target read the prompt, so that it is in its cache."""
+        met = await self._meet(waiting)
+        try:
+            await self._next_row(met, np.concatenate((self._prompt, self._context.generated)), 1, waiting)
+        finally:
+            self._drop()
+
+    async def judge(
+        self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting, ahead: tuple[int, ...] = ()
+    ) -> Verdict:
+        """The verdict on a block after the committed tokens and `ahead`; with `write`, the target writes on.
+
+        Tokens of `catch_up` are not audited: the server reads them as part of the prompt.
+        """
+        began, self._limit, self._num_cached = time.perf_counter(), None, 0
+        seen = np.concatenate((self._prompt, self._context.generated, np.array(ahead, np.int32)))
+        try:
+            verdict, cost = await self._verdict(seen, block, write, waiting)
+        except BaseException:
+            self.break_off()
+            raise
+        self._text = np.concatenate((seen, np.array(verdict.commits(block), np.int32)))
+        if write > 0 and verdict.hands_over(block):
+            self._limit, self._is_stopped = len(self._text) + min(write, self._room(self._text)), False
+        else:
+            self._drop()
+        forward_ms = max((time.perf_counter() - began) * 1e3 - self._server.rtt_ms, 0.0)
+        return replace(verdict, cost=cost + Cost(forward_ms=forward_ms, num_cached=self._num_cached))
+
+    async def _verdict(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, Cost]:
+        """The verdict, and the passes and rows that it took."""
+        met = await self._meet(waiting)
+        draft = np.array(block.token_ids[: self._room(seen)], np.int32)
+        text, work, num_rows = np.concatenate((seen, draft)), self._verification(seen, block), 0
+        checks = met.checks(len(draft))
+        rows = await self._check(met, seen, draft, waiting) if checks else deque[Row]()
+        while work.next_feed(1) is not None:
+            most = len(draft) - num_rows + 1 + write
+            row = rows.popleft() if rows else await self._next_row(met, text[: len(seen) + num_rows], most, waiting)
+            work.absorb(self._logits(row)[None])
+            num_rows += 1
+        return work.verdict(Cost()), Cost(1 if checks else num_rows, len(draft) + 1 if checks else num_rows)
+
+    async def next_written(self, waiting: Waiting) -> Written:
+        """The next tokens that the target wrote; waits for the first one, and takes all that have come."""
+        assert self._limit is not None
+        base, token_ids, verdict = len(self._text) - len(self._prompt), list[int](), None
+        try:
+            while len(self._text) < self._limit and not (verdict and verdict.finish):
+                if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
+                    break
+                met = await self._meet(waiting)
+                row = await self._next_row(met, self._text, self._limit - len(self._text), waiting)
+                work = self._verification(self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
+                work.absorb(self._logits(row)[None])
+                verdict = work.verdict(Cost())
+                token_ids += verdict.commits(work.block)
+                self._text = np.append(self._text, np.int32(token_ids[-1]))
+        except BaseException:
+            self.break_off()
+            raise
+        finish = verdict.finish if verdict else None
+        is_last = bool(finish) or len(self._text) >= self._limit or (self._is_stopped and not token_ids)
+        if is_last:
+            self.break_off()
+        return Written(base, tuple(token_ids), finish, is_last, Cost(len(token_ids), len(token_ids)))
+
+    async def _has_arrived(self, waiting: Waiting) -> bool:
+        writing = self._writing
+        return writing is not None and writing.continues(self._text) and await writing.arrived(waiting)
+
+    def stop(self) -> None:
+        """Stop the writing: what has arrived is still read."""
+        self._is_stopped = True
+
+    async def close(self) -> None:
+        """End the text."""
+        self.break_off()
+
+    async def _meet(self, waiting: Waiting) -> Met:
+        """The server's model. Raises TargetChanged if it is another one than at the beginning."""
+        met = await self._server.meet(self._vocab, waiting)
+        if self._met is None or self._met.is_same(met):
+            self._met = met
+            return met
+        raise TargetChanged(
+            f"The server at {self._server.target} runs {met.model} now; this text began with {self._met.model}."
+        )
+
+    def _room(self, text: TokenIds) -> int:
+        """How many tokens may still be generated after a text."""
+        return self._stopping.max_new_tokens - (len(text) - len(self._prompt))
+
+    def _verification(self, text: TokenIds, block: DraftBlock) -> Verification:
+        """The verification of a block after a text; its first row is the choice after the text."""
+        prompt_len = len(self._prompt)
+        return Verification(text, prompt_len, (), block, len(text) - 1, self._chooser, self._stopping, self.top)
+
+    def _logits(self, row: Row) -> npt.NDArray[np.float32]:
+        """The row as logits [vocab]: -inf for all tokens that the server did not tell about."""
+        if row.token_id >= self._vocab.size:
+            raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
+        logits = np.full(self._vocab.size, -np.inf, np.float32)
+        if not self._num_best:
+            logits[row.token_id] = 0.0
+            return logits
+        if len(row.best) < self._num_best:
+            raise CloudFailure(f"The server told {len(row.best)} log-probabilities in place of {self._num_best}.")
+        for token_id, log_probability in row.best:
+            if token_id < self._vocab.size:  # beyond are rows that pad the model's matrix
+                logits[token_id] = log_probability
+        return logits
+
+    async def _check(self, met: Met, text: TokenIds, draft: TokenIds, waiting: Waiting) -> deque[Row]:
+        """The choices after a text and after each token of the draft, in one request."""
+        self._drop()
+        path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), self._num_best)
+        content, life = as_json(body), met.dialect.life
+        answer, num_bytes = await self._server.wire.post_patiently(path, content, life, waiting)
+        read = met.dialect.checked(answer, len(draft) + 1)
+        self._check_model(read.model)
+        num_sent = sum(len(text) + length for length in range(len(draft) + 1))
+        self._note(len(content), num_bytes, num_sent, read.num_cached, len(draft) + 1)
+        return deque(read.rows)
+
+    async def _next_row(self, met: Met, text: TokenIds, num_tokens: int, waiting: Waiting) -> Row:
+        """The choice after a text: the next one of the current stream, or the first one of a new stream."""
+        for _ in range(2):  # a stream may have ended early
+            if self._writing is None or not self._writing.continues(text):
+                self._drop()
+                num_tokens = max(min(num_tokens, self._room(text)), 1)
+                path, body = met.dialect.writing(met.model, text.tolist(), num_tokens, self._num_best)
+                events = Events(self._server.wire, path, as_json(body), met.dialect.life)
+                self._writing = Writing(events, met.dialect, text, num_tokens)
+            row = await self._writing.next_row(waiting)
+            self._check_model(self._writing.model)
+            if row is not None:
+                return row
+            self._drop()
+        raise CloudFailure("The server ended the text without a token.")
+
+    def _check_model(self, model: str) -> None:
+        if model and not self._server.is_named(model):
+            raise TargetChanged(f"The server at {self._server.target} answers as {model} now.")
+
+    def _drop(self) -> None:
+        """End the stream and note what it cost."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.close()
+            self._note(*writing.bytes, writing.num_sent, writing.num_cached, writing.num_written)
+
+    def _note(self, bytes_up: int, bytes_down: int, num_sent: int, num_cached: int, num_written: int) -> None:
+        self._num_cached += num_cached
+        self._spent += LinkCost(
+            bytes_up=bytes_up, bytes_down=bytes_down, num_requests=1, tokens_in=num_sent, tokens_hit=num_cached,
+            tokens_out=num_written,
+        )  # fmt: skip

@@ -1,0 +1,88 @@
+"""SGLang's own interface, /generate, as its published sources describe it (0.5.23). Never run by us."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from skydraft.edge.stock.dialect import (
+    Body,
+    Described,
+    Read,
+    Row,
+    TokenTuple,
+    count,
+    field,
+    log_probability,
+    name,
+    number,
+    numbers,
+)
+from skydraft.edge.stock.wire import Wire
+from skydraft.errors import CloudFailure
+
+
+class Sglang:
+    """Writes and checks at /generate: the log-probabilities of a prompt's end are those along the draft.
+
+    Its cache is used up to `logprob_start_len`, so a check costs the rows of the draft.
+    """
+
+    name = "sglang"
+    life = "/health"
+    checks = True
+
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
+        listed = field(await wire.get("/v1/models", timeout_s), "data")
+        known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
+        return [each for each in known if model in (None, each.model)]
+
+    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
+
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int) -> tuple[str, Body]:
+        return "/generate", {**_body(token_ids, num_tokens), **_probabilities(num_best), "stream": True}
+
+    def written(self, event: Any) -> Read:
+        meta = _meta(event)
+        token_ids = numbers(field(event, "output_ids"))
+        listed = meta.get("output_top_logprobs") or [None] * len(token_ids)
+        rows = tuple(Row(token_id, _best(best)) for token_id, best in zip(token_ids, listed, strict=False))
+        if len(rows) != len(token_ids):
+            raise CloudFailure("The server sent log-probabilities of other tokens.")
+        return Read(rows, count(meta, "cached_tokens"), num_written=count(meta, "completion_tokens"))
+
+    def checking(self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int) -> tuple[str, Body]:
+        body = _body([*token_ids, *draft], 1) | _probabilities(max(num_best, 1))
+        return "/generate", {**body, "logprob_start_len": len(token_ids) - 1}
+
+    def checked(self, answer: Any, num_rows: int) -> Read:
+        meta = _meta(answer)
+        # The first entry has no value: nothing is known before it. The last choice is the written token's.
+        along = field(meta, "input_top_logprobs")[1:] + field(meta, "output_top_logprobs")
+        best = [_best(each) for each in along]
+        if len(best) != num_rows or not all(best):
+            raise CloudFailure(f"The server did not answer with {num_rows} rows of log-probabilities.")
+        rows = tuple(Row(max(each, key=lambda one: one[1])[0], each) for each in best)
+        return Read(rows, count(meta, "cached_tokens"))
+
+
+def _body(token_ids: Seq[int], num_tokens: int) -> dict[str, Any]:
+    sampling = {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True}  # the edge decides where it ends
+    return {"input_ids": list(token_ids), "sampling_params": sampling}
+
+
+def _probabilities(num_best: int) -> dict[str, Any]:
+    return {"return_logprob": True, "top_logprobs_num": num_best} if num_best else {}
+
+
+def _meta(answer: Any) -> Any:
+    if not isinstance(answer, dict) or "error" in answer:
+        raise CloudFailure("The server sent an error in place of tokens.")
+    return field(answer, "meta_info")
+
+
+def _best(listed: Any) -> tuple[tuple[int, float], ...]:
+    """[log-probability, id, text] of each token as (id, log-probability)."""
+    return tuple((number(field(each, 1)), log_probability(field(each, 0))) for each in listed or ())

@@ -1,0 +1,95 @@
+"""`vllm serve`, as its OpenAI server takes and gives token ids (read in 0.32)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from skydraft.edge.stock.dialect import (
+    Body,
+    Described,
+    Read,
+    Row,
+    TokenTuple,
+    count,
+    field,
+    log_probability,
+    name,
+    number,
+    numbers,
+)
+from skydraft.edge.stock.wire import Wire
+from skydraft.errors import CloudFailure
+
+_ID = "token_id:"
+
+
+class Vllm:
+    """Writes and checks at /v1/completions: a list of prompts, each a draft's token longer, is answered in one step."""
+
+    name = "vllm"
+    life = "/health"
+    checks = True
+
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
+        listed = field(await wire.get("/v1/models", timeout_s), "data")
+        known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
+        return [each for each in known if model in (None, each.model)]
+
+    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
+
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int) -> tuple[str, Body]:
+        body = {**_body(model, list(token_ids), num_tokens, num_best), "stream": True}
+        return "/v1/completions", {**body, "stream_options": {"include_usage": True}}
+
+    def written(self, event: Any) -> Read:
+        _check(event)
+        rows = tuple(row for choice in field(event, "choices") for row in _rows(choice))
+        return Read(rows, _cached(event), name(event.get("model")))
+
+    def checking(self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int) -> tuple[str, Body]:
+        prompts = [[*token_ids, *draft[:length]] for length in range(len(draft) + 1)]
+        return "/v1/completions", _body(model, prompts, 1, num_best)
+
+    def checked(self, answer: Any, num_rows: int) -> Read:
+        _check(answer)
+        by_index = {number(field(choice, "index")): _rows(choice) for choice in field(answer, "choices")}
+        if sorted(by_index) != list(range(num_rows)) or not all(len(rows) == 1 for rows in by_index.values()):
+            raise CloudFailure(f"The server did not answer {num_rows} prompts with a token each.")
+        return Read(tuple(by_index[at][0] for at in range(num_rows)), _cached(answer), name(answer.get("model")))
+
+
+def _body(model: str, prompt: list[Any], num_tokens: int, num_best: int) -> dict[str, Any]:
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "return_token_ids": True,
+        "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
+    }  # fmt: skip
+    return body | ({"logprobs": num_best, "return_tokens_as_token_ids": True} if num_best else {})
+
+
+def _check(answer: Any) -> None:
+    """Raise CloudFailure for an error in place of an answer: vLLM sends one inside of a stream, too."""
+    if not isinstance(answer, dict) or "error" in answer:
+        raise CloudFailure("The server sent an error in place of tokens.")
+
+
+def _rows(choice: Any) -> list[Row]:
+    token_ids = numbers(field(choice, "token_ids") or [])
+    listed = (choice.get("logprobs") or {}).get("top_logprobs") or [None] * len(token_ids)
+    if len(listed) != len(token_ids):
+        raise CloudFailure("The server sent log-probabilities of other tokens.")
+    return [Row(token_id, _best(best)) for token_id, best in zip(token_ids, listed, strict=True)]
+
+
+def _best(best: Any) -> tuple[tuple[int, float], ...]:
+    if not best:
+        return ()
+    if not isinstance(best, dict) or not all(key.startswith(_ID) and key[len(_ID) :].isdecimal() for key in best):
+        raise CloudFailure("The server does not name the tokens of its log-probabilities by their ids.")
+    return tuple((number(int(key[len(_ID) :])), log_probability(value)) for key, value in best.items())
+
+
+def _cached(answer: Any) -> int:
+    return count(answer, "usage", "prompt_tokens_details", "cached_tokens")

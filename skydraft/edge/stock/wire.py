@@ -1,0 +1,294 @@
+"""HTTP to a server that is not ours: JSON goes out, JSON or a stream of events comes in. All runs on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from skydraft.characters import one_line
+from skydraft.edge.channel import Waiting
+from skydraft.errors import (
+    CloudBusy,
+    CloudFailure,
+    CloudLost,
+    CloudTimeout,
+    LimitExceeded,
+    NotAuthorized,
+    RateLimited,
+    SkydraftError,
+    TlsFailure,
+)
+
+if TYPE_CHECKING:
+    import httpx2
+
+T = TypeVar("T")
+_MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 32 << 20, 1 << 20, 1 << 16  # bytes
+_CONNECT_S = 10.0
+_LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
+_IDLE_S = 60.0  # an unused connection is kept for this long
+_MAX_EVENTS = 256  # that wait to be read; the server waits then
+_TOO_LONG = ("context length", "context size", "maximum context", "too long", "exceed")
+
+
+class Wire:
+    """The HTTP connections to one server, shared by all generations.
+
+    `url` is the root of its own interface, without `/v1`. `heard_at` is the monotonic time of its last answer.
+    """
+
+    def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
+        self.url = url
+        self.heard_at = 0.0
+        self._headers = {"Accept-Encoding": "identity", "User-Agent": "skydraft"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._tls_ca = tls_ca
+        self._is_here = is_here
+        self._client: httpx2.AsyncClient | None = None
+
+    @property
+    def client(self) -> httpx2.AsyncClient:
+        """The client with its pool of connections, made at the first use."""
+        if self._client is None:
+            import httpx2
+
+            trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii")) if self._tls_ca else True
+            self._client = httpx2.AsyncClient(
+                verify=trusted, headers=self._headers, follow_redirects=False,
+                trust_env=not self._is_here,  # a proxy does not lead back to this machine
+                timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_S),
+            )  # fmt: skip
+        return self._client
+
+    async def close(self) -> None:
+        """Drop all connections; the next request makes new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            with suppress(Exception):
+                await client.aclose()
+
+    async def get(self, path: str, timeout_s: float) -> Any:
+        """The JSON at a path. Raises a SkydraftError."""
+        return await self._timed(self._ask("GET", path, None), timeout_s)
+
+    async def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:
+        """The JSON answer to a JSON body. Raises a SkydraftError."""
+        return await self._timed(self._ask("POST", path, body), timeout_s)
+
+    async def post_patiently(self, path: str, content: bytes, life: str, waiting: Waiting) -> tuple[Any, int]:
+        """The JSON answer and its bytes; the server must show signs of life at the path `life` meanwhile."""
+        return await self.patiently(self._exchange("POST", path, content), life, waiting)
+
+    async def look(self, path: str, timeout_s: float) -> float:
+        """Milliseconds until any answer at a path. Raises CloudLost."""
+        began = time.perf_counter()
+        try:
+            await self._timed(self._ask("GET", path, None), timeout_s)
+        except CloudTimeout as error:
+            raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
+        except (CloudLost, TlsFailure):
+            raise
+        except SkydraftError:  # it answers, if only with an error
+            pass
+        return (time.perf_counter() - began) * 1e3
+
+    async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting) -> T:
+        """The result of `work` within the times of `waiting`. Raises CloudTimeout, or CloudLost for a dead server."""
+        began, pause_s = time.monotonic(), waiting.quick_s
+        task = asyncio.ensure_future(work)
+        looking: asyncio.Future[float] | None = None
+        try:
+            while not (await asyncio.wait((task,), timeout=pause_s))[0]:
+                if time.monotonic() - began >= waiting.timeout_s:
+                    raise CloudTimeout("no answer in time.")
+                looking = asyncio.ensure_future(self.look(life, waiting.ping_s))
+                await asyncio.wait((task, looking), return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    looking.result()
+                    pause_s = min(_LOOK_AGAIN_S, max(began + waiting.timeout_s - time.monotonic(), 0.0))
+            return task.result()
+        finally:
+            for each in (task, looking):
+                if each is not None:
+                    each.cancel()
+                    each.add_done_callback(_seen)
+
+    @asynccontextmanager
+    async def answering(self, method: str, path: str, content: bytes | None) -> AsyncIterator[httpx2.Response]:
+        """The response to a request, once its status says yes. Raises a SkydraftError, also for what the block raises
+        about the connection."""
+        import httpx2
+
+        url = path if "://" in path else self.url + path
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        try:
+            async with self.client.stream(method, url, content=content, headers=headers) as response:
+                self.heard_at = time.monotonic()
+                if response.status_code != 200:
+                    raise refusal(response.status_code, response.headers, await _start(response))
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise CloudFailure("The server sends compressed answers though it was asked not to.")
+                yield response
+        except (ssl.SSLError, httpx2.ConnectError) as error:
+            raise _no_connection(error) from error
+        except httpx2.TimeoutException as error:
+            raise CloudLost("no connection in time.") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            raise CloudLost(f"the connection broke ({one_line(str(error)) or type(error).__name__}).") from error
+        except RuntimeError as error:  # the client was closed meanwhile
+            raise CloudLost("the connection was closed.") from error
+
+    async def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[Any, int]:
+        async with self.answering(method, path, content) as response:
+            data = bytearray()
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > _MAX_ANSWER:
+                    raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
+        return parsed(bytes(data)), len(data)
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        answer, _ = await self._exchange(method, path, None if body is None else as_json(body))
+        return answer
+
+    async def _timed(self, work: Awaitable[T], timeout_s: float) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work
+        except TimeoutError as error:
+            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+
+
+class Events:
+    """The events of one streamed answer. They are read as they come, so that none waits for the edge."""
+
+    def __init__(self, wire: Wire, path: str, content: bytes, life: str) -> None:
+        self.bytes_up, self.bytes_down = len(content), 0
+        self._wire = wire
+        self._life = life
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
+        self._task = asyncio.ensure_future(self._read(path, content))
+
+    async def _read(self, path: str, content: bytes) -> None:
+        last: Any = None
+        try:
+            async with self._wire.answering("POST", path, content) as response:
+                async for line in self._lines(response):
+                    if line == b"data: [DONE]":
+                        break
+                    if line.startswith(b"data:"):
+                        await self._queue.put(parsed(line[5:]))
+        except SkydraftError as error:
+            last = error
+        await self._queue.put(last)
+
+    async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
+        held = b""
+        async for chunk in response.aiter_raw():
+            self._wire.heard_at = time.monotonic()
+            self.bytes_down += len(chunk)
+            *lines, held = (held + chunk).split(b"\n")
+            if len(held) > _MAX_LINE:
+                raise CloudFailure("The server sends an event that does not end.")
+            for line in lines:
+                yield line.strip()
+
+    async def next(self, waiting: Waiting) -> Any:
+        """The next event; None at the end. Raises a SkydraftError."""
+        event = self._queue.get_nowait() if self.has_more else await self._wait(waiting)
+        if event is None or isinstance(event, SkydraftError):
+            self._queue.put_nowait(event)  # so it ends here, whoever asks again
+        if isinstance(event, SkydraftError):
+            raise event
+        return event
+
+    async def _wait(self, waiting: Waiting) -> Any:
+        return await self._wire.patiently(self._queue.get(), self._life, waiting)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether an event, or the end, has come already."""
+        return not self._queue.empty()
+
+    def close(self) -> None:
+        """Break the answer off: the server stops writing."""
+        self._task.cancel()
+        self._task.add_done_callback(_seen)
+
+
+def as_json(body: Mapping[str, Any]) -> bytes:
+    """A body as it is sent: without spaces."""
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def parsed(data: bytes) -> Any:
+    """The JSON value. Raises CloudFailure."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CloudFailure("The server sent an answer that is not JSON.") from error
+
+
+def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftError:
+    """The error for a status that is not 200; `start` is the beginning of its body."""
+    says = _says(start)
+    why = f"The server answered {status}{f': {says}' if says else '.'}"
+    if status in (401, 403):
+        return NotAuthorized(why, hint="Give its key with --cloud-key-file FILE.")
+    if status == 429:
+        return RateLimited(why, retry_after_s=_seconds(headers.get("retry-after", "")))
+    if status in (400, 413, 422) and any(part in says.lower() for part in _TOO_LONG):
+        return LimitExceeded(why)
+    if status in (408, 504):
+        return CloudTimeout(why)
+    if status == 503:
+        return CloudBusy(why)
+    return CloudFailure(why)
+
+
+def _says(start: bytes) -> str:
+    """The server's own sentence, as one short line."""
+    try:
+        body = json.loads(start)
+        error = body.get("error", body) if isinstance(body, dict) else body
+        text = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
+    except (ValueError, RecursionError):
+        text = start.decode(errors="replace")
+    return one_line(str(text))[:300]
+
+
+def _seconds(text: str) -> float:
+    """The seconds of a Retry-After header; 1 for a date or nonsense."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 1.0
+    return min(max(seconds, 0.0), 3600.0) if seconds == seconds else 1.0
+
+
+def _no_connection(error: Exception) -> SkydraftError:
+    text = str(error)
+    if "CERTIFICATE" in text or "SSL" in text or isinstance(error, ssl.SSLError):
+        hint = "Give the certificate that signs its own with --tls-ca, or http:// where it does not encrypt."
+        return TlsFailure(f"There is no encrypted connection to the server ({one_line(text)[:200]}).", hint=hint)
+    return CloudLost(f"no connection ({one_line(text)[:200]}).")
+
+
+async def _start(response: httpx2.Response) -> bytes:
+    data = b""
+    async for chunk in response.aiter_raw():
+        data += chunk
+        if len(data) >= _MAX_REFUSAL:
+            break
+    return data[:_MAX_REFUSAL]
+
+
+def _seen(task: asyncio.Future[Any]) -> None:
+    _ = task.cancelled() or task.exception()
