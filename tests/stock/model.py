@@ -1,0 +1,158 @@
+"""What all fake servers share: a toy engine that writes, and a memory of what it was asked."""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.engines.base import Engine
+from skydraft.engines.vocab import Vocab, num_shared
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a server picks tokens, in the words of its own program. `window` is how far back penalties look, 0 is all of
+    it; `of_prompt` whether presence and frequency count the prompt as well."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    seed: int | None = None
+    window: int = 0
+    of_prompt: bool = False
+    ignore_eos: bool = False
+
+    def edit(self, row: npt.NDArray[Any], ids: list[int], prompt_len: int) -> npt.NDArray[Any]:
+        """The row with penalties."""
+        row = row.astype(np.float64)
+        seen = np.unique(ids[-self.window :])
+        row[seen] = np.where(row[seen] > 0, row[seen] / self.repetition, row[seen] * self.repetition)
+        counted = ids[-self.window :] if self.of_prompt else ids[prompt_len:]
+        written, times = np.unique(np.array(counted, int), return_counts=True)
+        row[written] -= self.presence + self.frequency * times
+        return row
+
+    def chances(self, row: npt.NDArray[Any]) -> dict[int, float]:
+        """The probability of each token that may be picked, from edited logits."""
+        if self.temperature == 0:
+            return {int(row.argmax()): 1.0}
+        logs = log_softmax(row / self.temperature)
+        order = np.argsort(-logs, kind="stable")[: self.top_k or None]
+        order = order[np.exp(logs[order] - logs[order[0]]) >= self.min_p]
+        before = np.cumsum(np.exp(logs[order])) - np.exp(logs[order])
+        kept = order[before < self.top_p]
+        return dict(zip(kept.tolist(), (np.exp(logs[kept]) / np.exp(logs[kept]).sum()).tolist(), strict=True))
+
+    def pick(self, row: npt.NDArray[Any], noise: np.random.Generator) -> int:
+        """A token from edited logits: the best one at temperature 0."""
+        chances = self.chances(row)
+        return int(noise.choice(list(chances), p=list(chances.values())))
+
+
+def log_softmax(row: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    row = row - row.max()
+    logs: npt.NDArray[np.float64] = row - np.log(np.exp(row).sum())
+    return logs
+
+
+@dataclass(frozen=True)
+class Token:
+    """One that was written: its text as far as its characters are whole, the raw logits before it as log-probabilities,
+    and why the text ends with it ("", "stop" or "length")."""
+
+    id: Any  # an int, unless the server lies
+    text: str
+    logs: npt.NDArray[np.float64]
+    ends: str
+
+    def best(self, num: int) -> list[tuple[int, float]]:
+        """The best ids with their log-probabilities."""
+        return [(int(i), float(self.logs[i])) for i in np.argsort(-self.logs, kind="stable")[:num]]
+
+
+@dataclass
+class Asked:
+    """One request, and what came of it so far."""
+
+    path: str
+    body: Any
+    prompts: list[list[int]] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)  # of each prompt, how many tokens were in the cache
+    num_written: int = 0
+
+
+class Model:
+    """A toy engine behind a server. `tokenizer` is what it makes of texts. Its cache holds the last 500 texts; a hit is
+    a whole number of blocks and leaves at least one token to compute."""
+
+    def __init__(self, engine: Engine, name: str = "toy", *, block_len: int = 1) -> None:
+        self.engine, self.name, self.block_len = engine, name, block_len
+        self.tokenizer: Vocab = engine.vocab
+        self.asked: list[Asked] = []
+        self._texts: deque[list[int]] = deque(maxlen=500)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all generations so far."""
+        return sum(len(prompt) for asked in self.asked for prompt in asked.prompts)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """How many of the prompt tokens were the beginning of an earlier text."""
+        return sum(sum(asked.cached) for asked in self.asked)
+
+    @property
+    def num_written(self) -> int:
+        """Tokens that were generated, whether anyone read them or not."""
+        return sum(asked.num_written for asked in self.asked)
+
+    def cached_len(self, prompt: list[int]) -> int:
+        """How many tokens of the prompt need not be computed."""
+        asked = np.array(prompt, np.int32)
+        known = max((num_shared(asked, np.array(text, np.int32)) for text in self._texts), default=0)
+        return min(known, len(prompt) - 1) // self.block_len * self.block_len
+
+    def admit(self, asked: Asked, prompts: list[list[int]]) -> None:
+        """Count prompts that are about to be read. Those of one request do not share what none has finished."""
+        asked.prompts, asked.cached = prompts, [self.cached_len(prompt) for prompt in prompts]
+
+    def write(self, asked: Asked, prompt: list[int], num: int, how: Sampling) -> Iterator[Token]:
+        """Up to `num` tokens after the prompt, each when it is asked for."""
+        noise = np.random.default_rng(len(self.asked) if how.seed is None else how.seed)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        ids, vocab = list(prompt), self.engine.vocab
+        self._texts.append(ids)
+        sequence = self.engine.open(prompt)
+        try:
+            for index in range(num):
+                row = self.engine.extend_batch([(sequence, ids[-1:])])[0][0].copy()
+                token_id = how.pick(how.edit(row, ids, len(prompt)), noise)
+                ids.append(token_id)
+                asked.num_written += 1
+                is_end = token_id in vocab.end_ids and not how.ignore_eos
+                ends = "stop" if is_end else "length" if index + 1 == num else ""
+                text = decoder.decode(vocab.token_bytes(token_id), final=bool(ends))
+                yield Token(token_id, text, log_softmax(row.astype(np.float64)), ends)
+                if is_end:
+                    return
+        finally:
+            sequence.close()
+
+    def score(self, prompt: list[int], start: int) -> list[npt.NDArray[np.float64] | None]:
+        """Log-probabilities of what stands at each place of the prompt from `start` on; none at its beginning."""
+        sequence = self.engine.open(prompt[:1])
+        try:
+            rows = self.engine.extend_batch([(sequence, prompt)])[0]
+            return [log_softmax(rows[at - 1].astype(np.float64)) if at else None for at in range(start, len(prompt))]
+        finally:
+            sequence.close()

@@ -1,0 +1,206 @@
+"""How servers speak of the same thing: what each program documents of its HTTP, over `Model`.
+
+vLLM 0.32.0 and llama-server (xllamacpp 2026.10) were asked and read; what they answered is held against these by
+`tests/stock/test_real.py` where they are installed. SGLang was never run by us: its shapes follow its published
+sources, srt/entrypoints/http_server.py and srt/managers/{io_struct,tokenizer_manager}.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, ClassVar, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tests.stock.answering import Answering, Refused, Run
+from tests.stock.model import Sampling, Token
+
+Body: TypeAlias = dict[str, Any]
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+def ids_of(given: Any) -> list[list[int]]:
+    """A prompt of ids or several of them, as lists."""
+    several = given if isinstance(given, list) and given and isinstance(given[0], list) else [given]
+    if not all(isinstance(one, list) and one and all(isinstance(i, int) for i in one) for one in several):
+        raise Refused(400, "prompt must be ids, or lists of ids, and not empty")
+    return several
+
+
+class Vllm(Answering):
+    """vLLM's OpenAI server. It sends the token that ends a text with the others, and no id unless it is asked to."""
+
+    paths: ClassVar = {"/version": "version", "/v1/models": "models", "/tokenize": "tokenize",
+                       "/v1/completions": "completions", "/v1/chat/completions": "chat"}  # fmt: skip
+    has_ids = True
+
+    def error(self, refused: Refused) -> Body:
+        kind = {404: "NotFoundError"}.get(refused.status, "BadRequestError")
+        return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.status}}
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": "0.32.0"})
+
+    async def models(self, request: Request) -> Response:
+        model = self.model
+        card = {"id": model.name, "object": "model", "created": 1, "owned_by": "vllm", "root": model.name}
+        card |= {"parent": None, "max_model_len": model.engine.context_len} if self.has_ids else {}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self.body(request)
+        tokens = list(self.model.tokenizer.encode(body["prompt"]))
+        max_len = self.model.engine.context_len
+        return JSONResponse({"count": len(tokens), "max_model_len": max_len, "tokens": tokens, "token_strs": None})
+
+    def prompts_of(self, body: Body) -> list[list[int]]:
+        given = body.get("prompt")
+        return [list(self.model.tokenizer.encode(given))] if isinstance(given, str) else ids_of(given)
+
+    def sampling_of(self, body: Body) -> Sampling:
+        named = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "seed": None, "ignore_eos": False}
+        named |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        given = {name.removesuffix("_penalty"): body.get(name, usual) for name, usual in named.items()}
+        return Sampling(top_k=max(body.get("top_k", 0), 0), **given)
+
+    async def completions(self, request: Request) -> Response:
+        body = await self.body(request)
+        if body.get("model", self.model.name) != self.model.name:
+            raise Refused(404, f"The model `{body['model']}` does not exist.")
+        run = self.run(request, body, self.prompts_of(body), body.get("max_tokens", 16), self.sampling_of(body))
+        if body.get("stream"):
+            return self.stream(run, self._parts(run), done=True)
+        choices = [{"index": index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None,
+                    "token_ids": None, "prompt_token_ids": prompt if self._tells_ids(body) else None}
+                   for index, prompt in enumerate(run.prompts)]  # fmt: skip
+        async for index, tokens in run.tokens():
+            choices[index] = self._grown(choices[index], self._choice(run, index, tokens))
+        return self.whole(run, self._answer(run, run.fault.answers(choices)) | {"usage": self._usage(run)})
+
+    def _tells_ids(self, body: Body) -> bool:
+        return bool(body.get("return_token_ids")) and self.has_ids
+
+    def _grown(self, choice: Body, more: Body) -> Body:
+        grown = choice | more | {"text": choice["text"] + more["text"]}
+        if more.get("token_ids"):
+            grown["token_ids"] = (choice["token_ids"] or []) + more["token_ids"]
+        if (old := choice["logprobs"]) and (new := more["logprobs"]):
+            grown["logprobs"] = {name: old[name] + new[name] for name in old}
+        return grown
+
+    async def _parts(self, run: Run) -> AsyncIterator[Body]:
+        asks = run.body.get("stream_options") or {}
+        first = [True] * len(run.prompts)
+        async for index, tokens in run.tokens():
+            choice = self._choice(run, index, tokens)
+            if self._tells_ids(run.body):
+                choice["prompt_token_ids"] = run.prompts[index] if first[index] else None
+            first[index] = False
+            yield self._answer(run, [choice])
+        if asks.get("include_usage"):
+            yield self._answer(run, []) | {"usage": self._usage(run)}
+
+    def _answer(self, run: Run, choices: list[Any]) -> Body:
+        return {"id": f"cmpl-{run.number}", "object": "text_completion", "created": int(time.time()),
+                "model": self.model.name, "choices": choices}  # fmt: skip
+
+    def _choice(self, run: Run, index: int, tokens: list[Token]) -> Body:
+        num, ends = run.body.get("logprobs"), tokens[-1].ends or None
+        choice: Body = {"index": index, "text": "".join(token.text for token in tokens), "finish_reason": ends}
+        choice |= {"logprobs": None if num is None else self._logprobs(run, tokens, num), "stop_reason": None}
+        if self._tells_ids(run.body):
+            choice["token_ids"] = [token.id for token in tokens]
+        return choice
+
+    def _logprobs(self, run: Run, tokens: list[Token], num: int) -> Body:
+        as_ids = run.body.get("return_tokens_as_token_ids") and self.has_ids
+
+        def named(token_id: Any) -> str:
+            return f"token_id:{token_id}" if as_ids else self.model.engine.vocab.written([token_id])
+
+        tops, chosen = [], []
+        for token in tokens:
+            own = float(token.logs[token.id]) if token.id in range(len(token.logs)) else 0.0
+            tops.append({named(token.id): own} | {named(i): lp for i, lp in token.best(num)})
+            chosen.append(own)
+        names = [named(token.id) for token in tokens]
+        return {"text_offset": [0] * len(names), "token_logprobs": chosen, "tokens": names, "top_logprobs": tops}
+
+    def _usage(self, run: Run) -> Body:
+        num_read, num_written = sum(map(len, run.prompts)), run.asked.num_written
+        usage: Body = {"prompt_tokens": num_read, "completion_tokens": num_written,
+                       "total_tokens": num_read + num_written}  # fmt: skip
+        # Of the last prompt alone, as vLLM has it; and only with --enable-prompt-tokens-details.
+        usage["prompt_tokens_details"] = {"cached_tokens": run.asked.cached[-1]} if self.has_ids else None
+        return usage
+
+    # --- Chat that goes on from the assistant's last message
+
+    continues = "continue_final_message"  # or partial, prefix, extra prefix, always: what a request says to have that
+    echoes = False  # whether the answer begins with what it goes on from
+
+    async def chat(self, request: Request) -> Response:
+        body = await self.body(request)
+        text, before = self._conversation(body)
+        prompt = list(self.model.tokenizer.encode(text))
+        run = self.run(request, body, [prompt], body.get("max_tokens", 16), self.sampling_of(body))
+        shown = before if self.echoes else ""
+        if body.get("stream"):
+            return self.stream(run, self._deltas(run, shown), done=True)
+        content, ends = shown, None
+        async for _, tokens in run.tokens():
+            content, ends = content + "".join(token.text for token in tokens), tokens[-1].ends
+        message = {"role": "assistant", "content": content}
+        choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": ends}]
+        answer = self._answer(run, run.fault.answers(choices)) | {"object": "chat.completion"}
+        return self.whole(run, answer | {"usage": self._usage(run)})
+
+    async def _deltas(self, run: Run, shown: str) -> AsyncIterator[Body]:
+        def part(delta: Body, ends: str | None = None) -> Body:
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": ends}
+            return self._answer(run, [choice]) | {"object": "chat.completion.chunk"}
+
+        yield part({"role": "assistant", "content": shown})
+        async for _, tokens in run.tokens():
+            yield part({"content": "".join(token.text for token in tokens)}, tokens[-1].ends or None)
+        if (run.body.get("stream_options") or {}).get("include_usage"):
+            yield self._answer(run, []) | {"object": "chat.completion.chunk", "usage": self._usage(run)}
+
+    def _conversation(self, body: Body) -> tuple[str, str]:
+        """What the model reads, by the toy's template (what was said, in a row), and what it goes on from.
+
+        A last message that is not gone on from is closed with <eos>, and another turn begins.
+        """
+        messages = body["messages"]
+        last = messages[-1]
+        said = "".join(message["content"] for message in messages)
+        if self.continues == "extra prefix" and "prefix" in body:
+            return said + body["prefix"], body["prefix"]
+        if last["role"] != "assistant":
+            return said, ""
+        goes_on = {
+            "continue_final_message": body.get("continue_final_message") and body.get("add_generation_prompt") is False,
+            "always": True,
+        }.get(self.continues, last.get(self.continues) is True)
+        return (said, last["content"]) if goes_on else (said + "<eos>", "")
+
+
+class Completions(Vllm):
+    """OpenAI's completions and chat without any extension: ids may be asked with, and only text comes back."""
+
+    paths: ClassVar = {"/v1/models": "models", "/v1/completions": "completions", "/v1/chat/completions": "chat"}
+    has_ids = False
+    continues = "nothing"
+
+
+class Hosted(Completions):
+    """A chat that takes messages alone. `continues` is DashScope's partial, DeepSeek's and Mistral's prefix, or
+    SiliconFlow's prefix beside the messages ("extra prefix")."""
+
+    paths: ClassVar = {"/v1/models": "models", "/v1/chat/completions": "chat"}
+
+    def __init__(self, *args: Any, continues: str = "partial", echoes: bool = False, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.continues, self.echoes = continues, echoes

@@ -1,0 +1,102 @@
+"""Servers of other people, as processes: llama-server out of xllamacpp, and `vllm serve` on a processor.
+
+Each has an environment of its own, which `make stock` sets up; LLAMA_SERVER and VLLM name them elsewhere. Where one is
+absent its tests are skipped. Nothing of ours is in them while they serve.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.serving import free_port
+
+ROOT = Path(__file__).parents[2]
+LLAMA_SERVER = ROOT / os.environ.get("LLAMA_SERVER", ".venv-llama-server")
+VLLM = ROOT / os.environ.get("VLLM", ".venv-vllm")
+START_S = 300.0  # vLLM takes one minute on two cores that are idle
+# One thread each: threads that wait for each other on busy cores take fifty times as long.
+_QUIET = {
+    "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_PLUGINS": "",
+    "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+
+
+@contextmanager
+def _process(command: list[str | Path], url: str) -> Iterator[str]:
+    """Run it until the block ends; its address once it is well. Fails with what it said when it ends before."""
+    log = ROOT / "build" / f"{Path(command[0]).name}.log"
+    log.parent.mkdir(exist_ok=True)
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=log.parent, env=os.environ | _QUIET
+        ) as server,
+    ):
+        try:
+            end = time.monotonic() + START_S
+            while not _is_well(url):
+                if server.poll() is not None or time.monotonic() > end:
+                    raise AssertionError(log.read_text(errors="replace")[-2000:])
+                time.sleep(0.1)
+            yield url
+        finally:
+            server.terminate()
+
+
+def _is_well(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def llama_server(model: Path, *, slots: int = 2, context: int = 4096) -> Iterator[str]:
+    """The address of a llama-server with a GGUF file; `context` tokens for each slot."""
+    python = LLAMA_SERVER / "bin" / "python"
+    if not python.exists():
+        pytest.skip("llama-server is not installed; make stock installs it")
+    port = free_port()
+    program = Path(__file__).with_name("llama_server.py")
+    with _process([python, program, model, str(port), str(slots), str(context)], f"http://127.0.0.1:{port}") as url:
+        yield url
+
+
+@contextmanager
+def vllm_serve(folder: Path, *options: str, context: int = 2048) -> Iterator[str]:
+    """The address of a `vllm serve` with a checkpoint, in float32, that says what its prefix cache gave."""
+    program = VLLM / "bin" / "vllm"
+    if not program.exists():
+        pytest.skip("vLLM is not installed; make stock installs it")
+    port = free_port()
+    named = {"--served-model-name": "stock", "--host": "127.0.0.1", "--port": str(port), "--dtype": "float32",
+             "--max-model-len": str(context), "--block-size": "32"}  # fmt: skip
+    flags = ["--enforce-eager", "--enable-prompt-tokens-details", *options]
+    with _process(
+        [program, "serve", folder, *(word for pair in named.items() for word in pair), *flags],
+        f"http://127.0.0.1:{port}",
+    ) as url:
+        yield url
+
+
+def dequantized(gguf: Path, folder: Path) -> Path:
+    """A folder with the weights of a GGUF file in float32, made where it is not there yet: five bytes a weight."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    transformers: Any = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
+    model.is_quantized, model.hf_quantizer = False, None  # or it refuses to be saved
+    del model.config.quantization_config
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder

@@ -1,0 +1,169 @@
+"""Servers of other people, where `make stock` put them: what the fakes say is what these say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.engines.tiny_checkpoint import save_model, save_tokenizer
+from tests.stock.fakes import fake
+from tests.stock.real import ROOT, VLLM, dequantized, llama_server, vllm_serve
+
+pytestmark = pytest.mark.stock
+# Heads of 32: vLLM has no smaller ones on a processor.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 128,
+}
+TEXT = "今天，a<|im_start|>😀"
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("tiny")
+    # Without rows past the tokenizer: random weights would choose them.
+    save_model(folder, "Qwen2Config", seed=1, vocab_size=save_tokenizer(folder), **SHAPE)
+    with vllm_serve(folder, context=640) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def llama(home: Path) -> Iterator[str]:
+    model = home / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+    if not model.exists():
+        pytest.skip("the demo pair is not on this machine")
+    with llama_server(model, context=512) as url:
+        yield url
+
+
+def ask(url: str, path: str, body: Any) -> Any:
+    response = httpx.post(url + path, json=body, timeout=60.0)
+    if body.get("stream") and response.status_code == 200:
+        lines = [line[6:] for line in response.text.split("\n") if line.startswith("data: ")]
+        return [json.loads(line) if line != "[DONE]" else line for line in lines]
+    return response.status_code, response.json()
+
+
+def shape(value: Any) -> Any:
+    """Names and types, lists by their first element; names that are ids or tokens do not count."""
+    if isinstance(value, dict):
+        if any(name.startswith("token_id:") for name in value):
+            return ["token_id:", len(value)]
+        return {name: shape(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [shape(value[0])] if value else []
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def assert_told(ours: Any, theirs: Any, where: str = "") -> None:
+    """All that the fake says is said by the real one in the same words: it may say more."""
+    if isinstance(ours, dict):
+        for name, inner in ours.items():
+            assert name in theirs, f"{where}.{name}"
+            assert_told(inner, theirs[name], f"{where}.{name}")
+    elif isinstance(ours, list) and ours and theirs:
+        assert_told(ours[0], theirs[0], f"{where}[0]")
+    else:
+        assert ours == theirs, where
+
+
+BODY = {"max_tokens": 3, "temperature": 0, "return_token_ids": True}
+VLLM_ASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "write": ("/v1/completions", {**BODY, "prompt": [5, 6, 7]}),
+    "stream": ("/v1/completions", {**BODY, "prompt": [5], "stream": True, "stream_options": {"include_usage": True}}),
+    "fan-out": ("/v1/completions", {**BODY, "prompt": [[5, 6], [5, 6, 7]], "max_tokens": 1}),
+    "best 20": ("/v1/completions", {**BODY, "prompt": [5], "logprobs": 20, "return_tokens_as_token_ids": True}),
+    "tokenize": ("/tokenize", {"prompt": "今天", "add_special_tokens": False}),
+    "an id too high": ("/v1/completions", {**BODY, "prompt": [99_999]}),
+    "no prompt": ("/v1/completions", {**BODY, "prompt": []}),
+    "another model": ("/v1/completions", {**BODY, "prompt": [5], "model": "x"}),
+    "too long": ("/v1/completions", {**BODY, "prompt": [5] * 5000}),
+    "chat": ("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "temperature": 0,
+        "continue_final_message": True, "add_generation_prompt": False, "max_tokens": 3,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VLLM_ASKS)
+def test_the_fake_vllm_speaks_as_vllm(vllm: str, name: str) -> None:
+    with fake("vllm") as server:
+        ours = ask(server.url, *VLLM_ASKS[name])
+    assert_told(shape(ours), shape(ask(vllm, *VLLM_ASKS[name])))
+
+
+LLAMA_BODY = {"n_predict": 3, "temperature": 0, "return_tokens": True, "prompt": [5, 6, 7]}
+LLAMA_ASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "write": ("/completion", LLAMA_BODY),
+    "stream": ("/completion", {**LLAMA_BODY, "stream": True}),
+    "fan-out": ("/completion", {**LLAMA_BODY, "prompt": [[5, 6], [5, 6, 7]]}),
+    "best 20": ("/completion", {**LLAMA_BODY, "n_probs": 20}),
+    "after sampling": ("/completion", {**LLAMA_BODY, "n_probs": 20, "post_sampling_probs": True}),
+    "few fields": ("/completion", {**LLAMA_BODY, "response_fields": ["tokens", "timings/cache_n"]}),
+    "tokenize": ("/tokenize", {"content": "今天", "add_special": False}),
+    "pieces": ("/tokenize", {"content": "今天", "with_pieces": True}),
+    "detokenize": ("/detokenize", {"tokens": [5, 6]}),
+    "an id too high": ("/completion", {**LLAMA_BODY, "prompt": [999_999]}),
+    "too long": ("/completion", {**LLAMA_BODY, "prompt": [5] * 5000}),
+    "chat": ("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "temperature": 0,
+        "max_tokens": 3,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LLAMA_ASKS)
+def test_the_fake_llama_server_speaks_as_llama_server(llama: str, name: str) -> None:
+    with fake("llama-server") as server:
+        ours = ask(server.url, *LLAMA_ASKS[name])
+    assert_told(shape(ours), shape(ask(llama, *LLAMA_ASKS[name])))
+
+
+@pytest.mark.parametrize("path", ["/health", "/props", "/v1/models"])
+def test_the_fake_llama_server_says_of_itself_what_llama_server_says(llama: str, path: str) -> None:
+    with fake("llama-server") as server:
+        ours = httpx.get(server.url + path).json()
+    assert_told(shape(ours), shape(httpx.get(llama + path).json()))
+
+
+@pytest.mark.parametrize("path", ["/version", "/v1/models"])
+def test_the_fake_vllm_says_of_itself_what_vllm_says(vllm: str, path: str) -> None:
+    with fake("vllm") as server:
+        ours = httpx.get(server.url + path).json()
+    assert_told(shape(ours), shape(httpx.get(vllm + path).json()))
+
+
+def assert_fans_out_as_it_streams(url: str, prompt: list[int], num: int) -> None:
+    """A token that differs is a near tie: forwards of several rows give other last bits than forwards of one."""
+    asked = {**BODY, "prompt": prompt, "max_tokens": num}
+    ids = ask(url, "/v1/completions", asked)[1]["choices"][0]["token_ids"]
+    best = {"logprobs": 2, "return_tokens_as_token_ids": True, "max_tokens": 1}
+    several = [prompt + ids[:i] for i in range(len(ids))]
+    _, answer = ask(url, "/v1/completions", {**BODY, **best, "prompt": several})
+    for token_id, choice in zip(ids, answer["choices"], strict=True):
+        if choice["token_ids"] != [token_id]:
+            one, other = sorted(choice["logprobs"]["top_logprobs"][0].values())[-2:]
+            assert abs(one - other) < 1e-3
+
+
+def test_a_fan_out_of_vllm_is_its_stream(vllm: str) -> None:
+    assert_fans_out_as_it_streams(vllm, [5, 6, 7], 12)
+
+
+@pytest.mark.long
+def test_a_fan_out_of_vllm_is_its_stream_with_a_real_model(home: Path) -> None:
+    gguf = home / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+    if not gguf.exists() or not VLLM.exists():
+        pytest.skip("the demo pair or vLLM is not on this machine")
+    with vllm_serve(dequantized(gguf.resolve(), ROOT / "build" / "qwen2.5-coder-0.5b")) as url:
+        for text in ("用一句话介绍北京。", "def fibonacci(n):"):
+            said = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+            prompt = ask(url, "/tokenize", {"prompt": said, "add_special_tokens": False})[1]["tokens"]
+            assert_fans_out_as_it_streams(url, prompt, 24)
