@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
@@ -147,6 +148,11 @@ class Sglang(Answering):
     paths: ClassVar = {"/get_model_info": "model_info", "/get_server_info": "server_info", "/v1/models": "models",
                        "/tokenize": "tokenize", "/generate": "generate"}  # fmt: skip
     is_incremental = False
+
+    async def health(self, request: Request) -> Response:
+        """It has a token generated, and looks once a second whether it has come."""
+        await asyncio.sleep(1)
+        return Response()
 
     async def model_info(self, request: Request) -> Response:
         path = f"/models/{self.model.name}"
