@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PAIR = default_pair()
 OpenWhen = Literal["lazy", "ahead"]
-CloudApi = Literal["auto", "vllm", "sglang", "llama-server"]
+CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "completions", "chat"]
 _ONE_OF_MANY_S = 5.0  # doctor's timeout for one of several servers
 
 

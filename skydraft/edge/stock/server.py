@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from skydraft.characters import one_line
+from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
 from skydraft.decoding.cost_model import expected_tokens
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import EventLoop, Waiting, shared_loop
+from skydraft.edge.stock.chat import Asked, Chat, Completions, TextDialect
 from skydraft.edge.stock.dialect import Described, Dialect, name
 from skydraft.edge.stock.llama_server import LlamaServer
 from skydraft.edge.stock.session import StockSession
@@ -28,8 +31,16 @@ from skydraft.protocol.address import is_loopback
 from skydraft.types import LinkCost, Prompt
 
 T = TypeVar("T")
-DIALECTS: dict[str, Callable[[], Dialect]] = {"vllm": Vllm, "sglang": Sglang, "llama-server": LlamaServer}
-_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server"}  # "owned_by" in /v1/models
+DIALECTS: dict[str, Callable[[Wire], Dialect | TextDialect]] = {
+    "vllm": lambda wire: Vllm(), "sglang": lambda wire: Sglang(), "llama-server": lambda wire: LlamaServer(),
+    "completions": Completions, "chat": Chat,
+}  # fmt: skip
+_OWNERS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llama-server",
+    "skydraft": "completions",
+}  # "owned_by" in /v1/models
 # Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
 _SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
 _PROMPT_LEN, _NUM_WRITTEN, _NUM_CHECKED = 64, 6, 6  # tokens of the measurement
@@ -41,7 +52,7 @@ _META_S = 10.0  # timeout of questions about the model
 class Met:
     """A server's model: what to call it, and milliseconds of a written token and of a check of n rows."""
 
-    dialect: Dialect
+    dialect: Dialect | TextDialect
     model: str
     context_len: int
     write_ms: float = 0.0
@@ -227,9 +238,9 @@ class StockServer:
                 met = self._known.met = replace(met, write_ms=costs[0], check_ms=costs[1])
             return met
 
-    async def _dialect(self, timeout_s: float) -> Dialect:
+    async def _dialect(self, timeout_s: float) -> Dialect | TextDialect:
         if self._api != "auto":
-            return DIALECTS[self._api]()
+            return DIALECTS[self._api](self.wire)
         answer = await self.wire.get("/v1/models", timeout_s)
         listed = answer.get("data") if isinstance(answer, dict) else None
         owner = (
@@ -242,9 +253,9 @@ class StockServer:
                 f"The server at {self.target} does not say what it is ({one_line(owner) or 'no owner of its models'}).",
                 hint=f"Name it with --cloud-api {'|'.join(DIALECTS)}.",
             )
-        return DIALECTS[_OWNERS[owner]]()
+        return DIALECTS[_OWNERS[owner]](self.wire)
 
-    async def _described(self, dialect: Dialect, timeout_s: float) -> Described:
+    async def _described(self, dialect: Dialect | TextDialect, timeout_s: float) -> Described:
         known = await dialect.describe(self.wire, self._wanted, timeout_s)
         if len(known) == 1:
             return known[0]
@@ -255,40 +266,55 @@ class StockServer:
 
     async def _measure(self, met: Met, timeout_s: float) -> tuple[float, tuple[float, ...]]:
         """Milliseconds of a token written in a row after a short prompt, and of checks of n rows."""
-        waiting, ids = Waiting(timeout_s, timeout_s, timeout_s), [at % 16 for at in range(_PROMPT_LEN)]
-        path, body = met.dialect.writing(met.model, ids, _NUM_WRITTEN, 0)
-        events, times = Events(self.wire, path, as_json(body), met.dialect.life), [0.0]
-        try:
-            while (event := await events.next(waiting)) is not None:
-                times += [time.perf_counter()] * len(met.dialect.written(event).rows)
-        finally:
-            events.close()
+        ids, times, dialect = [at % 16 for at in range(_PROMPT_LEN)], [0.0], met.dialect
+        async for num_tokens, _ in self._written(met, ids, _NUM_WRITTEN, timeout_s):
+            times += [time.perf_counter()] * num_tokens
         if len(times) < 3:
             raise CloudFailure("The server wrote no tokens.")
         write_ms, check_ms = (times[-1] - times[1]) * 1e3 / (len(times) - 2), list[float]()
-        for num_drafts in (1, _NUM_CHECKED) if met.dialect.checks else ():
+        for num_drafts in (1, _NUM_CHECKED) if dialect.checks else ():
+            assert not isinstance(dialect, TextDialect)
             began = time.perf_counter()
-            path, body = met.dialect.checking(met.model, ids, [at % 7 for at in range(num_drafts)], 0)
-            met.dialect.checked(await self.wire.post(path, body, timeout_s), num_drafts + 1)
+            path, body = dialect.checking(met.model, ids, [at % 7 for at in range(num_drafts)], 0)
+            dialect.checked(await self.wire.post(path, body, timeout_s), num_drafts + 1)
             check_ms.append((time.perf_counter() - began) * 1e3)
         return max(write_ms, 1e-3), _between(*check_ms) if check_ms else ()
+
+    async def _written(
+        self, met: Met, ids: Seq[int], num_tokens: int, timeout_s: float
+    ) -> AsyncIterator[tuple[int, int]]:
+        """(tokens, cached tokens of the prompt) of each event of a short text."""
+        waiting, dialect = Waiting(timeout_s, timeout_s, timeout_s), met.dialect
+        if isinstance(dialect, TextDialect):
+            asked = Asked(({"role": "user", "content": _SAMPLE * (len(ids) // 32)},), _SAMPLE * (len(ids) // 32), "")
+            path, body = dialect.going_on(met.model, asked, num_tokens, DecodingParams())
+        else:
+            path, body = dialect.writing(met.model, ids, num_tokens, 0)
+        events = Events(self.wire, path, as_json(body), dialect.life)
+        try:
+            while (event := await events.next(waiting)) is not None:
+                if isinstance(dialect, TextDialect):
+                    said = dialect.said(event)
+                    yield bool(said.text), said.num_cached
+                else:
+                    read = dialect.written(event)
+                    yield len(read.rows), read.num_cached
+        finally:
+            events.close()
 
     async def examine(self, vocab: Vocab, timeout_s: float) -> Examined:
         """Who it is, its costs and its prefix cache. Raises VocabularyMismatch or another SkydraftError."""
         await self.learn(self, timeout_s)
-        waiting = Waiting(timeout_s, timeout_s, timeout_s)
-        met, num_cached = await self.meet(vocab, waiting), 0
+        met, num_cached = await self.meet(vocab, Waiting(timeout_s, timeout_s, timeout_s)), 0
         ids = (vocab.encode(_SAMPLE) * 8)[: 4 * _PROMPT_LEN]
         for _ in range(2):
-            path, body = met.dialect.writing(met.model, ids, 1, 0)
-            events = Events(self.wire, path, as_json(body), met.dialect.life)
-            while (event := await events.next(waiting)) is not None:
-                num_cached = met.dialect.written(event).num_cached or num_cached
+            async for _, cached in self._written(met, ids, 1, timeout_s):
+                num_cached = cached or num_cached
         return Examined(met, self.rtt_ms, len(ids), num_cached)
 
     def session(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockSession:
         """A text at this server. Raises OptionError for what it cannot follow."""
-        return StockSession(self, context, prompt, vocab, request.params, request.plan.top)
+        return StockSession(self, context, prompt, vocab, request)
 
     def end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run closing work on the loop. Never waits."""

@@ -8,6 +8,7 @@ log-probabilities of the best tokens. So a check is the same comparison as every
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections import deque
 from dataclasses import fields, replace
@@ -20,11 +21,13 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
+from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Verification
 from skydraft.edge.channel import Waiting
+from skydraft.edge.stock.chat import Asked, TextDialect
 from skydraft.edge.stock.dialect import MAX_BEST, Row
 from skydraft.edge.stock.wire import Events, as_json
-from skydraft.edge.stock.writing import Writing
+from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudFailure, OptionError, TargetChanged
 from skydraft.protocol.values import TargetId, Written
@@ -46,7 +49,13 @@ def check_params(params: DecodingParams) -> None:
                 "logits before each choice.",
                 hint="Leave it out, or use a server that runs skydraft serve.",
             )
-    if params.temperature and not 0 < params.top_k <= MAX_BEST:
+
+
+def check_sampling(params: DecodingParams, top: int, *, gives_text: bool) -> None:
+    """Raise OptionError for a choice of tokens that a server cannot tell enough about, or cannot be asked for."""
+    if gives_text and (params.top_k or params.min_p or top):
+        raise OptionError("--top-k, --min-p and --accept do not apply to a server that gives text, not token ids.")
+    if params.temperature and not gives_text and not 0 < params.top_k <= MAX_BEST:
         raise OptionError(
             f"With --temperature {params.temperature:g}, a server that is not ours needs --top-k 1 to {MAX_BEST}: it "
             f"tells the probabilities of its best {MAX_BEST} tokens only."
@@ -59,8 +68,9 @@ class StockSession:
     number = 0
 
     def __init__(
-        self, server: StockServer, context: Committed, prompt: Prompt, vocab: Vocab, params: DecodingParams, top: int
+        self, server: StockServer, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
+        params, top = request.params, request.plan.top
         check_params(params)
         if prompt.media:
             raise OptionError("A server that is not ours takes no recordings.", hint="Add --share-audio none.")
@@ -73,9 +83,15 @@ class StockSession:
         self._context = context
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._vocab = vocab
+        self._params = params
+        self._messages = tuple(
+            {"role": each.role, "content": each.content, **dict(each.more)} for each in request.messages
+        )
+        in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
+        self._end_id = min(in_prompt or vocab.end_ids, default=0)
         self._chooser = Chooser(params, vocab, len(self._prompt))
         self._stopping = Stopping(params, vocab, params.max_new_tokens)
-        self._num_best = max(params.top_k if params.temperature else 0, top)
+        self._num_best = 0  # log-probabilities to ask for
         self._met: Met | None = None
         self._writing: Writing | None = None
         self._text = self._prompt  # what was judged or written so far, while the target writes on
@@ -159,8 +175,9 @@ class StockSession:
         checks = met.checks(len(draft))
         rows = await self._check(met, seen, draft, waiting) if checks else deque[Row]()
         while work.next_feed(1) is not None:
-            most = len(draft) - num_rows + 1 + write
-            row = rows.popleft() if rows else await self._next_row(met, text[: len(seen) + num_rows], most, waiting)
+            most, drafted = len(draft) - num_rows + 1 + write, int(draft[num_rows]) if num_rows < len(draft) else None
+            so_far = text[: len(seen) + num_rows]
+            row = rows.popleft() if rows else await self._next_row(met, so_far, most, waiting, drafted)
             work.absorb(self._logits(row)[None])
             num_rows += 1
         return work.verdict(Cost()), Cost(1 if checks else num_rows, len(draft) + 1 if checks else num_rows)
@@ -204,6 +221,9 @@ class StockSession:
     async def _meet(self, waiting: Waiting) -> Met:
         """The server's model. Raises TargetChanged if it is another one than at the beginning."""
         met = await self._server.meet(self._vocab, waiting)
+        gives_text = isinstance(met.dialect, TextDialect)
+        check_sampling(self._params, self.top, gives_text=gives_text)
+        self._num_best = 0 if gives_text else max(self._params.top_k if self._params.temperature else 0, self.top)
         if self._met is None or self._met.is_same(met):
             self._met = met
             return met
@@ -237,6 +257,7 @@ class StockSession:
 
     async def _check(self, met: Met, text: TokenIds, draft: TokenIds, waiting: Waiting) -> deque[Row]:
         """The choices after a text and after each token of the draft, in one request."""
+        assert not isinstance(met.dialect, TextDialect)
         self._server.check_budget()
         self._drop()
         path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), self._num_best)
@@ -248,22 +269,36 @@ class StockSession:
         self._note(len(content), num_bytes, num_sent, read.num_cached, len(draft) + 1)
         return deque(read.rows)
 
-    async def _next_row(self, met: Met, text: TokenIds, num_tokens: int, waiting: Waiting) -> Row:
+    async def _next_row(
+        self, met: Met, text: TokenIds, num_tokens: int, waiting: Waiting, drafted: int | None = None
+    ) -> Row:
         """The choice after a text: the next one of the current stream, or the first one of a new stream."""
         for _ in range(2):  # a stream may have ended early
             if self._writing is None or not self._writing.continues(text):
                 self._drop()
                 self._server.check_budget()
-                num_tokens = max(min(num_tokens, self._room(text)), 1)
-                path, body = met.dialect.writing(met.model, text.tolist(), num_tokens, self._num_best)
-                events = Events(self._server.wire, path, as_json(body), met.dialect.life)
-                self._writing = Writing(events, met.dialect, text, num_tokens)
-            row = await self._writing.next_row(waiting)
+                self._writing = self._begin(met, text, max(min(num_tokens, self._room(text)), 1))
+            row = await self._writing.next_row(waiting, drafted)
             self._check_model(self._writing.model)
             if row is not None:
                 return row
             self._drop()
         raise CloudFailure("The server ended the text without a token.")
+
+    def _begin(self, met: Met, text: TokenIds, num_tokens: int) -> Writing:
+        """Ask the server to write after a text."""
+        dialect, wire = met.dialect, self._server.wire
+        if not isinstance(dialect, TextDialect):
+            path, body = dialect.writing(met.model, text.tolist(), num_tokens, self._num_best)
+            return Writing(Events(wire, path, as_json(body), dialect.life), dialect, text, num_tokens)
+        written = self._vocab.text_bytes(text[len(self._prompt) :])
+        so_far, length = codecs.utf_8_decode(written, "replace", False)  # cut at whole characters
+        asked = Asked(self._messages, self._vocab.written(self._prompt.tolist()), so_far)
+        path, body = dialect.going_on(met.model, asked, num_tokens, self._params)
+        events = Events(wire, path, as_json(body), dialect.life)
+        return TextWriting(
+            events, dialect, text, self._vocab, text=so_far, pending=written[length:], end_id=self._end_id
+        )  # fmt: skip
 
     def _check_model(self, model: str) -> None:
         if model and not self._server.is_named(model):

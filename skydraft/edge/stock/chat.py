@@ -1,0 +1,140 @@
+"""Servers that give text, not token ids: OpenAI's completions, and chats that go on from the assistant's last message.
+
+How a chat is told to go on differs from host to host. Those but vLLM's and llama-server's were never run by us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from skydraft.config import DecodingParams
+from skydraft.edge.stock.dialect import Body, Described, count, field, name
+from skydraft.edge.stock.wire import Wire
+from skydraft.errors import CloudFailure, OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a text is to go on from: the messages, the prompt that the draft model's template made of them, and the
+    text so far."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an event says: more text, and why it was the last ("": it was not)."""
+
+    text: str = ""
+    finish: str = ""
+    num_cached: int = 0
+    model: str = ""
+
+
+class TextDialect:
+    """A server at an interface of OpenAI's kind that takes and gives text."""
+
+    name = ""
+    life = "/v1/models"
+    checks = False
+    echoes = False  # whether an answer begins with the text that it goes on from
+
+    def __init__(self, wire: Wire) -> None:
+        self._host = urlsplit(wire.url).hostname or ""
+
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
+        """The models that the server has; one that was named is believed."""
+        if model is not None:
+            return [Described(model)]
+        return [Described(name(field(each, "id"))) for each in field(await wire.get("/v1/models", timeout_s), "data")]
+
+    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> None:
+        """None: its tokens need not be ours."""
+
+    def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
+        """Path and body of a request for a stream of more text."""
+        raise NotImplementedError
+
+    def said(self, event: Any) -> Said:
+        """What one event of that stream says."""
+        raise NotImplementedError
+
+
+def _event(event: Any) -> tuple[Any, int, str]:
+    """The only choice of an event, or None in one that counts tokens; the cached tokens; the model's name."""
+    if not isinstance(event, dict) or "error" in event:
+        raise CloudFailure("The server sent an error in place of text.")
+    choices = field(event, "choices")
+    cached = count(event, "usage", "prompt_tokens_details", "cached_tokens")
+    return (field(choices, 0) if choices else None), cached, name(event.get("model"))
+
+
+def _said(event: Any, text: Any, choice: Any) -> Said:
+    _, cached, model = _event(event)
+    if text is not None and not isinstance(text, str):
+        raise CloudFailure("The server sent something else where text was due.")
+    return Said(text or "", name((choice or {}).get("finish_reason")), cached, model)
+
+
+def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]:
+    sampling = {"temperature": params.temperature} | ({"top_p": params.top_p} if params.temperature else {})
+    return {
+        "model": model, "max_tokens": num_tokens, "stream": True, "stream_options": {"include_usage": True}, **sampling,
+    }  # fmt: skip
+
+
+class Completions(TextDialect):
+    """/v1/completions with a prompt as text, the chat template included."""
+
+    name = "completions"
+
+    def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
+        return "/v1/completions", {**_body(model, num_tokens, params), "prompt": asked.prompt + asked.text}
+
+    def said(self, event: Any) -> Said:
+        choice, _, _ = _event(event)
+        return _said(event, choice.get("text") if choice else None, choice)
+
+
+# Part of the host's name: what the last message says, what the body says, whether the answer begins with that message.
+_HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "dashscope": ({"partial": True}, {}, False),
+    "moonshot": ({"partial": True}, {}, False),
+    "deepseek": ({"prefix": True}, {}, False),
+    "mistral": ({"prefix": True}, {}, True),
+    "siliconflow": ({}, {"prefix": ""}, False),
+}
+_VLLM: tuple[dict[str, Any], dict[str, Any], bool] = (
+    {}, {"continue_final_message": True, "add_generation_prompt": False}, False,
+)  # fmt: skip
+
+
+class Chat(TextDialect):
+    """/v1/chat/completions, whose last message is the assistant's text so far."""
+
+    name = "chat"
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire)
+        known = (how for host, how in _HOSTS.items() if host in self._host)
+        self._mark, self._more, self.echoes = next(known, _VLLM)
+
+    def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
+        if any(message.keys() != {"role", "content"} for message in asked.messages):
+            raise OptionError("A chat server that is not ours takes no tools here.")
+        body, messages = _body(model, num_tokens, params), list(asked.messages)
+        if asked.text and "prefix" in self._more:
+            body["prefix"] = asked.text
+        elif asked.text:
+            messages.append({"role": "assistant", "content": asked.text, **self._mark})
+            body |= self._more
+        return "/v1/chat/completions", {**body, "messages": messages}
+
+    def said(self, event: Any) -> Said:
+        choice, _, _ = _event(event)
+        return _said(event, (choice.get("delta") or {}).get("content") if choice else None, choice)

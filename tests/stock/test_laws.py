@@ -1,0 +1,128 @@
+"""A server that is not ours gives what its model gives in this process, whatever the gate, the draft and the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.edge.stock.chat import _HOSTS
+from skydraft.edge.stock.server import Met
+from skydraft.engines.toy import open_toy
+
+from .. import toys
+from ..toys import PROMPT, law
+from .fakes import Fake, fake
+
+GATED = [("entropy:2", 4, "0"), ("entropy:2", 6, "4"), ("margin:0.5", 3, "text"), ("entropy:0.5", 1, "1")]
+DIALECTS = ("vllm", "llama-server", "sglang")
+SEED = 17
+gates = st.one_of(
+    st.just("always"), st.builds("entropy:{}".format, st.floats(0, 3.5)), st.builds("margin:{}".format, st.floats(0, 1))
+)
+plans = st.builds(
+    lambda gate, k, back: make_plan(gate=gate, k=k, hand_back=back),
+    gates, st.integers(1, 12), st.sampled_from(["0", "1", "4", "text"]),
+)  # fmt: skip
+sampled = st.builds(
+    lambda n, t, k, p, seed: DecodingParams(max_new_tokens=n, temperature=t, top_k=k, top_p=p, seed=seed),
+    st.integers(1, 24), st.sampled_from([0.0, 0.7, 1.3]), st.integers(1, 20), st.sampled_from([1.0, 0.8]),
+    st.integers(0, 9),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[dict[str, tuple[Fake, Any]]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skydraft.edge.stock.server._SAMPLE", PROMPT)  # this vocabulary can read no other text
+        yield from _clouds()
+
+
+def _clouds() -> Iterator[dict[str, tuple[Fake, Any]]]:
+    running = {dialect: fake(dialect, engine=toys.toy(SEED)) for dialect in DIALECTS}
+    servers = {dialect: each.__enter__() for dialect, each in running.items()}
+    clouds = {dialect: (server, skydraft.connect(server.url, require=True)) for dialect, server in servers.items()}
+    yield clouds
+    for _, cloud in clouds.values():
+        cloud.close()
+    for each in running.values():
+        each.__exit__(None, None, None)
+
+
+def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any, **more: Any) -> Generation:
+    with skydraft.generate(
+        PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, execution="throughput", **more
+    ) as generation:
+        return generation.run()
+
+
+@law(100)
+@given(st.sampled_from(DIALECTS), st.booleans(), st.sampled_from(toys.DRAFTERS), sampled, plans)
+def test_a_stock_server_is_local(
+    clouds: dict[str, tuple[Fake, Any]],
+    dialect: str,
+    checks: bool,
+    drafter: tuple[float, int],
+    params: DecodingParams,
+    plan: Any,
+) -> None:
+    edge = toys.toy(SEED, drafter[0], sign=drafter[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Met, "checks", lambda met, num_draft: checks and met.dialect.checks and num_draft > 0)
+        far = decode(plan, params, edge, clouds[dialect][1])
+    near = decode(plan, params, edge, toys.toy(SEED))
+    assert far.token_ids == near.token_ids
+    assert (far.origins, far.finish_reason, far.text) == (near.origins, near.finish_reason, near.text)
+    assert [(r.base, r.num_draft, r.num_accepted, r.outcome) for r in far.records] == [
+        (r.base, r.num_draft, r.num_accepted, r.outcome) for r in near.records
+    ]
+
+
+TEXTS = ("completions", "dashscope", "deepseek", "mistral", "siliconflow")
+APIS = {"completions": "completions"}
+
+
+@pytest.mark.parametrize("dialect", TEXTS)
+def test_a_server_that_gives_text_writes_what_its_model_would_after_that_text(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dialect != "completions":
+        monkeypatch.setitem(_HOSTS, "127.0.0.1", _HOSTS[dialect])
+    edge, target, num_calls = open_toy("toy:drift=0.2"), open_toy("toy"), 0
+
+    def alone(text: str) -> str:
+        params = DecodingParams(max_new_tokens=48)
+        return skydraft.generate(text, cloud=target, plan=make_plan("cloud"), params=params, raw=True).run().text
+
+    with (
+        fake(dialect) as server,
+        closing(skydraft.connect(server.url, require=True, api=APIS.get(dialect, "chat"), model="toy")) as cloud,
+    ):
+        for gate, k, back in (*GATED, (None, None, None)):
+            plan = make_plan(gate=gate, k=k, hand_back=back) if gate else make_plan("cloud")
+            params = DecodingParams(max_new_tokens=40)
+            far = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
+            for begin, end in calls(far):
+                before, written = edge.vocab.decode(far.token_ids[:begin]), far.token_ids[begin:end]
+                num_calls += 1
+                assert alone("语速" + before).startswith(edge.vocab.decode(written))
+    assert num_calls > 10
+
+
+def calls(done: Generation) -> Iterator[tuple[int, int]]:
+    """From which to which token each call of the target reaches, with what it wrote on."""
+    starts = [r.base for r in done.records if r.outcome == "verified"]
+    for start in starts:
+        after = [r for r in done.records if r.base >= start]
+        end = start
+        for record in after:
+            if record.base != start and record.outcome != "written":
+                break
+            end = record.base + record.num_committed
+        yield start, end
