@@ -17,9 +17,8 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.stock.server import Met
-from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.errors import SkydraftError
-from tests import toys
+from skydraft.engines.toy import ToyEngine, character_vocab, open_toy
+from skydraft.errors import SkydraftError, VocabularyMismatch
 from tests.serving import PATIENCE_S
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, Fake, fake
@@ -252,27 +251,34 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
         assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
 
 
-def test_another_tokenizer_is_said_before_a_token_is_used() -> None:
-    with fake("llama-server") as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
-        server.model.tokenizer = toys.VOCAB
-        server.fault_of = lambda path: None
-        with pytest.raises(SkydraftError) as failed:
-            write(cloud, "gated").run()
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_another_tokenizer_is_said_and_no_token_used(dialect: str, plan: str) -> None:
+    with fake(dialect) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+        server.model.tokenizer = character_vocab("一二三")
+        generation = write(cloud, plan)
+        with pytest.raises(VocabularyMismatch) as failed:
+            generation.run()
         assert_one_clear_line(failed.value)
+        assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
 
 
 # --- Time
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_server_that_is_slow_and_well_is_not_taken_for_lost(dialect: str) -> None:
+def test_a_server_that_is_slow_and_well_is_not_taken_for_lost(server: Fake, way: str) -> None:
     """Each token takes longer than a silence may last. (SGLang's /health takes a second by itself.)"""
-    with fake(dialect, token_s=0.6) as server, closing(skydraft.connect(f"{server.url}/v1", timeout_s=20)) as cloud:
-        params = DecodingParams(max_new_tokens=6)
-        generation = skydraft.generate(
-            TEXT, edge=DRAFT, cloud=cloud, plan=PLANS["gated"], params=params, raw=True
-        )  # fmt: skip
-        generation.run()
+    with known(server, PATIENCE_S) as cloud:
+        server.dialect.token_s = 1.3
+        generation = write(cloud, "gated")
+        try:
+            tokens = iter(generation)
+            while not set(generation.origins) & {"accepted", "recovered", "edge-fallback"}:
+                next(tokens)
+        finally:
+            server.dialect.token_s = 0.0
+            generation.close()
         assert "edge-fallback" not in generation.origins
         assert_all_is_accounted_for(generation)
 
