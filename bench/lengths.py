@@ -10,6 +10,7 @@ whatever its rows, take what is stated; nothing is run.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Round, StepRec
 _FOLDER = Path(__file__).parent.parent / "docs" / "report-zh-dev"
 ROUND_TRIPS = (0, 10, 20, 40, 60, 80, 120, 150)
 FIXED = range(1, 13)
+_AT_ONCE = 16  # tokens that the draft model reads in one forward
 
 
 @dataclass
@@ -50,15 +52,19 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of a draft step, a forward of the target, and a round trip that may change within a text."""
+    """Milliseconds of a draft step, a forward of the target, and a round trip that may change within a text.
+
+    Unless the target `streams`, both models compute in turn, in one process.
+    """
 
     draft_ms: float
     target_ms: float
     rtt_ms: Callable[[int], float]
+    streams: bool = True
 
     @property
     def costs(self) -> CostModel:
-        return CostModel(self.draft_ms, (self.target_ms,) * 16, 16, wire_ms=self.rtt_ms(0), streams=True)
+        return CostModel(self.draft_ms, (self.target_ms,) * 16, 16, wire_ms=self.rtt_ms(0), streams=self.streams)
 
 
 def replay(text: LabelledText, turns: Turns, times: Times, total: Replayed) -> None:
@@ -67,7 +73,9 @@ def replay(text: LabelledText, turns: Turns, times: Times, total: Replayed) -> N
     is_writing, size = False, len(text.disagrees)
     while base < size:
         read: tuple[bool, ...] = ()
+        read_ms = 0.0
         if turns.reads:
+            read_ms = 0.0 if times.streams else times.draft_ms * math.ceil(num_unread / _AT_ONCE)
             read = tuple(not wrong for wrong in text.disagrees[base - num_unread : base])
             turns.read(read)
             num_unread = 0
@@ -79,13 +87,13 @@ def replay(text: LabelledText, turns: Turns, times: Times, total: Replayed) -> N
         accepted = next((i for i in range(len(block)) if text.disagrees[base + i]), len(block))
         committed = min(accepted + 1, size - base)
         waited_ms = times.target_ms if is_writing else 0.0 if is_written else times.target_ms + rtt_ms
-        spent_ms += times.draft_ms * len(block) + waited_ms
+        spent_ms += read_ms + times.draft_ms * len(block) + waited_ms
         is_writing = is_writing or (turns.to_write() > 0 and not is_written and accepted < max(len(block), 1))
         num_crossing = max(num_crossing - 1, 0)
         num_unread += committed if not block else 0
         record = StepRecord(
             number, base, len(block), accepted, committed, "written" if is_written else "verified", "always",
-            spent_ms, 0.0, draft=Cost(len(block), len(block), times.draft_ms * len(block)),
+            spent_ms, 0.0, draft=Cost(len(block), len(block), read_ms + times.draft_ms * len(block)),
             target=Cost(1, len(block) + 1, times.target_ms), link=LinkCost(waited_ms),
         )  # fmt: skip
         signals = tuple(text.signals[base : base + len(block)])

@@ -180,10 +180,7 @@ def parse_k(text: str | int) -> int | None:
     """The block length: 1 to MAX_K, or None for `auto`. Raises OptionError."""
     if text == "auto":
         return None
-    try:
-        k = int(text)
-    except ValueError:
-        k = -1
+    k = int(text) if is_number(str(text)) else 0
     if not 1 <= k <= MAX_K:
         raise OptionError(
             f"--k must be a whole number from 1 to {MAX_K}, or auto, not {text}.",
@@ -192,12 +189,17 @@ def parse_k(text: str | int) -> int | None:
     return k
 
 
+def is_number(text: str) -> bool:
+    """Whether `text` is a whole number of ASCII digits, below 10^10."""
+    return text.isascii() and text.isdecimal() and len(text) <= 10
+
+
 def parse_accept(text: str) -> int:
     """The accept rule as a rank: `exact` is 0, `top:R` is R. Raises OptionError."""
     if text == "exact":
         return 0
     name, _, rank = text.partition(":")
-    if name != "top" or not rank.isdecimal() or int(rank) < 1:
+    if name != "top" or not is_number(rank) or int(rank) < 1:
         raise OptionError(f"There is no accept rule '{text}'.", hint="Use exact, or top:R, for example top:5.")
     return int(rank)
 

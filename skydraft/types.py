@@ -170,7 +170,8 @@ class DraftBlock:
     `signals` has one entry per token, or none if they were not measured. `forced` has one entry per token, whether the
     grammar allowed no other, or none without a grammar. `finish` is the reason why the last token would end the
     generation, if the block were committed as drafted. `read` has one entry for each of the last tokens before `base`
-    that the draft model has just read along: whether it would have written that token. `cost` is the draft model's and
+    that the draft model has just read along: whether it would have written that token, or None if the grammar allowed
+    no other. `cost` is the draft model's and
     no part of equality.
     """
 
@@ -181,7 +182,7 @@ class DraftBlock:
     finish: FinishReason | None = None
     cost: Cost = field(default=Cost(), compare=False)
     forced: tuple[bool, ...] = ()
-    read: tuple[bool, ...] = ()
+    read: tuple[bool | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.base < 0:

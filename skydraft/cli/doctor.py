@@ -26,6 +26,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import signals_ms, suggested_k
+from skydraft.evaluation.policies import UnitPrices, parse_unit_prices
 from skydraft.models import cache_dir, installed, verify
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
@@ -73,16 +74,26 @@ class CheckChoice:
 
     no_measure: bool
     probe_again: bool
+    unit_price: str | None
 
     def __post_init__(self) -> None:
         if self.no_measure and self.probe_again:
             raise OptionError("--probe-again measures, and --no-measure does not: choose one.")
+        if self.no_measure and self.unit_price:
+            raise OptionError("--unit-price needs what --no-measure leaves out: choose one.")
+        self.prices()
+
+    def prices(self) -> UnitPrices | None:
+        """What to price policies by."""
+        return parse_unit_prices(self.unit_price) if self.unit_price is not None else None
 
 
 _check_section = Section("checks", "What to check", CheckChoice, [
     option("--no-measure", None, "Do not load and time models; with --cloud, only ask whether it answers.",
            is_flag=True),
     option("--probe-again", None, "Measure forwards again instead of using stored times.", is_flag=True),
+    option("--unit-price", "CALL,ROW,WRITTEN", "Prices of a call, of a row (a token that the large model reads, checks "
+           "or writes) and of a written token, in any unit: adds the price of a text to each hand-back."),
 ])  # fmt: skip
 
 
@@ -100,7 +111,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     cloud.check(models)
     models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
     if cloud.address is not None:
-        problems = list(examine_cloud(console, cloud, models, measures=not checks.no_measure))
+        problems = list(examine_cloud(console, cloud, models, measures=not checks.no_measure, prices=checks.prices()))
     else:
         problems = [*_system(console), *_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models, checks)
@@ -161,7 +172,9 @@ def _measure(console: Console, models: ModelChoice, checks: CheckChoice) -> list
         console.print(f"  {alpha:.1f}: k = {best}, {gain:.2f} times the speed of the target alone")
     costs = CostModel(draft.profile.forward_ms[0], target.profile.forward_ms, target.invariant_rows)
     show_turns(console, costs)
-    show_policies(console, (draft.fingerprint, target.fingerprint), f"{draft.name} and {target.name}", costs)
+    show_policies(
+        console, (draft.fingerprint, target.fingerprint), f"{draft.name} and {target.name}", costs, checks.prices()
+    )
     return []
 
 

@@ -17,13 +17,16 @@ from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, OptionError, RecordsError, SkydraftError
 from skydraft.evaluation import policies
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
+from skydraft.evaluation.policies import UnitPrices
 from skydraft.gating.calibration import find_calibration
 from skydraft.models import cache_dir
 from skydraft.protocol.address import is_url
 from skydraft.protocol.values import ServerInfo
 
 
-def examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool) -> Iterator[str]:
+def examine_cloud(
+    console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool, prices: UnitPrices | None
+) -> Iterator[str]:
     """Print findings about each server; yields steps for the user. Unless it `measures`, no model is loaded."""
     edge = None
     met: dict[str, ServerInfo] = {}
@@ -40,7 +43,7 @@ def examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, *,
             met[cloud.name] = info
             if measures:
                 edge = edge or models.load_edge()
-                yield from _measure_link(console, cloud, edge, info, rtt_ms)
+                yield from _measure_link(console, cloud, edge, info, rtt_ms, prices)
     for name, info in met.items():
         first = next(iter(met))
         mine, theirs = _described(info), _described(met[first])
@@ -76,7 +79,9 @@ def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
     return info, rtt_ms
 
 
-def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float) -> Iterator[str]:
+def _measure_link(
+    console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float, prices: UnitPrices | None
+) -> Iterator[str]:
     try:
         with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):
             report = examine_link(edge, cloud, info, rtt_ms)
@@ -101,7 +106,7 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
         console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
         console.print("             A gated mode saves written tokens, not calls: a stream is one call.")
     show_turns(console, costs)
-    show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs)
+    show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs, prices)
 
 
 def show_turns(console: Console, costs: CostModel) -> None:
@@ -118,7 +123,11 @@ def show_turns(console: Console, costs: CostModel) -> None:
 
 
 def show_policies(
-    console: Console, pair: tuple[str, str | None], names: str, costs: CostModel, prices: Prices | None = None
+    console: Console,
+    pair: tuple[str, str | None],
+    names: str,
+    costs: CostModel,
+    prices: Prices | UnitPrices | None = None,
 ) -> None:
     """Print what each hand-back costs over the link, if the pair has a calibration."""
     try:

@@ -200,7 +200,7 @@ def gate_section(mode: str | None = None) -> Section[GateChoice]:
         option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),
         option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
                "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
-               "agree:M, gated texts may differ between runs over a link (default: by the mode)."),
+               "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
         option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
         option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
                type=Execution),

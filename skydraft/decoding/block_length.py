@@ -45,9 +45,11 @@ class RunAcceptance:
         at = bisect(_RUNS, run)
         return self._num_right[at] / self._num_judged[at]
 
-    def observe(self, run: int, agrees: Seq[bool]) -> int:
-        """Count tokens that follow `run` agreements; returns the run at their end."""
+    def observe(self, run: int, agrees: Seq[bool | None]) -> int:
+        """Count tokens that follow `run` agreements, but for forced ones; returns the run at their end."""
         for is_right in agrees:
+            if is_right is None:
+                continue
             at = bisect(_RUNS, run)
             fading = min(1.0, _MEMORY / (self._num_judged[at] + 1))
             self._num_judged[at] = (self._num_judged[at] + 1) * fading
@@ -59,15 +61,16 @@ class RunAcceptance:
 class AutoK:
     """Turns and lengths that promise the most tokens a second: by `costs` at first, then by the times of rounds.
 
-    With `may_stream` the target writes while that is faster, and the draft model reads along where that costs little,
-    to notice a text that it can predict. What its blocks lose is bounded by a share of the time of the target alone.
+    With `may_stream` the target writes while that is faster, and the draft model reads along to notice a text that it
+    can predict. What reading and blocks lose is bounded by a share of the time of the target alone; so the draft model
+    is left out for good only where reading a token takes more than that share of a token of the target.
     `chances` are those of acceptance that are assumed at first, for runs of each length; `prompt_ms` is how much later
-    than the target the draft model has read the prompt.
+    than the target the draft model has read the prompt, `read_ms` its time a token where it reads many at once.
     """
 
     def __init__(
         self, costs: CostModel, risk: Risk, *, may_stream: bool = True, max_k: int = MAX_AUTO_K,
-        chances: Seq[float] = PRIOR_BY_RUN, prompt_ms: float = 0.0,
+        chances: Seq[float] = PRIOR_BY_RUN, prompt_ms: float = 0.0, read_ms: float = math.inf,
     ) -> None:  # fmt: skip
         self._costs = costs
         self._risk = risk
@@ -76,12 +79,13 @@ class AutoK:
         alpha = chances[len(chances) // 2]
         self._num_judged = _PRIOR_WEIGHT
         self._num_accepted = alpha * _PRIOR_WEIGHT
-        self._by_run = RunAcceptance(chances)
+        self._by_run, self._assumed = RunAcceptance(chances), RunAcceptance(chances)
         self._run = 0
         k = costs.best_k(alpha, 1, self._max_k)
         self._drafts, self._tokens = float(k), expected_tokens(alpha, k)  # a round, moving averages
-        self._lost_ms = self._streamed_ms = self._queue_ms = 0.0
-        self._prompt_ms = prompt_ms
+        self._lost_ms = self._tried_ms = self._streamed_ms = self._queue_ms = 0.0
+        self._prompt_ms, self._read_ms = prompt_ms, min(read_ms, costs.draft_ms)
+        self._is_try = False  # the block under way does not seem to pay
         self._is_flowing = False  # the last token came from a stream that went on
         self._is_targets = may_stream and not self._pays(0)
         self._num_unread = int(self._is_targets)  # at first the prompt
@@ -102,38 +106,39 @@ class AutoK:
         """Milliseconds a token of the target alone, which waits for its turn at each, as a block does once."""
         return 1e3 / self._costs.tokens_per_s(self.alpha, 0) + self._queue_ms
 
-    def _best(self, run: int, wire_ms: float) -> tuple[float, float]:
+    def _best(self, by_run: RunAcceptance, run: int, wire_ms: float) -> tuple[float, float]:
         """(milliseconds of the target alone for the tokens to expect, milliseconds) of the block that promises most."""
         costs, chance, tokens = self._costs, 1.0, 1.0
-        plain_ms, alpha = self._plain_ms, self._by_run.of(run)
+        plain_ms, alpha = self._plain_ms, by_run.of(run)
         found = []
         for k in range(1, self._max_k + 1):
-            chance *= self._by_run.of(run + k - 1)
+            chance *= by_run.of(run + k - 1)
             tokens += chance
             found.append((tokens * plain_ms, k * costs.draft_ms + wire_ms + costs.verify_ms(alpha, k)))
         return max(found, key=lambda each: each[0] / each[1])
 
     def _pays(self, run: int) -> bool:
         """Whether a block after `run` agreements promises more tokens a second than the target alone."""
-        plain_ms, ms = self._best(run, self._costs.wire_ms)
+        plain_ms, ms = self._best(self._by_run, run, self._costs.wire_ms)
         return plain_ms >= _MIN_GAIN * ms
 
     @property
     def _may_pay(self) -> bool:
-        """Whether a block may pay after the longest run, if the link gets fast."""
-        plain_ms, ms = self._best(_RUNS[-1], 0.0)
-        return plain_ms >= _MIN_GAIN * ms
+        """Whether a block may pay after the longest run, if the link gets fast and the text as good as was assumed."""
+        best = [self._best(by_run, _RUNS[-1], 0.0) for by_run in (self._by_run, self._assumed)]
+        return any(plain_ms >= _MIN_GAIN * ms for plain_ms, ms in best)
 
     def _may_lose(self, ms: float) -> bool:
-        """Whether blocks that promise a gain may lose so many milliseconds more."""
-        return self._lost_ms + ms <= _FREE_TOKENS * self._plain_ms + _TRY_COST * self._streamed_ms
+        """Whether so many milliseconds more may be lost; in one process a short text never waits for a prompt."""
+        free_tokens = 0.0 if self._prompt_ms and not self._costs.streams else _FREE_TOKENS
+        return self._lost_ms + ms <= free_tokens * self._plain_ms + _TRY_COST * self._streamed_ms
 
     @property
     def _is_curious(self) -> bool:
         """Whether it is time for a block that does not seem to pay."""
-        plain_ms, ms = self._best(self._run, self._costs.wire_ms)
+        plain_ms, ms = self._best(self._by_run, self._run, self._costs.wire_ms)
         loss_ms = max(ms - plain_ms, self._plain_ms)
-        return max(self._lost_ms, 0.0) + loss_ms <= _CURIOSITY * self._streamed_ms
+        return max(self._tried_ms, 0.0) + loss_ms <= _CURIOSITY * self._streamed_ms
 
     def longest(self) -> int:
         """The most tokens of the next block; 0 while it is the target's turn."""
@@ -148,21 +153,22 @@ class AutoK:
         """Whether the draft model reads along: a block may pay, and reading costs no time or little."""
         if not self._num_unread or not self._may_pay:
             return False
-        num_waited_for = max(self._num_unread - _FREE_TOKENS, 0) if self._reads_in_shadow else self._num_unread
-        ms = self._prompt_ms + num_waited_for * self._costs.draft_ms
+        shadow_ms = self._shadow_ms
+        late_ms = [max(ms - shadow_ms, 0.0) for ms in (self._costs.draft_ms, self._read_ms)]
+        ms = self._prompt_ms + late_ms[0] + self._num_unread * late_ms[1]
         return not ms or self._may_lose(ms)
 
     @property
-    def _reads_in_shadow(self) -> bool:
-        """Whether the draft model has read a token before the next one comes from another machine."""
-        return self._costs.streams and self._costs.draft_ms <= self._plain_ms
+    def _shadow_ms(self) -> float:
+        """How long the draft model may compute until the next token comes from a target on another machine."""
+        return self._plain_ms if self._costs.streams else 0.0
 
-    def read(self, agrees: Seq[bool]) -> None:
+    def read(self, agrees: Seq[bool | None]) -> None:
         """Follow the run of agreements, and begin to draft where that pays."""
-        self._num_unread = 0
         self._lost_ms, self._prompt_ms = self._lost_ms + self._prompt_ms, 0.0
         self._run = self._by_run.observe(self._run, agrees)
         if agrees:
+            self._num_unread = 0
             self._decide()
 
     def hand_back(self) -> None:
@@ -171,7 +177,8 @@ class AutoK:
 
     def _decide(self) -> None:
         drafts = self._pays(self._run) and self._may_lose(0.0)
-        self._is_targets = self._may_stream and not drafts and not self._is_curious
+        self._is_try = not drafts and self._is_curious
+        self._is_targets = self._may_stream and not drafts and not self._is_try
 
     def _verify_ms(self, num_drafts: float) -> float:
         """Time of judging a block; a fraction of a draft is interpolated."""
@@ -210,30 +217,38 @@ class AutoK:
             self._decide()
 
     def _count_loss(self, record: StepRecord) -> None:
-        """Note the time beyond that of the target alone; what a stream takes is that time."""
+        """Note the time beyond that of the target alone; what a stream takes is that time.
+
+        That of reading the prompt was noted when it was read.
+        """
+        draft, wall_ms = record.draft, record.wall_ms - record.draft.prefill_ms
         if self._is_flowing:
-            self._streamed_ms += record.wall_ms
-            self._lost_ms += 0.0 if self._reads_in_shadow else record.draft.forward_ms
+            late_ms = max(draft.forward_ms - draft.prefill_ms - self._shadow_ms, 0.0)
+            self._lost_ms += late_ms
+            self._streamed_ms += max(wall_ms - late_ms, 0.0)
+        elif self._is_try:
+            self._tried_ms += wall_ms - record.num_committed * self._plain_ms
         else:
-            self._lost_ms += record.wall_ms - record.num_committed * self._plain_ms
+            self._lost_ms += wall_ms - record.num_committed * self._plain_ms
         self._lost_ms = max(self._lost_ms, -_MOST_SAVED * self._plain_ms)
 
     def _learn(self, done: Round, record: StepRecord) -> None:
         self._prompt_ms = 0.0  # it is read
         self._risk.observe(done.block.free_signals, record.num_accepted - record.num_forced)
         # Judging ends at the first difference: one more draft is judged than accepted, if any is left.
-        judged = [True] * record.num_accepted + [False] * (record.num_accepted < record.num_draft)
+        stands = [True] * record.num_accepted + [False] * (record.num_accepted < record.num_draft)
+        judged = [each for index, each in enumerate(stands) if not done.block.is_forced(index)]
         self._run = self._by_run.observe(self._run, judged)
         fading = min(1.0, _MEMORY / self._num_judged)
         self._num_judged = self._num_judged * fading + len(judged)
-        self._num_accepted = self._num_accepted * fading + record.num_accepted
+        self._num_accepted = self._num_accepted * fading + sum(judged)
         self._drafts = _moved(self._drafts, record.num_draft, _ROUND_SMOOTHING)
         self._tokens = _moved(self._tokens, record.num_committed, _ROUND_SMOOTHING)
 
     def _follow_costs(self, record: StepRecord, *, was_flowing: bool) -> None:
         costs, target = self._costs, record.target
-        num_steps = record.draft.num_rows
-        if num_steps:
+        num_steps = record.draft.num_passes
+        if num_steps and record.draft.num_rows < 2 * num_steps:  # many rows at once are no steps
             # A slow step includes the draft model's prefill.
             step_ms = min((record.draft.forward_ms - record.draft.prefill_ms) / num_steps, 3 * costs.draft_ms)
             costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, _SMOOTHING))

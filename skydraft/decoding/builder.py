@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -142,11 +141,12 @@ def _turns(
         draft.profile.forward_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams
     )
     decides = plan.hand_back is None
-    # Two machines read the prompt at the same time; on one, a stream never waits for the draft model to read it.
-    reading_ms = _read_ms(draft.profile.forward_ms) - _read_ms(facts.forward_ms) if facts.streams else math.inf
+    # Two machines read the prompt at the same time.
+    reading_ms = _read_ms(draft.profile.forward_ms) - (_read_ms(facts.forward_ms) if facts.streams else 0.0)
     length = AutoK(
         costs, _risk(draft, facts, calibrations), may_stream=decides, max_k=facts.max_block,
         prompt_ms=prompt_len * max(reading_ms, 0.0),
+        read_ms=_read_ms(draft.profile.forward_ms[: draft.invariant_rows]),
     )  # fmt: skip
     return (length if decides else GivenTurns(min(MAX_AUTO_K, facts.max_block), hand_back, length)), length
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+_LEAST_MS = 1e-3
+
 
 def expected_tokens(alpha: float, k: int) -> float:
     """Tokens committed by a round of k drafts: (1 - alpha^(k+1)) / (1 - alpha)."""
@@ -39,10 +41,10 @@ class CostModel:
     slowdown: float = 1.0
 
     def pass_ms(self, num_rows: int) -> float:
-        """t_v(num_rows), times the slowdown."""
+        """t_v(num_rows), times the slowdown; never 0, though a clock may have measured that."""
         known = len(self.forward_ms)
         single = self.forward_ms[num_rows - 1] if num_rows <= known else num_rows * self.forward_ms[-1] / known
-        return self.slowdown * single
+        return self.slowdown * max(single, _LEAST_MS)
 
     def verify_ms(self, alpha: float, k: int) -> float:
         """Expected time of judging k drafts: k + 1 rows."""

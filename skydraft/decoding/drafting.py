@@ -94,6 +94,7 @@ class Drafter:
         self._with_signals = with_signals or ends_blocks is not None
         self._sequence: Sequence | None = None
         self._is_cancelled = False
+        self._agrees: list[bool | None] = []  # of the tokens read so far, where others are still to be read
 
     def room(self, context: Context) -> int:
         """Number of tokens after `context` that fit into the draft model's context."""
@@ -107,6 +108,7 @@ class Drafter:
         Tokens that a grammar forces are not counted, since they cost nothing: with them the block may be longer.
         """
         cost = self._open()
+        self._agrees.clear()  # of a text that was to be read to its end
         block = self._block(context, k)
         cost += self._catch_up(block.prefix.view)
         with self._engine.floor:
@@ -126,25 +128,34 @@ class Drafter:
     def read(self, context: Context) -> DraftBlock:
         """An empty block that says which of the last tokens, not read before, this model would have written itself.
 
-        All tokens but the last one are fed; the next block feeds that one, so nothing is computed twice.
+        One forward is made, of at most as many rows as are exact, so a stream never waits for long; until all tokens
+        but the last one are read, the block says nothing. The next block feeds that one: nothing is computed twice.
         """
-        cost, agrees = self._open(), list[bool]()
+        cost = self._open()
         prefix, sequence = context.token_ids, self._sequence
         if sequence is None:
             raise EngineError("The sequence was closed.")
         sequence.align(prefix)
-        while (length := sequence.length) < len(prefix) - 1:
-            pending = prefix[length : min(length + self._engine.invariant_rows, len(prefix) - 1)]
-            ends = range(length + 1, length + 1 + len(pending))
+        # Two rows at least: the target writes a token meanwhile.
+        end = min(sequence.length + max(self._engine.invariant_rows, 2), len(prefix) - 1)
+        while (length := sequence.length) < end:
+            pending = prefix[length : min(length + self._engine.invariant_rows, end)]
             with self._engine.floor:  # until the rows are read; other generations may compute between the parts
                 began = time.perf_counter()
                 rows = sequence.extend(pending)
                 cost += Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
-                agrees += [
-                    self._chooser.choose(row, prefix[:end]) == int(prefix[end])
-                    for row, end in zip(rows, ends, strict=True)
-                ]
+                self._agrees += [self._agrees_with(prefix[: length + 2 + i], row) for i, row in enumerate(rows)]
+        if sequence.length < len(prefix) - 1:
+            return DraftBlock(context.base, (), cost=cost)
+        agrees, self._agrees = self._agrees, []
         return DraftBlock(context.base, (), cost=cost, read=tuple(agrees))
+
+    def _agrees_with(self, text: TokenIds, row: Any) -> bool | None:
+        """Whether this model would have written the last token; None if the grammar allowed no other."""
+        prefix = text[:-1]
+        if self._chooser.forced(prefix) is not None:
+            return None
+        return self._chooser.choose(row, prefix) == int(text[-1])
 
     def _block(self, context: Context, k: int) -> _Growing:
         """An empty block after the prompt and the text."""

@@ -22,8 +22,8 @@ class Turns(Protocol):
     def reads(self) -> bool:
         """Whether the draft model reads along now."""
 
-    def read(self, agrees: Seq[bool]) -> None:
-        """Take in which of the last tokens the draft model would have written itself."""
+    def read(self, agrees: Seq[bool | None]) -> None:
+        """Take in which of the last tokens the draft model would have written itself; none until all are read."""
 
     def hand_back(self) -> None:
         """End the target's turn."""
@@ -59,9 +59,10 @@ class GivenTurns:
         """Whether the draft model reads along now: also what crosses the stop, which teaches."""
         return self._hand_back.reads and self._num_unread > 0
 
-    def read(self, agrees: Seq[bool]) -> None:
+    def read(self, agrees: Seq[bool | None]) -> None:
         """Count the last tokens in a row that the draft model would have written itself."""
-        self._num_unread = 0
+        if agrees:
+            self._num_unread = 0
         self._num_agreed = run_of(agrees, self._num_agreed)
         self._end_if_over()
 
@@ -97,8 +98,11 @@ class Learning(Protocol):
         """Learn from a finished round."""
 
 
-def run_of(agrees: Seq[bool], before: int) -> int:
-    """Length of the run of agreements at the end, if `before` agreements preceded these."""
+def run_of(agrees: Seq[bool | None], before: int) -> int:
+    """Length of the run of agreements at the end, if `before` agreements preceded these.
+
+    A token that the grammar forces (None) says nothing about the model: it neither extends nor breaks a run.
+    """
     for each in agrees:
-        before = before + 1 if each else 0
+        before = before if each is None else before + 1 if each else 0
     return before

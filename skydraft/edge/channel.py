@@ -278,7 +278,7 @@ class SessionStream:
         try:
             await self._call.read()
         except grpc.aio.AioRpcError as error:
-            return from_rpc(await self._told(error))
+            return await self._told(error)
         except asyncio.CancelledError as error:
             return _closed(error)
         return CloudLost("The stream ended early.")
@@ -305,7 +305,7 @@ class SessionStream:
                 self.send(message)  # a write waits for ever if no connection comes, whatever is cancelled
             reply = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._broken_by or await self._channel.reason(await self._told(error)) from error
+            raise self._broken_by or await self._told(error) from error
         except (asyncio.CancelledError, asyncio.InvalidStateError) as error:
             raise self._broken_by or _closed(error) from error
         finally:
@@ -318,17 +318,20 @@ class SessionStream:
         self._has_replied, self._channel.heard_at = True, time.monotonic()
         return reply
 
-    async def _told(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """The server's status: for a message to an ended stream, gRPC first reports an internal error of its own."""
+    async def _told(self, error: grpc.aio.AioRpcError) -> SkydraftError:
+        """The server's error: for a message to an ended stream, gRPC first reports an internal error of its own.
+
+        That may even replace a status that came at the same time; then only another stream can tell.
+        """
         for _ in range(_NUM_LOOKS):
             if error.details() != _NOT_SENT:
-                break
+                return await self._channel.reason(error)
             await asyncio.sleep(_LOOK_S)
             try:
                 await self._call.read()
             except grpc.aio.AioRpcError as later:
                 error = later
-        return error
+        return CloudLost("The stream ended early.")
 
     def _watch(self, waiting: Waiting, began: float) -> None:
         self._watching = asyncio.ensure_future(self._look_for_life(waiting, began))

@@ -24,7 +24,7 @@ from skydraft.gating.gates import GateSpec, History, Reason, text_reason
 from skydraft.gating.hand_back import HandBack, is_hand_back
 from skydraft.types import DraftBlock, Round, Signals
 
-SCHEMA = 1
+SCHEMA: Literal[2] = 2  # 1 had no hand-backs
 FEATURES = ("entropy", "log_entropy", "margin", "log_odds")
 MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
 _PRIOR = 4.0  # expected disagreements, or judged tokens of a bin, by which the first guess outweighs one text
@@ -124,7 +124,7 @@ class Calibration(_Value):
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
-    schema_number: Literal[1] = Field(default=1, alias="schema")
+    schema_number: Literal[1, 2] = Field(default=SCHEMA, alias="schema")
     draft: PairSide
     target: PairSide
     features: tuple[str, ...] = FEATURES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from skydraft.config import is_number
 from skydraft.errors import OptionError
 from skydraft.types import WRITE_ALL
 
@@ -52,9 +53,9 @@ def parse_hand_back(text: str | int) -> HandBack:
     name, colon, number = str(text).partition(":")
     if name == "text" and not colon:
         return HandBack(WRITE_ALL)
-    if name == "agree" and _is_number(number) and int(number):
+    if name == "agree" and is_number(number) and int(number):
         return HandBack(WRITE_ALL, int(number))
-    if not colon and _is_number(name):
+    if not colon and is_number(name):
         return HandBack(int(name))
     raise OptionError(f"There is no hand-back '{text}'.", hint=_HINT)
 
@@ -65,7 +66,3 @@ def is_hand_back(name: str) -> bool:
         return str(parse_hand_back(name)) == name
     except OptionError:
         return False
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) <= len(str(WRITE_ALL))

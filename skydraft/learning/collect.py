@@ -44,13 +44,15 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0) -> Marks:
 
     An audit marks a token that was skipped; without one it stays unjudged. With `top` an accepted token stays unjudged
     too: the target ranked it high, but might have chosen another. Where the draft model read along, a token that the
-    target wrote says whether it would have written it too.
+    target wrote says whether it would have written it too. A token that a grammar forces says nothing of either.
     """
-    so_far, num_seen = Marks(), 0
+    so_far, num_seen, forced = Marks(), 0, list[int]()
     for done in rounds:
+        committed = done.block.forced[: len(done.token_ids)]
+        forced += [index for index, is_forced in enumerate(committed, done.block.base) if is_forced]
         for index, agrees in enumerate(done.block.read, done.block.base - len(done.block.read)):
             if so_far.marks[index] == TAUGHT:
-                so_far.marks[index] = AGREED if agrees else CORRECTED
+                so_far.marks[index] = UNJUDGED if agrees is None else AGREED if agrees else CORRECTED
         signals: tuple[Signals | None, ...] = done.block.signals or (None,) * len(done.block.token_ids)
         num_committed = len(done.token_ids)
         if done.record.outcome in ("skipped", "fallback"):
@@ -67,6 +69,8 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0) -> Marks:
             so_far.marks.append(CORRECTED if num_accepted < len(done.block.token_ids) else TAUGHT)
         so_far.signals += (*signals, None)[:num_committed]
         num_seen = len(so_far.marks)
+    for index in forced:
+        so_far.marks[index] = UNJUDGED if so_far.marks[index] == AGREED else so_far.marks[index]
     return so_far
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from skydraft.config import is_number
 from skydraft.errors import OptionError
 
 DEFAULT_PORT = 7373
@@ -36,7 +37,7 @@ def parse_address(text: str) -> tuple[str, int]:
         raise OptionError(
             f"'{text}' is not the address of a server.", hint="Write HOST:PORT, for example cloud.example:7373."
         )
-    if not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
+    if not is_number(port) or not 0 < int(port) < 65536:
         raise OptionError(f"'{port}' is not a port.", hint="Write HOST:PORT, for example cloud.example:7373.")
     return host, int(port)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -110,6 +111,14 @@ def test_what_never_agrees_is_never_drafted_and_free_drafts_of_a_twin_always():
     assert length(policy_of(CostModel(0.001, flat, 9), 1.0)) >= 7
     assert length(policy_of(CostModel(1.0, steep, 8), 0.9)) == 0
     assert length(policy_of(CostModel(1e6, flat, 8), 1e-9, may_stream=False)) == 1
+
+
+def test_a_profile_of_no_time_at_all_is_no_error():
+    for streams in (False, True):
+        policy = policy_of(CostModel(0.0, (0.0,), 1, streams=streams))
+        for number in range(3):
+            policy.observe(done(2, 1, number=number, draft_ms=1.0, target=Cost(1, 3, forward_ms=5.0), rtt_ms=5.0))
+            assert policy.reads in (False, True) and policy.is_enough([SURE]) in (False, True)
 
 
 def test_a_block_ends_after_an_unsure_token_and_goes_on_while_all_are_sure():
@@ -262,16 +271,61 @@ def test_a_prompt_that_takes_long_to_read_is_not_read_for_a_stream(prompt_ms, re
 
 @pytest.mark.parametrize("prompt_ms", [0.0, 170.0, 200.0, 500.0, 2000.0])
 def test_a_stream_never_waits_long_for_what_was_not_read(prompt_ms):
-    """What is read late is read at once, while the tokens that the target wrote wait: not more than it may lose."""
+    """The prompt is read once that may be lost; the tokens after it are read in the shadow of the target, in parts."""
     costs = CostModel(20.0, (30.0,) * 16, 16, wire_ms=80.0, streams=True)
     policy, num_unread = AutoK(costs, LearnedRisk(), prompt_ms=prompt_ms), 0
     for number in range(1, 4000):
         if policy.reads:
-            assert prompt_ms + num_unread * 20.0 <= (4 + 0.03 * number) * 30.0 + 4 * 20.0
+            assert prompt_ms <= (4 + 0.03 * number) * 30.0 + 20.0
             policy.read([False] * num_unread)
             prompt_ms, num_unread = 0.0, 0
         policy.observe(done(0, 0, number=number, wall_ms=30.0, outcome="written"))
         num_unread += 1
+    assert not prompt_ms
+
+
+def test_a_prompt_that_is_read_late_is_counted_once():
+    """Not in the shadow of the target: once as what it was thought to take, not again as the time of the forward."""
+    costs = CostModel(60.0, (45.0,) * 16, 16, wire_ms=80.0, streams=True)
+    policy = policy_of(costs, prompt_ms=100.0)
+    policy.read([])
+    before = policy._lost_ms
+    read = done(0, 0, wall_ms=105.0, outcome="written")
+    prefill = Cost(forward_ms=100.0, prefill_ms=100.0)
+    policy.observe(replace(read, record=replace(read.record, draft=prefill)))
+    policy.observe(replace(read, record=replace(read.record, draft=prefill)))  # the second one flows
+    assert before == 100.0 and policy._lost_ms <= 100.0
+
+
+def test_runs_that_always_end_are_no_reason_to_read_no_more():
+    policy = AutoK(CostModel(32.0, (45.0,) * 16, 16, wire_ms=20.0, streams=True), LearnedRisk())
+    for number in range(1, 100):
+        policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
+        assert policy.reads
+        policy.read([True] * 16 + [False])
+
+
+LATE = {
+    "in the shadow of the target": Times(20.0, 45.0, lambda base: 80.0),
+    "a slow draft model": Times(30.0, 45.0, lambda base: 20.0),
+    "in one process, many rows as fast as one": Times(12.0, 45.0, lambda base: 0.0, streams=False),
+}
+
+
+@pytest.mark.parametrize("times", LATE.values(), ids=LATE)
+@pytest.mark.parametrize("hard", [[0.05], [0.5], [0.97, 0.97, 0.97, 0.05]])
+def test_a_text_that_gets_predictable_late_is_found(times, hard):
+    """Its second half is wholly predictable: most of that is drafted. One that never gets so loses its share."""
+    first, second = text_of(1, 600, hard), text_of(2, 600, [1.0])
+    text = LabelledText("target", first.signals + second.signals, first.disagrees + second.disagrees)
+
+    def policy():
+        return AutoK(times.costs, LearnedRisk(), read_ms=times.draft_ms / 16, prompt_ms=150.0)
+
+    plain_ms, half = over([first], times, lambda: fixed(0)).spent_ms, over([first], times, policy)
+    assert half.spent_ms <= 1.04 * plain_ms + 4 * 45.0 + MAX_AUTO_K * times.draft_ms + 3 * 80.0
+    whole = over([text], times, policy)
+    assert whole.num_draft - half.num_draft >= 300
 
 
 @pytest.mark.parametrize(("queue_ms", "drafts"), [(0.0, False), (100.0, True)])

@@ -10,14 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import DecodingParams, generate, make_plan
+from skydraft.choosing.chooser import Chooser
+from skydraft.decoding.block_length import RunAcceptance
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.target import LocalTarget, LocalVerifier
+from skydraft.decoding.turns import run_of
 from skydraft.errors import CloudLost, OptionError
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import WRITE_ALL, DraftBlock
 
 from .. import reference, toys
+from ..grammars import HAS_LIBRARY
 from ..toys import PROMPT, PROMPT_IDS, law
 from .test_laws import assert_consistent, decode, gates
 
@@ -107,11 +111,23 @@ def test_what_was_read_along_says_what_the_draft_model_would_have_written(pair, 
         for index, agrees in enumerate(done.block.read, start):
             prefix = token_ids[: len(PROMPT_IDS) + index]
             own = reference.next_token(edge, prefix, len(PROMPT_IDS), params)
-            assert agrees is bool(own == token_ids[len(prefix)])
+            forced = Chooser(params, edge.vocab, len(PROMPT_IDS)).forced(toys.array(prefix))
+            assert agrees is (None if forced is not None else bool(own == token_ids[len(prefix)]))
             assert index not in known
             known.add(index)
         token_ids += done.token_ids
     assert bool(known) <= parse_hand_back(hand_back).reads
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason="needs llguidance")
+def test_what_a_grammar_forces_neither_extends_nor_breaks_a_run():
+    """Models that never agree: all that both write is forced, so the target keeps its turn."""
+    params = DecodingParams(max_new_tokens=40, grammar="regex:(ab35(我|你|他)){9}")
+    plan = make_plan(gate="entropy:0", k=4, hand_back="agree:2")
+    done = decode(plan, params, toys.toy(1, sign=-1), toys.toy(1))
+    assert [record.outcome for record in done.records].count("verified") == 1
+    assert run_of([True, None, None, True], 3) == 5 and run_of([False, None], 3) == 0
+    assert RunAcceptance((0.5,) * 8).observe(2, [None, True, None]) == 3
 
 
 def test_no_token_is_fed_twice_and_no_draft_is_made_twice():
@@ -170,7 +186,23 @@ def test_a_number_may_be_a_number():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-1", "1.5", "agree", "agree:", "agree:0", "agree:65", "agree:-2", "text:3", "all", "9" * 5000, "²", "none"],
+    [
+        "",
+        "-1",
+        "1.5",
+        "agree",
+        "agree:",
+        "agree:0",
+        "agree:65",
+        "agree:-2",
+        "text:3",
+        "all",
+        "9" * 5000,
+        "²",
+        "４",
+        "agree:٤",
+        "none",
+    ],
 )
 def test_other_hand_backs_are_refused_in_one_line(text):
     with pytest.raises(OptionError) as caught:
@@ -252,5 +284,7 @@ def test_others_compute_between_the_parts_of_what_is_read_late(monkeypatch):
     context.commit_skip(DraftBlock(0, tuple(4 + n % 5 for n in range(60))), None)
     monkeypatch.setattr(edge, "extend_batch", feeding)
     monkeypatch.setattr(type(edge), "invariant_rows", 4)
-    assert len(drafter.read(context).read) == 60
+    while not (known := drafter.read(context).read):
+        assert order[-1] == "part"
+    assert len(known) == 60 and order.count("part") == 15
     assert order.index("other") < len(order) - 1

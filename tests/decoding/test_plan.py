@@ -81,13 +81,16 @@ CONFLICTS: dict[str, list[dict[str, Any]]] = {
         for mode in ({}, {"mode": "quality"})
         for more in ({"k": "auto"}, {"accept": "top:5"})
     ],
-    "from 1 to": [{"k": k} for k in (0, MAX_K + 1, -1, "many", "")],
+    "from 1 to": [{"k": k} for k in (0, MAX_K + 1, -1, "many", "", "４")],
     "no hand-back": [
         {"hand_back": given, **more} for given in ("", "soon", True) for more in ({}, {"gate": "entropy:1"})
     ],
     "hand_back must be from 0 to": [{"hand_back": 2**31}],
     "no gate": [{"gate": "maybe"}],
-    "accept rule": [{"gate": "always", "accept": rule} for rule in ("top:0", "top", "top:-1", "top:²", "exact:1", "")],
+    "accept rule": [
+        {"gate": "always", "accept": rule}
+        for rule in ("top:0", "top", "top:-1", "top:²", "top:٤", "top:" + "9" * 5000, "exact:1", "")
+    ],
 }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skydraft.decoding.prices import Prices
 from skydraft.decoding.stats import percentile, stats_of, token_gaps
 from skydraft.types import Cost, LinkCost, StepRecord
 
@@ -79,6 +80,12 @@ def test_figures_are_those_of_the_records():
         "target_prefill_ms": 40.0,
         "target_encode_ms": 10.0,
         "cached_tokens": {"edge": 256, "cloud": 128},
+        "exact": True,
+        "num_requests": 0,
+        "tokens_in": 0,
+        "tokens_hit": 0,
+        "tokens_out": 0,
+        "cost": None,
     }
 
 
@@ -88,7 +95,7 @@ def test_where_there_is_nothing_to_divide_by_there_is_no_rate():
     assert [getattr(alone, name) for name in rates] == [None] * 3
     assert (alone.cloud_calls_per_token, alone.itl_ms_p50, alone.num_escalated) == (0, None, 0)
     values = asdict(nothing)
-    assert values.pop("cached_tokens") == {"edge": 0, "cloud": 0}
+    assert values.pop("cached_tokens") == {"edge": 0, "cloud": 0} and values.pop("exact")
     assert {value for value in values.values() if value is not None} == {0}
     assert nothing.ttft_ms is nothing.tokens_per_s is nothing.cloud_calls_per_token is None
 
@@ -112,3 +119,11 @@ def test_gaps_are_shared_evenly_by_the_tokens_of_a_round(rounds):
     gaps = token_gaps(records)
     assert len(gaps) == sum(committed for committed, _ in rounds[1:])
     assert math.fsum(gaps) == pytest.approx(records[-1].ended_ms - records[0].ended_ms)
+
+
+def test_a_price_is_that_of_the_tokens():
+    link = LinkCost(num_requests=2, tokens_in=3000, tokens_hit=1000, tokens_out=500)
+    records = [replace(ROUNDS[0], link=link)]
+    found = stats_of(records, is_exact=False, prices=Prices(1.0, 10.0, 100.0))
+    assert found.cost == pytest.approx((1000 * 1 + 2000 * 10 + 500 * 100) / 1e6)
+    assert not found.exact and stats_of(records).cost is None

@@ -66,6 +66,7 @@ def test_a_list_of_servers_has_commas_between(text: str, servers: list[str]) -> 
         ("[::1],[0:0::1]:7373", "twice"),
         ("a,b c", "'b c' is not the address"),
         ("a,b:0", "'0' is not a port"),
+        ("a:７３７３", "'７３７３' is not a port"),
         ("::1,::2", "'::1' is not the address"),
     ],
 )
@@ -282,7 +283,9 @@ def test_a_server_of_another_vocabulary_gets_no_text(start: Start) -> None:
 # --- Getting in
 
 
-def test_a_server_that_refuses_the_token_is_left_out_and_all_of_them_are_an_error(start: Start, tmp_path: Path) -> None:
+def test_a_server_that_refuses_the_token_is_left_out_and_all_of_them_are_an_error(
+    start: Start, tmp_path: Path, unhurried: None
+) -> None:
     files = [tmp_path / "ours", tmp_path / "theirs"]
     files[0].write_text(TOKENS)
     files[1].write_text("other another-token-of-24-chars\n")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
+import grpc
 import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.channel import Awaited, Channel, Waiting, shared_loop
+from skydraft.edge.channel import Awaited, Channel, SessionStream, Waiting, shared_loop
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudLost, CloudTimeout
@@ -156,3 +158,24 @@ def test_an_answer_that_never_comes_breaks_the_stream_in_time(is_there: bool, mo
             pending.result()
         assert time.monotonic() - began < PATIENCE_S / 3
         slow.may_go_on.set()
+
+
+def test_a_status_that_grpc_replaced_by_an_error_of_its_own_is_a_lost_stream() -> None:
+    """No failure of the server: the text opens another stream, where it hears why, for example a revoked token."""
+
+    class Replaced:
+        async def write(self, message: bytes) -> None:
+            await self.read()
+
+        async def read(self) -> bytes:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core", "Failed 'execute_batch'"
+            )
+
+    async def receive() -> bytes:
+        stream = SessionStream(Channel(ServerOptions("127.0.0.1:9")), cast("Any", None), Replaced())
+        return await stream.receive(Waiting(9.0, 9.0, 9.0), b"a message")
+
+    with pytest.raises(CloudLost, match="ended early"):
+        asyncio.run(receive())

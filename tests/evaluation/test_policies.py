@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.decoding.cost_model import CostModel
+from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.errors import OptionError
-from skydraft.evaluation.policies import Policy, Prices, parse_prices, policies, table
+from skydraft.evaluation.policies import Policy, UnitPrices, parse_unit_prices, policies, table
 from skydraft.gating.calibration import Calibration, Curve, CurvePoint
 
 from ..toys import law
@@ -53,7 +54,12 @@ def test_the_time_of_a_token_by_hand() -> None:
     a_text = 1 / pairs.NUM_TOKENS  # of a call
     assert (found["cloud"].calls, found["cloud"].written) == (a_text, 1)
     assert found["cloud"].ms == pytest.approx(40 + 100 * a_text)
-    assert found["8"].price(Prices(2.0, 0.5, 1.0)) == pytest.approx(1000 * (0.1 + 0.25 + 0.45))
+    eight, length = found["8"], found["8"].length
+    assert eight.price(UnitPrices(2.0, 0.5, 1.0)) == pytest.approx(length * (0.1 + 0.25 + 0.45))
+    again = (0.05 * length - 1) * (500 + length / 2)
+    assert eight.price(Prices(1.0, 0.0, 0.0)) == pytest.approx(max(again, 0) / 1e6)
+    assert eight.price(Prices(0.0, 1.0, 0.0)) == pytest.approx((500 + 0.5 * length) / 1e6)
+    assert eight.price(Prices(0.0, 0.0, 1.0)) == pytest.approx(0.5 * length / 1e6)
 
 
 def test_reading_along_costs_its_time_where_it_cannot_hide() -> None:
@@ -81,15 +87,19 @@ shares = st.floats(0, 1)
 
 
 @law(50)
-@given(st.lists(st.tuples(*[shares] * 4), min_size=1, max_size=5), st.tuples(*[st.floats(0, 9)] * 3))
-def test_the_fastest_and_the_cheapest_are_marked_once(figures: list[Any], prices: tuple[float, float, float]) -> None:
-    known = [Policy(f"p{at}", *each) for at, each in enumerate(figures)]
-    lines = list(table(known, Prices(*prices)))
+@given(
+    st.lists(st.tuples(*[shares] * 4), min_size=1, max_size=5),
+    st.sampled_from([Prices, UnitPrices]), st.tuples(*[st.floats(0, 9)] * 3),
+)  # fmt: skip
+def test_the_fastest_and_the_cheapest_are_marked_once(figures: list[Any], kind: Any, given: tuple[float, ...]) -> None:
+    prices = kind(*given)
+    known = [Policy(f"p{at}", *each, 100) for at, each in enumerate(figures)]
+    lines = list(table(known, prices))
     (fastest,) = (at for at, line in enumerate(lines) if "fastest" in line)
     (cheapest,) = (at for at, line in enumerate(lines) if "cheapest" in line)
     assert known[fastest].ms == min(each.ms for each in known)
-    assert known[cheapest].price(Prices(*prices)) == min(each.price(Prices(*prices)) for each in known)
-    assert not any("cheapest" in line or "1,000" in line for line in table(known, None))
+    assert known[cheapest].price(prices) == min(each.price(prices) for each in known)
+    assert not any("cheapest" in line or "a text" in line for line in table(known, None))
 
 
 @law(50)
@@ -102,10 +112,19 @@ def test_a_slower_link_costs_its_round_trip_a_call(calls: float, more: float, wi
 
 def test_prices_are_three_numbers() -> None:
     assert parse_prices("1, 0.5,2e-6") == Prices(1.0, 0.5, 2e-6)
+    assert parse_unit_prices("1, 0.5,2e-6") == UnitPrices(1.0, 0.5, 2e-6)
+
+
+def test_a_stream_that_costs_least_is_said() -> None:
+    known = [Policy("0", 0.25, 0.5, 0.25, 1.0, 100), Policy("cloud", 0.01, 1.0, 1.0, 2.0, 100)]
+    assert "Stream this one instead" in list(table(known, Prices(1.0, 1.0, 1.0)))[-1]
+    assert "Stream" not in "".join(table(known, Prices(0.0, 0.0, 1.0)))
 
 
 @pytest.mark.parametrize("text", ["", "1", "1,2", "1,2,3,4", "1,2,-1", "1,nan,2", "inf,1,1", "a,b,c", "1;2;3"])
 def test_other_prices_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(OptionError, match="three numbers") as refused:
         parse_prices(text)
+    with pytest.raises(OptionError, match="three numbers"):
+        parse_unit_prices(text)
     assert "\n" not in refused.value.line

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
+from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
@@ -59,7 +60,7 @@ def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], params:
     found, top = lesson_of(done, "d", "t", "v"), done.request.plan.top
     judged = {i for i, origin in enumerate(done.origins) if origin not in ("skipped", "edge", "edge-fallback")}
     if found is None:
-        assert not judged or top
+        assert not judged or top or params.grammar  # what is forced is no label
         return
     prefix, last = list(PROMPT_IDS), max(judged)
     for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
@@ -69,11 +70,16 @@ def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], params:
             "c": mine != theirs == token_id,
             "t": theirs == token_id,
             "w": mine == token_id != theirs,
-            "-": index > last or (top > 0 and done.origins[index] == "accepted"),
+            "-": index > last or (top > 0 and done.origins[index] == "accepted") or is_forced(pair[0], prefix, params),
         }
         assert says[mark], (index, mark)
-        assert mark != "-" or index > last or top
+        assert mark in "t-" or not is_forced(pair[0], prefix, params)
         prefix.append(token_id)
+
+
+def is_forced(model: Engine, prefix: list[int], params: DecodingParams) -> bool:
+    """Whether the grammar allows one token only, so that no model has a say."""
+    return Chooser(params, model.vocab, len(PROMPT_IDS)).forced(toys.array(prefix)) is not None
 
 
 @toys.law(80)

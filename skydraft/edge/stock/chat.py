@@ -27,7 +27,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Told:
     """What an event says: more text, and why it was the last ("": it was not)."""
 
     text: str = ""
@@ -60,7 +60,7 @@ class TextDialect:
         """Path and body of a request for a stream of more text."""
         raise NotImplementedError
 
-    def said(self, event: Any) -> Said:
+    def said(self, event: Any) -> Told:
         """What one event of that stream says."""
         raise NotImplementedError
 
@@ -74,11 +74,11 @@ def _event(event: Any) -> tuple[Any, int, str]:
     return (field(choices, 0) if choices else None), cached, name(event.get("model"))
 
 
-def _said(event: Any, text: Any, choice: Any) -> Said:
+def _said(event: Any, text: Any, choice: Any) -> Told:
     _, cached, model = _event(event)
     if text is not None and not isinstance(text, str):
         raise CloudFailure("The server sent something else where text was due.")
-    return Said(text or "", name((choice or {}).get("finish_reason")), cached, model)
+    return Told(text or "", name((choice or {}).get("finish_reason")), cached, model)
 
 
 def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Completions(TextDialect):
     def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         return "/v1/completions", {**_body(model, num_tokens, params), "prompt": asked.prompt + asked.text}
 
-    def said(self, event: Any) -> Said:
+    def said(self, event: Any) -> Told:
         choice, _, _ = _event(event)
         return _said(event, choice.get("text") if choice else None, choice)
 
@@ -135,6 +135,6 @@ class Chat(TextDialect):
             body |= self._more
         return "/v1/chat/completions", {**body, "messages": messages}
 
-    def said(self, event: Any) -> Said:
+    def said(self, event: Any) -> Told:
         choice, _, _ = _event(event)
         return _said(event, (choice.get("delta") or {}).get("content") if choice else None, choice)
