@@ -18,7 +18,8 @@ class LlamaServer(Vllm):
     """llama-server (xllamacpp 2026.10): as it answered a Qwen2.5 1.5B, without what nobody reads.
 
     A stream ends with a part that has no token, and without OpenAI's mark. `tokens_cached` is what the slot holds in
-    the end; the hit is `timings.cache_n`. Chat goes on from an assistant's last message by itself, and says it again.
+    the end; the hit is `timings.cache_n`. Chat goes on from an assistant's last message by itself; a whole answer says
+    that again, a stream does not.
     """
 
     paths: ClassVar = {"/props": "props", "/v1/models": "models", "/tokenize": "tokenize", "/detokenize": "detokenize",

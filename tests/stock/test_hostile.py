@@ -33,7 +33,17 @@ PLANS = {
     "cloud": make_plan("cloud"),
     "checked": make_plan(gate="always", k=4),
 }
-TARGET, DRAFT = open_toy("toy"), open_toy("toy:drift=0.2")
+
+
+def letters(spec: str) -> ToyEngine:
+    """A toy that writes no bare bytes: its text is cut into its tokens in one way only."""
+    engine = open_toy(spec)
+    single = [token_id for token_id, piece in enumerate(engine.vocab.pieces) if len(piece) == 1]
+    engine._by_last[:, single[-256:]] = -1e3
+    return engine
+
+
+TARGET, DRAFT = letters("toy"), letters("toy:drift=0.2")
 ALONE = skydraft.generate(TEXT, cloud=TARGET, plan=PLANS["cloud"], params=PARAMS, raw=True).run().token_ids
 
 # What goes on for ever, from some request on. All of it is over in the moment in which it is noticed.
@@ -80,7 +90,7 @@ LATER = {
 @pytest.fixture(scope="module")
 def fakes() -> Iterator[dict[str, Fake]]:
     with ExitStack() as stack:
-        yield {dialect: stack.enter_context(fake(dialect)) for dialect in DIALECTS}
+        yield {dialect: stack.enter_context(fake(dialect, TARGET)) for dialect in DIALECTS}
 
 
 @pytest.fixture
@@ -147,6 +157,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 CASES = [(dialect, name) for name in STORMS for dialect in DIALECTS if dialect == "vllm" or "ids" in name]
+WIRED = [name for name in STORMS if "ids" not in name]  # what has to do with no token
 
 
 @pytest.mark.parametrize(("dialect", "name"), CASES)
@@ -205,6 +216,31 @@ def test_what_fails_once_costs_no_token(
         server.fault_of = lambda path: None
 
 
+# --- Text in place of ids
+
+
+@pytest.mark.parametrize(("api", "plan"), [("completions", "gated"), ("completions", "cloud"), ("chat", "gated")])
+@pytest.mark.parametrize("name", [*WIRED, *LATER])
+def test_a_server_of_text_that_fails_costs_no_token(name: str, api: str, plan: str) -> None:
+    """What it writes is cut into tokens here. Where each try brings three of them, a text comes to its end so."""
+    with (
+        fake("completions" if api == "completions" else "vllm", TARGET) as server,
+        closing(skydraft.connect(server.url, timeout_s=0.7, api=api, model="toy")) as cloud,
+    ):
+        assert write(cloud, "cloud").run().token_ids == ALONE
+        storm(server, (STORMS | LATER)[name], after=0 if plan == "cloud" else 2)
+        generation = write(cloud, plan)
+        try:
+            generation.run()
+        except SkydraftError as error:
+            assert plan == "cloud" or name == "401"
+            assert_one_clear_line(error)
+        else:
+            assert "edge-fallback" in generation.origins or name in LATER
+            assert len(generation.token_ids) == LENGTH
+        assert_all_is_accounted_for(generation)
+
+
 # --- The handshake
 
 GREETINGS: dict[str, tuple[str, Fault]] = {
@@ -239,7 +275,7 @@ GREETINGS: dict[str, tuple[str, Fault]] = {
 def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> None:
     """A gated text goes on alone where the server may become well; what is wrong with the choice of it is said."""
     where, fault = GREETINGS[name]
-    with fake("vllm") as server, closing(skydraft.connect(f"{server.url}/v1", timeout_s=0.7)) as cloud:
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1", timeout_s=0.7)) as cloud:
         server.fault_of = lambda path: fault if path == where else None
         generation = write(cloud, plan)
         try:
@@ -254,7 +290,7 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_another_tokenizer_is_said_and_no_token_used(dialect: str, plan: str) -> None:
-    with fake(dialect) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
         server.model.tokenizer = character_vocab("一二三")
         generation = write(cloud, plan)
         with pytest.raises(VocabularyMismatch) as failed:
@@ -285,7 +321,7 @@ def test_a_server_that_is_slow_and_well_is_not_taken_for_lost(server: Fake, way:
 
 def test_a_storm_is_not_answered_by_a_storm() -> None:
     """A server that says when to come back is not asked before."""
-    with fake("vllm") as server, known(server, 2.5) as cloud:
+    with fake("vllm", TARGET) as server, known(server, 2.5) as cloud:
         storm(server, faults.refuses(429, Retry_After="1"), after=0)
         before = len(server.model.asked)
         with pytest.raises(SkydraftError):
@@ -299,7 +335,7 @@ def test_a_storm_is_not_answered_by_a_storm() -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_server_that_is_killed_and_comes_back_costs_no_token(dialect: str) -> None:
     """A text that is always verified waits for it; what it wrote until then is not asked again."""
-    with fake(dialect, token_s=0.01) as server, known(server, PATIENCE_S) as cloud:
+    with fake(dialect, TARGET, token_s=0.01) as server, known(server, PATIENCE_S) as cloud:
         generation = write(cloud, "cloud")
         tokens = iter(generation)
         for _ in range(LENGTH // 4):
@@ -314,7 +350,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_token(dialect: str) -> 
 
 
 def test_a_gated_text_comes_back_to_a_server_that_is_back() -> None:
-    with fake("vllm", token_s=0.005) as server, known(server, PATIENCE_S) as cloud:
+    with fake("vllm", TARGET, token_s=0.005) as server, known(server, PATIENCE_S) as cloud:
         params = DecodingParams(max_new_tokens=400)
         generation = skydraft.generate(
             TEXT, edge=DRAFT, cloud=cloud, plan=PLANS["gated"], params=params, raw=True
@@ -338,13 +374,13 @@ def test_a_gated_text_comes_back_to_a_server_that_is_back() -> None:
 
 @pytest.mark.parametrize("plan", ["gated", "cloud"])
 def test_a_server_that_comes_back_as_another_model_writes_no_token_of_the_text(plan: str) -> None:
-    with fake("vllm", token_s=0.01) as server, known(server, 5.0) as cloud:
+    with fake("vllm", TARGET, token_s=0.01) as server, known(server, 5.0) as cloud:
         generation = write(cloud, plan)
         tokens = iter(generation)
         for _ in range(LENGTH // 4):
             next(tokens)
         server.kill()
-        server.become(open_toy("toy:drift=0.9"), "other")
+        server.become(letters("toy:drift=0.9"), "other")
         server.start()
         try:
             for _ in tokens:
