@@ -171,6 +171,6 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -
     costs = CostModel(
         edge.profile.forward_ms[0], met.forward_ms, len(met.forward_ms), wire_ms=found.rtt_ms, streams=True
     )  # fmt: skip
-    show_policies(console, (edge.fingerprint, None), f"{edge.name} and {met.model}", costs, prices)
+    show_policies(console, (edge.fingerprint, ""), f"{edge.name} and {met.model}", costs, prices)
     if not found.num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"

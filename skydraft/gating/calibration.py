@@ -177,9 +177,15 @@ class Calibration(_Value):
             )
         return limit
 
-    def fits(self, draft: str, target: str | None) -> bool:
-        """Whether it was made with models of these fingerprints; `target` None stands for any target."""
-        return self.draft.fingerprint == draft and target in (None, self.target.fingerprint)
+    def fits(self, draft: str, target: str | None, names: str = "") -> bool:
+        """Whether it was made with models of these fingerprints; `target` None stands for any target.
+
+        A server that is not ours tells no fingerprint (""): then the target's name must be among `names`.
+        """
+        is_target = (
+            self.target.name.lower() in names.lower() if target == "" else target in (None, self.target.fingerprint)
+        )
+        return self.draft.fingerprint == draft and is_target
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -213,7 +219,7 @@ def find_calibration(folders: Iterable[Path], draft: str, target: str | None, na
     broken: RecordsError | None = None
     for read in _all(folders):
         try:
-            if (calibration := read()).fits(draft, target):
+            if (calibration := read()).fits(draft, target, names):
                 return calibration
         except RecordsError as error:
             broken = error  # it may be of another pair
@@ -232,7 +238,7 @@ def _all(folders: Iterable[Path]) -> Iterator[Callable[[], Calibration]]:
 
 def check_fits(calibration: Calibration, draft: str, target: str | None, names: str) -> None:
     """Raise OptionError unless the calibration was made with these models."""
-    if not calibration.fits(draft, target):
+    if not calibration.fits(draft, target, names):
         raise OptionError(
             f"This calibration was made for {calibration.draft.name} and {calibration.target.name}; it does not fit "
             f"{names}, because the models or their weights differ.",

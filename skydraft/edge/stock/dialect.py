@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from skydraft.config import DecodingParams
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
@@ -60,8 +61,10 @@ class Dialect(Protocol):
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         """The ids of a text, special tokens in it included; None if the server cannot tell."""
 
-    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int) -> tuple[str, Body]:
-        """Path and body of a request for a stream of the next tokens."""
+    def writing(
+        self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
+    ) -> tuple[str, Body]:
+        """Path and body of a request for a stream of the next tokens: the likeliest ones, or `drawn` by the server."""
 
     def written(self, event: Any) -> Read:
         """What one event of that stream says."""
@@ -116,3 +119,11 @@ def count(value: Any, *names: str) -> int:
 def name(value: Any) -> str:
     """A name that may be missing: then ""."""
     return value[:1000] if isinstance(value, str) else ""
+
+
+def sampling(drawn: DecodingParams | None) -> dict[str, Any]:
+    """How tokens are drawn, in the words that vLLM and SGLang share."""
+    if drawn is None:
+        return {"temperature": 0}
+    top_k = drawn.top_k or -1
+    return {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": top_k, "min_p": drawn.min_p}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
     Body,
     Described,
@@ -41,16 +42,21 @@ class LlamaServer:
         body = {"content": text, "add_special": False, "parse_special": True}
         return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
 
-    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int) -> tuple[str, Body]:
+    def writing(
+        self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
+    ) -> tuple[str, Body]:
         return "/completion", {
-            "prompt": list(token_ids), "n_predict": num_tokens, "temperature": 0, "n_probs": num_best,
+            "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": num_best, **_sampling(drawn),
             "cache_prompt": True, "return_tokens": True, "stream": True, "repeat_penalty": 1.0,
-            "response_fields": ["stop", "tokens", "model", "timings"],  # of the last event: 2 kB less
+            "return_progress": True,  # tells what was in the cache before the text ends
+            "response_fields": ["stop", "tokens", "model", "prompt_progress", "timings"],  # 2 kB less at the end
         }  # fmt: skip
 
     def written(self, event: Any) -> Read:
         if not isinstance(event, dict) or "error" in event:
             raise CloudFailure("The server sent an error in place of tokens.")
+        if "prompt_progress" in event:  # with a token that is none
+            return Read(num_cached=count(event, "prompt_progress", "cache"))
         if event.get("stop"):  # the last event repeats no token
             return Read(num_cached=count(event, "timings", "cache_n"), model=name(event.get("model")))
         token_ids = numbers(field(event, "tokens"))
@@ -64,6 +70,12 @@ class LlamaServer:
 
     def checked(self, answer: Any, num_rows: int) -> Read:
         raise NotImplementedError
+
+
+def _sampling(drawn: DecodingParams | None) -> dict[str, Any]:
+    if drawn is None:
+        return {"temperature": 0}
+    return {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": drawn.top_k, "min_p": drawn.min_p}
 
 
 def _best(listed: Any) -> tuple[tuple[int, float], ...]:

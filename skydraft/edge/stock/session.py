@@ -51,15 +51,21 @@ def check_params(params: DecodingParams) -> None:
             )
 
 
-def check_sampling(params: DecodingParams, top: int, *, gives_text: bool) -> None:
-    """Raise OptionError for a choice of tokens that a server cannot tell enough about, or cannot be asked for."""
-    if gives_text and (params.top_k or params.min_p or top):
-        raise OptionError("--top-k, --min-p and --accept do not apply to a server that gives text, not token ids.")
-    if params.temperature and not gives_text and not 0 < params.top_k <= MAX_BEST:
-        raise OptionError(
-            f"With --temperature {params.temperature:g}, a server that is not ours needs --top-k 1 to {MAX_BEST}: it "
-            f"tells the probabilities of its best {MAX_BEST} tokens only."
-        )
+class _Drawing:
+    """How tokens are chosen: here, from the server's best ones with the noise of the text, or by the server itself.
+
+    At temperature 0 there is nothing to draw. Above, the best tokens are enough where top-k keeps no others; else the
+    server draws, with random numbers of its own.
+    """
+
+    def __init__(self, params: DecodingParams, top: int, *, gives_text: bool) -> None:
+        if gives_text and (params.top_k or params.min_p or top):
+            raise OptionError("--top-k, --min-p and --accept do not apply to a server that gives text, not token ids.")
+        is_here = not params.temperature or (0 < params.top_k <= MAX_BEST and not gives_text)
+        if top and not is_here:
+            raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
+        self.drawn = None if is_here else params
+        self.num_best = max(params.top_k if params.temperature else 0, top) if is_here else 0
 
 
 class StockSession:
@@ -91,7 +97,7 @@ class StockSession:
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
         self._chooser = Chooser(params, vocab, len(self._prompt))
         self._stopping = Stopping(params, vocab, params.max_new_tokens)
-        self._num_best = 0  # log-probabilities to ask for
+        self._drawing = _Drawing(params, top, gives_text=False)
         self._met: Met | None = None
         self._writing: Writing | None = None
         self._text = self._prompt  # what was judged or written so far, while the target writes on
@@ -172,7 +178,7 @@ class StockSession:
         met = await self._meet(waiting)
         draft = np.array(block.token_ids[: self._room(seen)], np.int32)
         text, work, num_rows = np.concatenate((seen, draft)), self._verification(seen, block), 0
-        checks = met.checks(len(draft))
+        checks = met.checks(len(draft)) and self._drawing.drawn is None
         rows = await self._check(met, seen, draft, waiting) if checks else deque[Row]()
         while work.next_feed(1) is not None:
             most, drafted = len(draft) - num_rows + 1 + write, int(draft[num_rows]) if num_rows < len(draft) else None
@@ -222,8 +228,7 @@ class StockSession:
         """The server's model. Raises TargetChanged if it is another one than at the beginning."""
         met = await self._server.meet(self._vocab, waiting)
         gives_text = isinstance(met.dialect, TextDialect)
-        check_sampling(self._params, self.top, gives_text=gives_text)
-        self._num_best = 0 if gives_text else max(self._params.top_k if self._params.temperature else 0, self.top)
+        self._drawing = _Drawing(self._params, self.top, gives_text=gives_text)
         if self._met is None or self._met.is_same(met):
             self._met = met
             return met
@@ -245,11 +250,13 @@ class StockSession:
         if row.token_id >= self._vocab.size:
             raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
         logits = np.full(self._vocab.size, -np.inf, np.float32)
-        if not self._num_best:
+        if not self._drawing.num_best:
             logits[row.token_id] = 0.0
             return logits
-        if len(row.best) < self._num_best:
-            raise CloudFailure(f"The server told {len(row.best)} log-probabilities in place of {self._num_best}.")
+        if len(row.best) < self._drawing.num_best:
+            raise CloudFailure(
+                f"The server told {len(row.best)} log-probabilities in place of {self._drawing.num_best}."
+            )
         for token_id, log_probability in row.best:
             if token_id < self._vocab.size:  # beyond are rows that pad the model's matrix
                 logits[token_id] = log_probability
@@ -260,7 +267,7 @@ class StockSession:
         assert not isinstance(met.dialect, TextDialect)
         self._server.check_budget()
         self._drop()
-        path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), self._num_best)
+        path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), self._drawing.num_best)
         content, life = as_json(body), met.dialect.life
         answer, num_bytes = await self._server.wire.post_patiently(path, content, life, waiting)
         read = met.dialect.checked(answer, len(draft) + 1)
@@ -289,7 +296,9 @@ class StockSession:
         """Ask the server to write after a text."""
         dialect, wire = met.dialect, self._server.wire
         if not isinstance(dialect, TextDialect):
-            path, body = dialect.writing(met.model, text.tolist(), num_tokens, self._num_best)
+            path, body = dialect.writing(
+                met.model, text.tolist(), num_tokens, self._drawing.num_best, self._drawing.drawn
+            )
             return Writing(Events(wire, path, as_json(body), dialect.life), dialect, text, num_tokens)
         written = self._vocab.text_bytes(text[len(self._prompt) :])
         so_far, length = codecs.utf_8_decode(written, "replace", False)  # cut at whole characters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
     Body,
     Described,
@@ -17,6 +18,7 @@ from skydraft.edge.stock.dialect import (
     name,
     number,
     numbers,
+    sampling,
 )
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
@@ -41,8 +43,10 @@ class Sglang:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
 
-    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int) -> tuple[str, Body]:
-        return "/generate", {**_body(token_ids, num_tokens), **_probabilities(num_best), "stream": True}
+    def writing(
+        self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
+    ) -> tuple[str, Body]:
+        return "/generate", {**_body(token_ids, num_tokens, drawn), **_probabilities(num_best), "stream": True}
 
     def written(self, event: Any) -> Read:
         meta = _meta(event)
@@ -68,9 +72,9 @@ class Sglang:
         return Read(rows, count(meta, "cached_tokens"))
 
 
-def _body(token_ids: Seq[int], num_tokens: int) -> dict[str, Any]:
-    sampling = {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True}  # the edge decides where it ends
-    return {"input_ids": list(token_ids), "sampling_params": sampling}
+def _body(token_ids: Seq[int], num_tokens: int, drawn: DecodingParams | None = None) -> dict[str, Any]:
+    how = sampling(drawn) | {"max_new_tokens": num_tokens, "ignore_eos": True}  # the edge decides where it ends
+    return {"input_ids": list(token_ids), "sampling_params": how}
 
 
 def _probabilities(num_best: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
     Body,
     Described,
@@ -17,6 +18,7 @@ from skydraft.edge.stock.dialect import (
     name,
     number,
     numbers,
+    sampling,
 )
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
@@ -40,9 +42,11 @@ class Vllm:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
 
-    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int) -> tuple[str, Body]:
-        body = {**_body(model, list(token_ids), num_tokens, num_best), "stream": True}
-        return "/v1/completions", {**body, "stream_options": {"include_usage": True}}
+    def writing(
+        self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
+    ) -> tuple[str, Body]:
+        body = _body(model, list(token_ids), num_tokens, num_best) | sampling(drawn)
+        return "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
 
     def written(self, event: Any) -> Read:
         _check(event)
@@ -63,7 +67,7 @@ class Vllm:
 
 def _body(model: str, prompt: list[Any], num_tokens: int, num_best: int) -> dict[str, Any]:
     body = {
-        "model": model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "return_token_ids": True,
+        "model": model, "prompt": prompt, "max_tokens": num_tokens, **sampling(None), "return_token_ids": True,
         "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
     }  # fmt: skip
     return body | ({"logprobs": num_best, "return_tokens_as_token_ids": True} if num_best else {})
