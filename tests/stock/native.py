@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
@@ -17,7 +18,8 @@ class LlamaServer(Vllm):
     """llama-server (xllamacpp 2026.10): as it answered a Qwen2.5 1.5B, without what nobody reads.
 
     A stream ends with a part that has no token, and without OpenAI's mark. `tokens_cached` is what the slot holds in
-    the end; the hit is `timings.cache_n`. Chat goes on from an assistant's last message by itself, and says it again.
+    the end; the hit is `timings.cache_n`. Chat goes on from an assistant's last message by itself; a whole answer says
+    that again, a stream does not.
     """
 
     paths: ClassVar = {"/props": "props", "/v1/models": "models", "/tokenize": "tokenize", "/detokenize": "detokenize",
@@ -147,6 +149,11 @@ class Sglang(Answering):
     paths: ClassVar = {"/get_model_info": "model_info", "/get_server_info": "server_info", "/v1/models": "models",
                        "/tokenize": "tokenize", "/generate": "generate"}  # fmt: skip
     is_incremental = False
+
+    async def health(self, request: Request) -> Response:
+        """It has a token generated, and looks once a second whether it has come."""
+        await asyncio.sleep(1)
+        return Response()
 
     async def model_info(self, request: Request) -> Response:
         path = f"/models/{self.model.name}"

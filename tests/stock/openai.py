@@ -139,17 +139,17 @@ class Vllm(Answering):
     # --- Chat that goes on from the assistant's last message
 
     continues = "continue_final_message"  # or partial, prefix, extra prefix, always: what a request says to have that
-    echoes = False  # whether the answer begins with what it goes on from
+    echoes = False  # whether an answer begins with what it goes on from
+    echoes_in_streams = False
 
     async def chat(self, request: Request) -> Response:
         body = await self.body(request)
         text, before = self._conversation(body)
         prompt = list(self.model.tokenizer.encode(text))
         run = self.run(request, body, [prompt], body.get("max_tokens", 16), self.sampling_of(body))
-        shown = before if self.echoes else ""
         if body.get("stream"):
-            return self.stream(run, self._deltas(run, shown), done=True)
-        content, ends = shown, None
+            return self.stream(run, self._deltas(run, before if self.echoes_in_streams else ""), done=True)
+        content, ends = before if self.echoes else "", None
         async for _, tokens in run.tokens():
             content, ends = content + "".join(token.text for token in tokens), tokens[-1].ends
         message = {"role": "assistant", "content": content}
@@ -203,4 +203,4 @@ class Hosted(Completions):
 
     def __init__(self, *args: Any, continues: str = "partial", echoes: bool = False, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.continues, self.echoes = continues, echoes
+        self.continues, self.echoes, self.echoes_in_streams = continues, echoes, echoes
