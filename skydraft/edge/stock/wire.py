@@ -39,7 +39,7 @@ _TOO_LONG = ("context length", "context size", "maximum context", "too long", "e
 class Wire:
     """The HTTP connections to one server, shared by all generations.
 
-    `url` is the root of its own interface, without `/v1`. `heard_at` is the time of its last answer by the loop's clock.
+    `url` is the root of its own interface, without `/v1`. `heard_at`: the time of its last answer, by the loop's clock.
     """
 
     def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
