@@ -9,6 +9,7 @@ import pytest
 
 from skydraft.edge.stock.server import Met
 from skydraft.errors import SkydraftError
+from tests.serving import PATIENCE_S
 from tests.stock import faults
 from tests.stock.fakes import fake
 from tests.stock.test_hostile import (
@@ -52,7 +53,8 @@ def test_choices_of_a_fan_out_that_were_not_asked_for(name: str, monkeypatch: py
 
 @pytest.mark.parametrize("plan", ["gated", "cloud", "checked"])
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_server_that_never_stops_is_hung_up_on(dialect: str, plan: str) -> None:
+def test_a_stream_that_never_stops_is_hung_up_on(dialect: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Met, "checks", lambda self, num: False)
     with fake(dialect, TARGET, token_s=0.001) as server, known(server, 5.0) as cloud:
         storm(server, faults.ENDLESS, after=0)
         before, generation = server.model.num_written, write(cloud, plan)
@@ -64,3 +66,20 @@ def test_a_server_that_never_stops_is_hung_up_on(dialect: str, plan: str) -> Non
         assert_all_is_accounted_for(generation)
         server.wait_until_idle()
         assert server.model.num_written - before < 100 * LENGTH
+
+
+@pytest.mark.parametrize("part", [b"data: " + b"7" * 65536, b" " * 65536, b"data: {}\n\n" * 6000])
+@pytest.mark.parametrize("plan", ["gated", "cloud"])
+def test_gigabytes_are_not_read_to_the_end_of_patience(part: bytes, plan: str) -> None:
+    """What is too long for an answer is noticed by its length, long before the time is over."""
+    sent: list[int] = []
+    with fake("vllm", TARGET) as server, known(server, PATIENCE_S) as cloud:
+        storm(server, faults.floods(part, sent=sent), after=0)
+        generation = write(cloud, plan)
+        try:
+            for _ in zip(generation, range(4), strict=False):
+                pass
+        except SkydraftError as error:
+            assert_one_clear_line(error)
+        generation.close()
+        assert sum(sent) < 256 << 20
