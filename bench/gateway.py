@@ -54,7 +54,7 @@ def gateway(pair: Pair) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
-        made.desk.close()
+        made.close()
 
 
 @contextmanager

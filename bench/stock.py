@@ -1,4 +1,4 @@
-"""The demo pair with its target on a server that is not ours, beside the same target in this process.
+"""The demo pair with its target on a server without skydraft, beside the same target in this process.
 
     python -m bench.stock --cloud URL [--cloud-api API] [--limit PROMPTS] [--tokens 64] [--modes A,B] [--threads 1]
 

@@ -77,7 +77,7 @@ def connect(
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
 
-    With http(s)://HOST:PORT/v1 the target is a server that is not ours: vLLM, SGLang or llama-server, as `api` names it
+    With http(s)://HOST:PORT/v1 the target is a server without skydraft: vLLM, SGLang or llama-server, as `api` names it
     (auto: as it says itself), and `token` is its key. `model` chooses one of several models there. Its tokens may
     depend on what else it computes, so blocks are drafted for it in gated plans alone, or with `execution` throughput.
     `price` "HIT,MISS,OUT" gives prices of a million tokens: cached, read, written; once the requests of a day have cost
@@ -101,7 +101,7 @@ def connect(
     behaviour |= {"timeout_s": timeout_s, "require": require, "open_ahead": open_ahead}
     if isinstance(address, str) and is_url(address):
         if tls_name:
-            raise OptionError("--tls-name does not apply to a server that is not ours.")
+            raise OptionError("--tls-name does not apply to a server without skydraft.")
         stock = StockServer(
             address, api=api, model=model, key=token, tls_ca=tls_ca, insecure=insecure,
             prices=parse_prices(price) if price is not None else None, max_cost=max_cost,
@@ -109,7 +109,7 @@ def connect(
         return Cloud(stock, **behaviour)
     given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}
     if unfit := [option for option, value in given.items() if value not in (None, False)]:
-        raise OptionError(f"{unfit[0]} needs a server that is not ours, at http://… or https://….")
+        raise OptionError(f"{unfit[0]} needs a server without skydraft, at http://… or https://….")
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
     return Cloud(Servers(ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses), **behaviour)
 
@@ -185,7 +185,7 @@ def start(
 
 
 def _fitting(request: GenerateRequest, target: Target) -> GenerateRequest:
-    """The request for a target on a server: one that is not ours is streamed where every block would be checked."""
+    """The request for a target on a server: one without skydraft is streamed where every block would be checked."""
     if request.execution and not target.is_stock:
         raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
     plan = request.plan

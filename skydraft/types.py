@@ -143,7 +143,7 @@ class Cost:
 class LinkCost:
     """The cost of a round on a link: time waited for its verdict, and bytes of messages; all 0 in one process.
 
-    `shared_bytes` is the part of `bytes_up` for features of speech. A server that is not ours may want money for
+    `shared_bytes` is the part of `bytes_up` for features of speech. A server without skydraft may want money for
     `tokens_in`, of which `tokens_hit` were in its cache, and for `tokens_out`, in `num_requests`.
     """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "skydraft"
-_LEAVES = {"types", "errors", "characters", "config", "grammars", "tracing"}
+_LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "tracing"}
 _CONTRACT = _LEAVES | {"engines.base", "engines.options", "engines.vocab"}
 _QUESTIONS = {"choosing", "gating", "prompts", "protocol"}
 _MACHINERY = {"edge", "decoding", "models"}
@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "characters": set(),
+    "files": set(),
     "grammars": {"errors"},
     "config": {"errors", "grammars"},
     "tracing": {"characters", "errors"},
@@ -29,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "gating": _CONTRACT,
     "prompts": _CONTRACT,
     "protocol": _LEAVES,
-    "models": {"errors"},
+    "models": {"errors", "files"},
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},
     "cloud": _CONTRACT | {"choosing", "decoding", "protocol", "__version__", "engines.checkpoint"},
@@ -38,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "cloud.shares"},
     "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.trainable"},
     "cli": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "evaluation", "cloud", "gateway", "learning", "__version__"},
-    "__init__": _LEAVES - {"characters"} | {"api", "decoding", "engines.base", "engines.options", "prompts"},
+    "__init__": _LEAVES - {"characters", "files"} | {"api", "decoding", "engines.base", "engines.options", "prompts"},
 }
 _IN_VLLM = "cloud.vllm.models"  # vLLM alone imports it, in its worker process: both libraries are there
 # library: rooms that may import it, and whether only inside of functions
@@ -111,6 +112,7 @@ PLANTED = [
     ("types", "from skydraft.errors import SkydraftError"),
     ("errors", "import skydraft.types"),
     ("characters", "from skydraft.config import MODES"),
+    ("files", "from skydraft.errors import SkydraftError"),
     ("grammars", "from skydraft.config import DecodingParams"),
     ("config", "from skydraft.types import Cost"),
     ("tracing", "from skydraft.decoding.generation import Generation"),

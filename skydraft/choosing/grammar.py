@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -48,13 +49,14 @@ LIMITS: dict[str, int | bool] = {
 }
 STACK_BYTES = 256 * 2**20  # rules that name rules are followed down; only what is used is ever there
 _SECONDS, _WALL_S, _BYTES = 1, 20, 2**30
+_ENDS = [getattr(signal, name, None) for name in ("SIGXCPU", "SIGSEGV", "SIGABRT", "SIGBUS")]  # of a grammar's child
 # The vocabulary is that of all bytes, so that this says nothing of a model.
 _CHILD = f"""
 import json, os, sys, threading
 import llguidance
 try:
     import resource
-    resource.setrlimit(resource.RLIMIT_CPU, ({_SECONDS}, {_SECONDS}))
+    resource.setrlimit(resource.RLIMIT_CPU, ({_SECONDS}, {_SECONDS} + 1))
     resource.setrlimit(resource.RLIMIT_AS, ({_BYTES}, {_BYTES}))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(10)
@@ -192,13 +194,18 @@ def complaint(grammar: str) -> str:
     """
     request = json.dumps({"grammar": grammar, "limits": LIMITS}).encode()
     try:
-        done = subprocess.run([sys.executable, "-c", _CHILD], input=request, capture_output=True, timeout=_WALL_S)
+        done = subprocess.run([sys.executable, "-P", "-c", _CHILD], input=request, capture_output=True, timeout=_WALL_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GrammarRefused("The grammar could not be checked in time.", hint="Try again later.") from error
     try:
         return str(json.loads(done.stdout))
-    except ValueError:
-        return f"it takes more than {_SECONDS} s, or more memory than it may"
+    except ValueError as error:
+        if -done.returncode in _ENDS:
+            return f"it takes more than {_SECONDS} s, or more memory than it may"
+        # It could not start, or was killed: this says nothing of the grammar, and is not remembered.
+        raise GrammarRefused(
+            "The grammar could not be checked, for want of memory.", hint="Try again later."
+        ) from error
 
 
 def _llguidance() -> Any:

@@ -147,7 +147,7 @@ def show_policies(
 
 
 def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -> Iterator[str]:
-    """Print findings about a server that is not ours; yields steps for the user."""
+    """Print findings about a server without skydraft; yields steps for the user."""
     edge = models.load_edge()
     with closing(choice.connect(models.cloud_model)) as cloud:
         try:

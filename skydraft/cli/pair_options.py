@@ -189,7 +189,7 @@ class CloudChoice:
             raise OptionError("--open does not apply here: everything is checked, so the session opens at once.")
 
     def connect(self, model: str | None = None) -> Cloud:
-        """The connection. `model` is one of several models of a server that is not ours. Nothing is sent yet;
+        """The connection. `model` is one of several models of a server without skydraft. Nothing is sent yet;
         notices go to stderr. Raises OptionError, also without an address."""
         if self.address is None:
             raise OptionError("No cloud server was given.", hint="Give one with --cloud HOST:PORT.")
@@ -236,11 +236,11 @@ class CloudChoice:
 _SERVER = [
     option("--cloud address", "HOST:PORT",
            "Use the target on this server instead of one in this process. Several servers "
-           "with the same model, separated by commas, share the sessions. http(s)://HOST:PORT/v1 is a server that is "
-           "not ours: vLLM, SGLang or llama-server."),
-    option("--cloud-api api", "API", "What a server that is not ours runs (default: auto, it says so itself).",
+           "with the same model, separated by commas, share the sessions. http(s)://HOST:PORT/v1 is a server "
+           "without skydraft: vLLM, SGLang, llama-server or a hosted model."),
+    option("--cloud-api api", "API", "What a server without skydraft runs (default: auto, it says so itself).",
            type=CloudApi),
-    option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server that is not ours: cached, read, written. "
+    option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server without skydraft: cached, read, written. "
            "Stats then have the cost."),
     option("--max-cost", "X", "Go on without that server once the requests of a day have cost X.", type=float),
     option("--cloud-token-file --cloud-key-file token_file", "FILE", "File with the token or key for the server.",

@@ -20,17 +20,19 @@ from skydraft.cloud.access import Keyring
 from skydraft.cloud.certificate import check_certificate
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.questions import QUESTION_S, Questions
 from skydraft.cloud.service import VerifierService
 from skydraft.config import Execution, check_execution
-from skydraft.errors import EngineError, MissingDependency, OptionError
+from skydraft.errors import EngineError, OptionError, importing
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
-from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
+from skydraft.protocol.values import FEW_FRAMES, ServerInfo
 from skydraft.tracing import Tracing, check_collector
 
 log = logging.getLogger("skydraft.cloud")
 
 _BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
+_MAX_CONNECTIONS, _FILES_LEFT = 8192, 128  # an idle one takes 17 KB
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,10 @@ class CloudServer:
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
-        self._has_died = self._is_stopping = False
+        self._has_died = False
+        self._questions = Questions(judge, self.info, self._keyring)
         self._service = VerifierService(
-            judge, self.info, self._keyring, options.limits, time.perf_counter,
+            judge, self._keyring, options.limits, time.perf_counter,
             log_prompts=options.log_prompts, tracing=self._tracing,
         )  # fmt: skip
 
@@ -114,7 +117,6 @@ class CloudServer:
 
     async def start(self) -> int:
         """Bind and begin to answer; returns the port."""
-        health, reflection = _services()
         self._judge.served.vocab.classes  # noqa: B018  computed now, not in the first session
         limits = self._options.limits
         speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._judge.served.takes_audio else 0
@@ -126,18 +128,16 @@ class CloudServer:
                 *FEW_FRAMES,
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+                ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
+                ("grpc.max_connection_idle_ms", int(limits.session_ttl_s * 1e3)),  # one without a call
+                ("grpc.max_allowed_incoming_connections", _most_connections()),
             ]
         )
-        self._server.add_generic_rpc_handlers((self._service.handlers(),))
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc = _health_registration()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self._server.add_generic_rpc_handlers((self._service.handler(), *self._questions.handlers()))
         port = self._bind()
-        self._follow_health(asyncio.get_running_loop())
+        self._judge.on_health = self._questions.hear
         self._thread.start()
         await self._server.start()
-        await self._set_health(serving=True)
         return port
 
     def _bind(self) -> int:
@@ -166,23 +166,6 @@ class CloudServer:
         check_certificate(cert, key)
         return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
 
-    def _follow_health(self, loop: asyncio.AbstractEventLoop) -> None:
-        async def tell(is_well: bool) -> None:
-            if not self._is_stopping:
-                await self._set_health(serving=is_well)
-
-        def hear(is_well: bool) -> None:
-            asyncio.run_coroutine_threadsafe(tell(is_well), loop)
-
-        self._judge.on_health = hear
-
-    async def _set_health(self, *, serving: bool) -> None:
-        from grpc_health.v1 import health_pb2
-
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
-            await self._health.set(name, status)
-
     def _work(self) -> None:
         try:
             self._judge.run()
@@ -205,14 +188,16 @@ class CloudServer:
             raise EngineError("The worker thread failed; the log says why.", hint="Start the server again.")
 
     async def stop(self, grace_s: float) -> None:
-        """Report NOT_SERVING, refuse new calls, wait `grace_s` for open ones, and end the worker after its forward.
+        """Refuse new calls, wait `grace_s` for open sessions, and end the worker after its forward.
 
-        The engine may be closed only after this.
+        Nothing else is waited for: anybody can begin a call that does not end. After this the engine may be closed.
         """
-        self._is_stopping = True
-        await self._set_health(serving=False)
-        self._service.drain()
-        await self._server.stop(grace_s)
+        sessions = self._service.drain()
+        stopping = asyncio.ensure_future(self._server.stop(grace_s))  # a second call of it would crash
+        if sessions:
+            await asyncio.wait(sessions, timeout=grace_s)
+        self._questions.end()
+        await stopping
         self._judge.post(self._judge.docket.stop)
         await asyncio.to_thread(self._thread.join)
         if self._metrics:
@@ -221,39 +206,28 @@ class CloudServer:
             await asyncio.to_thread(self._tracing.close)
 
 
-def _services() -> tuple[Any, Any]:
+def _most_connections() -> int:
+    """How many connections may be open; some of the files that this process may have are left for other things."""
     try:
-        from grpc_health.v1 import health
-        from grpc_reflection.v1alpha import reflection
-    except ImportError as error:
-        raise _missing() from error
-    return health, reflection
-
-
-def _health_registration() -> Any:
-    from grpc_health.v1 import health_pb2_grpc
-
-    return health_pb2_grpc
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _MAX_CONNECTIONS
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if soft < 0 else max(16, min(_MAX_CONNECTIONS, soft - _FILES_LEFT))
 
 
 def _metrics(model: str, options: ServeOptions) -> Any:
-    try:
+    with importing("--metrics-port needs", "serve"):
         from skydraft.cloud.metrics import Metrics
-    except ImportError as error:
-        raise _missing() from error
     metrics = Metrics(model)
     try:
         metrics.serve(options.metrics_port, options.host)
     except OSError as error:
         raise OptionError(f"Metrics cannot be served on port {options.metrics_port}: {error.strerror}.") from error
     return metrics
-
-
-def _missing() -> MissingDependency:
-    return MissingDependency(
-        "Serving needs grpcio-health-checking, grpcio-reflection and prometheus_client.",
-        hint="Run: pip install 'skydraft[serve]'.",
-    )
 
 
 def serve(judge: Judge, options: ServeOptions, on_ready: Callable[[int], None]) -> None:

@@ -17,6 +17,7 @@ from skydraft.cloud.access import Keyring, RowBudget
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.questions import RpcContext, abort, authorization
 from skydraft.cloud.shares import Shares
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.traces import Note, belongs_to, request_span
@@ -30,15 +31,12 @@ from skydraft.errors import (
     SkydraftError,
 )
 from skydraft.protocol import codec
-from skydraft.protocol.info import encode_info
-from skydraft.protocol.status import to_status
 from skydraft.protocol.values import (
     SERVICE,
     CloseCall,
     OpenCall,
     Opened,
     Opening,
-    ServerInfo,
     StopCall,
     TargetId,
     VerifyCall,
@@ -49,17 +47,15 @@ from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
 _MAX_SCOPE_CHARS, _MAX_NAME_CHARS, _MAX_STOPS, _MAX_STOP_CHARS, _MAX_BIASES = 64, 256, 64, 4096, 1024
-RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
 
 class VerifierService:
-    """The methods of `skydraft.verifier.v2.Verifier`, over one judge. `clock` is the judge's."""
+    """The sessions of `skydraft.verifier.v2.Verifier`, over one judge. `clock` is the judge's."""
 
     def __init__(
         self,
         judge: Judge,
-        info: Callable[[], ServerInfo],
         keyring: Keyring,
         limits: Limits,
         clock: Callable[[], float],
@@ -68,7 +64,6 @@ class VerifierService:
         tracing: Tracing | None = None,
     ) -> None:
         self._judge = judge
-        self._info = info
         self._context_len = judge.served.context_len
         self._keyring = keyring
         self._limits = limits
@@ -80,26 +75,14 @@ class VerifierService:
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """The handlers for a gRPC server. They parse messages themselves, so a broken message gets a clear error."""
-        methods: dict[str, Any] = {
-            "GetInfo": grpc.unary_unary_rpc_method_handler(self._get_info),
-            "Session": grpc.stream_stream_rpc_method_handler(self._session),
-        }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handler for a gRPC server. It parses messages itself, so a broken message gets a clear error."""
+        handler: Any = grpc.stream_stream_rpc_method_handler(self._session)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Session": handler})
 
-    def drain(self) -> None:
-        """Prepare to stop: end idle streams now, and the others after their answer."""
-        self._streams.drain()
-
-    async def _get_info(self, data: bytes, context: RpcContext) -> bytes:
-        try:
-            self._keyring.label(_authorization(context))
-        except Exception as error:
-            self._count("info", error)
-            return await _abort(context, error)
-        self._count("info")
-        return encode_info(self._info())
+    def drain(self) -> set[asyncio.Task[None]]:
+        """Prepare to stop: end idle streams now, and the others after their answer. Returns their tasks."""
+        return self._streams.drain()
 
     async def _session(self, requests: Any, context: RpcContext) -> None:
         if self._tracing:
@@ -107,7 +90,7 @@ class VerifierService:
         is_entered = False
         try:
             with (
-                self._streams.entered(_authorization(context), _current_task()) as stream,
+                self._streams.entered(authorization(context), _current_task()) as stream,
                 closing(_Messages(context)) as messages,
             ):
                 is_entered = True
@@ -118,7 +101,7 @@ class VerifierService:
             if not is_entered:
                 self._count("session", error)
             with suppress(grpc.aio.InternalError):  # the client disconnected meanwhile
-                await _abort(context, error)
+                await abort(context, error)
 
     async def _answer_all(self, stream: Stream, messages: _Messages, context: RpcContext) -> None:
         """Answer the requests of a session in order: each before the next is read.
@@ -366,11 +349,6 @@ def _as_error(answer: Answer) -> SkydraftError:
     return answer if isinstance(answer, SkydraftError) else CloudFailure("The judge answered something else.")
 
 
-def _authorization(context: RpcContext) -> str:
-    metadata = dict(context.invocation_metadata() or ())
-    return str(metadata.get("authorization", ""))
-
-
 def _current_task() -> asyncio.Task[None]:
     task = asyncio.current_task()
     assert task is not None  # a running coroutine has a task
@@ -383,15 +361,3 @@ def _merged(parts: list[Written]) -> Written:
     token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
     cost = sum((part.cost for part in parts), Cost())
     return Written(parts[0].base, token_ids, parts[-1].finish, parts[-1].is_last, cost)
-
-
-async def _abort(context: RpcContext, error: Exception) -> bytes:
-    """End the call with the status of an error. An unexpected error is logged; the client gets no details."""
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if not isinstance(error, SkydraftError):
-        log.exception("a request failed")
-        error = CloudFailure("The server failed; its log says why.")
-    status = to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    return b""  # abort raises

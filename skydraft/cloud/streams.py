@@ -106,11 +106,16 @@ class Streams:
             return error
         return None
 
-    def drain(self) -> None:
-        """End all idle streams and refuse new ones. The service ends each busy stream after its answer."""
+    def drain(self) -> set[asyncio.Task[None]]:
+        """End all idle streams and refuse new ones; returns the tasks of all streams, which end with them.
+
+        The service ends each busy stream after its answer.
+        """
+        tasks = {stream.task for stream in self._open}
         self.is_draining = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         for stream in [stream for stream in self._open if not stream.is_busy]:
             self._end(stream, CloudDraining("The server is shutting down."))
+        return tasks

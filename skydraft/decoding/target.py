@@ -47,7 +47,7 @@ class Target(Protocol):
 
     @property
     def is_stock(self) -> bool:
-        """Whether it is a server that is not ours."""
+        """Whether it is a server without skydraft."""
 
     @property
     def prices(self) -> Prices | None:

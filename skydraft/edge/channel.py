@@ -43,6 +43,7 @@ _CLOSE_S = 10.0  # for the close of a session to reach the server, in the backgr
 _END_S = 0.3  # the interpreter waits this long for it at its end
 _NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent; the status has the cause
 _LOOK_S, _NUM_LOOKS = 0.01, 20  # interval and number of looks for that status
+_TICK_S, _UNSEEN_S = 0.1, 0.3  # a longer pause between two ticks is none of the servers'
 _LOOK_AGAIN_S = 0.3  # between two pings of a server whose answer takes long
 
 
@@ -93,14 +94,37 @@ class Awaited(Generic[T]):
             raise CloudLost("The generation was cancelled.") from error
 
 
+class WatchedTime:
+    """A clock that stands still while nobody ticks: a stopped process, or a machine that sleeps, hears no server."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen, self._last = 0.0, clock()
+
+    def now(self) -> float:
+        """Seconds during which it ticked."""
+        return self._seen + min(self._clock() - self._last, _UNSEEN_S)
+
+    def tick(self) -> None:
+        """Go on for a moment."""
+        self._seen, self._last = self.now(), self._clock()
+
+
 class EventLoop:
-    """An event loop in a daemon thread, for callers that block."""
+    """An event loop in a daemon thread, for callers that block. `now` is the time during which it ran, in seconds."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._watch = WatchedTime()
+        self.now = self._watch.now
+        self._loop.call_soon(self._tick)
         self._thread = threading.Thread(target=self._loop.run_forever, name="skydraft edge", daemon=True)
         self._thread.start()
         atexit.register(self._stop)
+
+    def _tick(self) -> None:
+        self._watch.tick()
+        self._loop.call_later(_TICK_S, self._tick)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
         """Start work on the loop. Raises CloudLost while the interpreter ends."""
@@ -165,7 +189,7 @@ class Channel:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.target = options.target
-        self.heard_at = 0.0  # monotonic time of the server's last answer
+        self.heard_at = 0.0  # when the server last answered, in the loop's time
         self._authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
         self._wire: grpc.aio.Channel | None = None
 
@@ -222,14 +246,16 @@ class Channel:
 
     async def ping(self, timeout_s: float) -> float:
         """Ping the server; returns the round trip in milliseconds. Raises CloudLost."""
-        began = time.perf_counter()
+        began, seen = time.perf_counter(), shared_loop().now()
         try:
             answer = await self.call(_HEALTH, timeout_s)
         except CloudTimeout as error:
+            if shared_loop().now() - seen < timeout_s / 2:  # this process was stopped meanwhile
+                return await self.ping(timeout_s)
             raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
         if answer != _SERVING:
             raise CloudDraining("it is shutting down.")
-        self.heard_at = time.monotonic()
+        self.heard_at = shared_loop().now()
         return (time.perf_counter() - began) * 1e3
 
     async def info(self, timeout_s: float) -> ServerInfo:
@@ -297,7 +323,7 @@ class SessionStream:
     async def receive(self, waiting: Waiting, message: bytes | None = None) -> bytes:
         """The next message, after sending one. Raises a SkydraftError, which ends the stream."""
         loop = asyncio.get_running_loop()
-        late = loop.call_later(waiting.quick_s, self._watch, waiting, time.monotonic())
+        late = loop.call_later(waiting.quick_s, self._watch, waiting, shared_loop().now())
         try:
             if message is not None and self._has_replied:
                 await self._write(message)  # a task of its own would begin later
@@ -315,7 +341,7 @@ class SessionStream:
                 self._watching = None
         if not isinstance(reply, bytes):
             raise CloudLost("The stream ended early.")
-        self._has_replied, self._channel.heard_at = True, time.monotonic()
+        self._has_replied, self._channel.heard_at = True, shared_loop().now()
         return reply
 
     async def _told(self, error: grpc.aio.AioRpcError) -> SkydraftError:
@@ -339,7 +365,7 @@ class SessionStream:
     async def _look_for_life(self, waiting: Waiting, began: float) -> None:
         """Break the stream off if the server answers no ping, or the answer is too late."""
         try:
-            while time.monotonic() < began + waiting.timeout_s:
+            while shared_loop().now() < began + waiting.timeout_s:
                 await self._channel.ping(waiting.ping_s)
                 await asyncio.sleep(_LOOK_AGAIN_S)
             self._broken_by = CloudTimeout("no answer in time.")

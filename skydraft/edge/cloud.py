@@ -12,6 +12,7 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
+from skydraft.edge.channel import Awaited
 from skydraft.edge.line import ServerList
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import new_number
@@ -57,6 +58,8 @@ class Cloud:
         self._open_ahead = open_ahead
         self._notify = notify
         self._number = new_number()  # orders the servers for GetInfo, as a session's number does for its text
+        self._pending: Awaited[Any] | None = None  # the current or last wait
+        self._is_cancelled = False
 
     def telling(self, notify: Notify) -> Cloud:
         """The same cloud with another `notify`."""
@@ -81,7 +84,7 @@ class Cloud:
 
     @property
     def is_stock(self) -> bool:
-        """Whether it is a server that is not ours."""
+        """Whether it is a server without skydraft."""
         return isinstance(self._servers, StockServer)
 
     @property
@@ -97,7 +100,7 @@ class Cloud:
         return self._run(self._patiently(lambda channel: servers.info(channel, wait_s)))
 
     def examine(self, vocab: Vocab) -> Examined:
-        """Who a server that is not ours is, and what it costs. Raises a SkydraftError."""
+        """Who a server without skydraft is, and what it costs. Raises a SkydraftError."""
         assert isinstance(self._servers, StockServer)
         return self._run(self._servers.examine(vocab, self._timeout_s))
 
@@ -129,21 +132,31 @@ class Cloud:
             return None
 
     async def _patiently(self, ask: Callable[[Any], Awaitable[T]]) -> T:
-        began = time.monotonic()
+        now = self._servers.loop.now
+        began = now()
         while True:
             try:
                 return await self._servers.ask(self._number, ask)
             except SkydraftError as error:
                 if not error.retryable:
                     raise
-                if time.monotonic() - began + _PAUSE_S > self._timeout_s:
+                if now() - began + _PAUSE_S > self._timeout_s:
                     raise too_late(self.name, error, self._timeout_s) from error
             await asyncio.sleep(_PAUSE_S)
             for channel in self._servers.in_order(self._number):
                 await channel.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._servers.loop.begin(work).result()
+        self._pending = pending = self._servers.loop.begin(work)
+        if self._is_cancelled:
+            pending.cancel()
+        return pending.result()
+
+    def cancel(self) -> None:
+        """End the wait for facts with CloudLost, and all later ones. Any thread may call this."""
+        self._is_cancelled = True
+        if (pending := self._pending) is not None:
+            pending.cancel()
 
     def falls_back(self, plan: Plan) -> bool:
         """Whether a generation by this plan continues alone if the cloud is lost."""

@@ -27,7 +27,7 @@ class ServerLine(Protocol):
 
     @property
     def heard_at(self) -> float:
-        """Monotonic time of the server's last answer."""
+        """Time of the server's last answer, by the loop's clock."""
 
     async def ping(self, timeout_s: float) -> float:
         """The round trip in milliseconds."""

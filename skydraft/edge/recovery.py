@@ -34,7 +34,7 @@ Step = Literal["again", "reconnect", "open again", "elsewhere", "alone", "give u
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The state of a verification after a failed try. Times are in seconds.
+    """The state of a verification after a failed try. Times are in seconds during which this process ran.
 
     `falls_back`: the text may continue without the target. `has_others`: there is a server that was not tried yet.
     `num_tries` counts the failed tries before this one, `num_reopened` those after which the session was opened again,

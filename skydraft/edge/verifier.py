@@ -167,7 +167,7 @@ class RemoteVerifier:
 
     async def _persist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Try until there is an answer, with a recovery after each failed try."""
-        tries = _Tries(time.monotonic())
+        tries = _Tries(self._loop.now())
         while True:
             try:
                 if self._ahead is not None:
@@ -179,7 +179,7 @@ class RemoteVerifier:
 
     async def _mend(self, error: SkydraftError, tries: _Tries) -> None:
         """Prepare another try. Raises the error if no other try makes sense."""
-        channel, now = self._session.channel, time.monotonic()
+        channel, now = self._session.channel, self._loop.now()
         tries.at.add(channel.target)
         if isinstance(error, CloudLost):
             self._servers.lost(channel)
@@ -300,11 +300,11 @@ class RemoteVerifier:
 
     async def _stop(self) -> None:
         """Read all tokens that the target has written. If that fails, the next verification reopens the session."""
-        tries = _Tries(time.monotonic())
+        tries = _Tries(self._loop.now())
         self._session.stop()
         try:
             while self._session.is_writing:
-                if time.monotonic() - tries.began > self._patience.timeout_s:
+                if self._loop.now() - tries.began > self._patience.timeout_s:
                     raise CloudFailure(f"The cloud at {self._session.channel.target} goes on after it was stopped.")
                 await self._read_written()
         except SkydraftError as error:

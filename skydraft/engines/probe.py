@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from contextlib import closing
 from datetime import date
@@ -16,15 +15,18 @@ from itertools import accumulate, product
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from pydantic import TypeAdapter
 
 from skydraft.engines.base import Engine, Sequence, on_host
 from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.files import write_whole
 
 MAX_PROBED_ROWS = 8
 _SHORT_LEN, _LONG_LEN = 16, 544  # tokens; the second is past the first 512 cells of a KV cache
 _MAX_PREFILL_MS = 20_000.0  # after so much prefill, the third length is where it has come to
 _NUM_REPETITIONS = 3
+_LOCK_S = 5.0
 _PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
@@ -94,7 +96,7 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
         return known
     profile = probe(engine)
     if path:
-        _write(path, {**_read(path), key: profile})
+        _remember(path, key, profile)
     return profile
 
 
@@ -107,11 +109,10 @@ def _read(path: Path) -> dict[str, RowProfile]:
     return {key: profile for key, profile in known.items() if profile.date and profile.forward_ms}
 
 
-def _write(path: Path, known: dict[str, RowProfile]) -> None:
+def _remember(path: Path, key: str, profile: RowProfile) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as scratch:
-            scratch.write(_PROFILES.dump_json(known, indent=1))
-        os.replace(scratch.name, path)
+        with FileLock(f"{path}.lock", timeout=_LOCK_S):  # its Timeout is an OSError
+            write_whole(path, _PROFILES.dump_json({**_read(path), key: profile}, indent=1))
     except OSError:
         return  # a read-only cache folder costs a probe at the next start, nothing else

@@ -29,7 +29,7 @@ class ServedTarget:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._address: tuple[str, int] = probe.getsockname()
         self._command = [
-            *(sys.executable, "-m", "skydraft.cli.main", "serve", "--port", str(self._address[1])),
+            *(sys.executable, "-P", "-m", "skydraft.cli.main", "serve", "--port", str(self._address[1])),
             *("--max-sessions", "2", "--model", model, "--execution", execution, "--log-level", "error"),
             *("--context", str(options.context_len), "--threads", str(options.num_threads)),
             *("--gpu-layers", str(options.gpu_layers), "--device", options.device, "--dtype", options.dtype),

@@ -7,10 +7,11 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,19 +23,20 @@ from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
-from skydraft.errors import GrammarRefused
+from skydraft.errors import GrammarRefused, SkydraftError
 from skydraft.gateway.answers import DONE, PING, Answer, Shape, as_event
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
-from skydraft.gateway.pair import CloudHealth, ModelNames, Pair
+from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import Defaults, R, chat_requests, has_audio, read_body, text_requests
+from skydraft.gateway.requests import Defaults, R, chat_requests, has_audio, num_heard, read_body, text_requests
 from skydraft.gateway.schema import ChatRequest, TextRequest
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
+T = TypeVar("T")
 log = logging.getLogger("skydraft.gateway")
-_LONG_BODY = 256 * 1024  # bytes; a longer one is not parsed in the event loop
+_LONG_BODY = 64 * 1024  # bytes; a longer one is not read in the event loop
 _UNKNOWN_PATH = "Unknown path. Served: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics."
 _PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
@@ -77,6 +79,7 @@ class Gateway:
         self._health = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
         self.metrics = GatewayMetrics(self.desk)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reading")
         cors = Middleware(CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"])
         self.app = Starlette(
             routes=[
@@ -96,6 +99,11 @@ class Gateway:
             exception_handlers={404: _not_found, 405: _not_found},
         )
 
+    def close(self) -> None:
+        """End all generations, and wait for all threads."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        self.desk.close()
+
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, ChatRequest, chat_requests)
 
@@ -109,13 +117,15 @@ class Gateway:
         read: Callable[[R, Engine, ModelNames, Defaults, str], list[GenerateRequest]],
     ) -> Response:
         try:
-            data = await request.body()
-            is_short = len(data) < _LONG_BODY
-            body = read_body(data, kind) if is_short else await asyncio.to_thread(read_body, data, kind)
+            data = request.scope.pop("body")
+            is_long = len(data) > _LONG_BODY
+            body = await self._reading(is_long, read_body, data, kind)
+            del data
+            if body.model == PREFIX:
+                await self._look()
             given = body, self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
-            # Not on the event loop if it decodes a recording or sends a request to the cloud.
-            is_quick = self.names.is_default_known and not has_audio(body)
-            requests = read(*given) if is_quick else await asyncio.to_thread(read, *given)
+            requests = await self._reading(is_long or has_audio(body), read, *given)
+            request.scope["take"](num_heard(requests))
             if (header := request.headers.get(TRACE_HEADER)) and is_traceparent(header):
                 requests = [replace(each, traceparent=header) for each in requests]
             tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream))
@@ -131,6 +141,16 @@ class Gateway:
             return self._refuse(Refusal(400, error.message, param=field))
         except Exception as error:
             return self._refuse(error)
+
+    async def _reading(self, takes_long: bool, read: Callable[..., T], *given: Any) -> T:
+        """Call `read`, what takes long in a thread: one for all, so that such requests slow each other and no other."""
+        return (
+            await asyncio.get_running_loop().run_in_executor(self._reader, read, *given) if takes_long else read(*given)
+        )
+
+    async def _look(self) -> None:
+        if not self.names.is_default_known:
+            await asyncio.to_thread(self.names.look)  # may send a request to the cloud
 
     def _note(self, body: ChatRequest | TextRequest, requests: list[GenerateRequest], label: str) -> None:
         extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(requests)}
@@ -150,11 +170,15 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         pair, names = self.pair, self.names
+        try:
+            await self._look()
+        except SkydraftError as error:
+            return self._refuse(error)
         ours = {
             "edge": pair.edge.name,
             "cloud": pair.cloud_name,
-            "default_mode": await asyncio.to_thread(names.default_mode),
-            "modes": names.modes,  # after `default_mode`, which may change them
+            "default_mode": names.default_mode,
+            "modes": names.modes,
             "takes_audio": pair.edge.takes_audio,
             "context": pair.edge.context_len,
         }

@@ -63,7 +63,8 @@ class Ticket:
         self.label = label
         self.has_begun = threading.Event()
         self.is_cancelled = False  # only `Desk.cancel` changes it
-        self.generation: Generation | None = None  # only its thread changes it
+        self.pair: Pair | None = None  # only its thread changes these two
+        self.generation: Generation | None = None
         self._index = index
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -129,9 +130,11 @@ class Desk:
         if ticket in self._waiting:
             self._waiting.remove(ticket)
             self._places.give_back(ticket.label)
-        elif (generation := ticket.generation) is not None:
-            with suppress(SkydraftError):  # it may be ending
-                generation.cancel()
+            return
+        for under_way in (ticket.pair, ticket.generation):
+            if under_way is not None:
+                with suppress(SkydraftError):  # it may be ending
+                    under_way.cancel()
 
     def _start(self) -> None:
         while (ticket := self._lanes.next_of(self._waiting, lambda ticket: ticket.label)) is not None:
@@ -151,9 +154,12 @@ class Desk:
         """Write one choice, in a thread of the pool."""
         news: list[str] = []  # lines about the cloud, in the order in which they came
         try:
-            with self._pair.start(ticket.request, news.append) as generation:
+            ticket.pair = self._pair.telling(news.append)
+            if ticket.is_cancelled:  # before there was anything to cancel
+                return
+            with ticket.pair.start(ticket.request) as generation:
                 ticket.generation = generation
-                if not ticket.is_cancelled:  # it may have been cancelled before the generation existed
+                if not ticket.is_cancelled:
                     for done, tokens in generation.rounds():
                         lines, news[:] = " ".join(news), []
                         ticket.tell(Wrote(done, tokens, lines))
@@ -164,7 +170,7 @@ class Desk:
         except Exception as error:
             ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
-            ticket.generation = None
+            ticket.pair = ticket.generation = None
 
     def cancel_all(self) -> None:
         """Send every client an error and end all generations, as the gateway stops."""

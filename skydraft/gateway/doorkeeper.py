@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Collection
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from skydraft.cloud.shares import Shares
 from skydraft.errors import NotAuthorized
-from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
+Take: TypeAlias = Callable[[int], None]  # of bytes; raises Refusal
 LOCAL = "local"
+_MEMORY = 256 * 1024 * 1024  # bytes of bodies and recordings
 
 
 class Doorkeeper:
     """ASGI middleware. Writes the label of the client's key into `scope["label"]`; without keys it is "local".
 
-    The page and /health need no key. The whole body is read here, so that a slow or endless body occupies nothing else.
+    The page and /health need no key. The whole body is read here into `scope["body"]`, so that a slow or endless body
+    occupies nothing else. All requests together, and each key, have a share of memory for what they send;
+    `scope["take"]` takes more of it, for what is unpacked.
     """
 
     def __init__(
@@ -33,6 +39,7 @@ class Doorkeeper:
         self._authorize = authorize
         self._origins = origins
         self._max_body_bytes, self._body_s = max_body_bytes, body_s
+        self._memory = Shares(_MEMORY, apart=authorize is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,13 +47,31 @@ class Doorkeeper:
             return
         try:
             scope["label"] = self._label(scope)
-            # Paths without a key accept no body, so that a client without a key cannot fill the memory.
-            body = b"" if _is_open(scope) else await self._body(scope, receive)
+            with self._share(scope["label"]) as scope["take"]:
+                # Paths without a key accept no body, so that a client without a key cannot fill the memory.
+                scope["body"] = b"" if _is_open(scope) else await self._body(scope, receive)
+                with suppress(asyncio.CancelledError):  # the gateway stops; uvicorn would log a traceback
+                    await self._app(scope, receive, send)
         except Refusal as refusal:
             headers = {**refusal.headers, "Connection": "close"}
             await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
-            return
-        await self._app(scope, _replayed(body, receive), send)
+
+    @contextmanager
+    def _share(self, label: str) -> Iterator[Take]:
+        """Takes memory for one request, which is given back at its end."""
+        taken = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal taken
+            if not self._memory.may_take(label, num_bytes):
+                raise Refusal(503, "Too many long bodies are under way.", code="busy", retry_after_s=RETRY_AFTER_S)
+            self._memory.take(label, num_bytes)
+            taken += num_bytes
+
+        try:
+            yield take
+        finally:
+            self._memory.give_back(label, taken)
 
     def _label(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
@@ -71,7 +96,7 @@ class Doorkeeper:
         if origin and origin not in self._origins and origin.partition("://")[2] != host:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive) -> bytearray:
         """The whole body. Raises Refusal if it is too long or too slow."""
         length = Headers(scope=scope).get("content-length", "0")
         self._check_length(int(length) if length.isdecimal() else 0)
@@ -83,12 +108,13 @@ class Doorkeeper:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "The client hung up.")
+                    scope["take"](len(message.get("body", b"")))
                     data += message.get("body", b"")
                     more = message.get("more_body", False)
                     self._check_length(len(data))
         except TimeoutError as error:
             raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
-        return bytes(data)
+        return data
 
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
@@ -107,13 +133,3 @@ def _is_this_machine(host: str) -> bool:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the read body first, then the further messages."""
-    parts: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return parts.pop() if parts else await receive()
-
-    return replay

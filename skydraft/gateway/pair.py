@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from skydraft import api
@@ -41,10 +41,20 @@ class Pair:
             return None
         return self.cloud.name if isinstance(self.cloud, Engine) else "cloud"
 
-    def start(self, request: GenerateRequest, notify: Callable[[str], None]) -> Generation:
-        """Start a generation; `notify` gets lines about the cloud during it."""
-        cloud = self.cloud if self.cloud is None or isinstance(self.cloud, Engine) else self.cloud.telling(notify)
-        return api.start(request, edge=self.edge, cloud=cloud, observers=self.observers)
+    def telling(self, notify: Callable[[str], None]) -> Pair:
+        """The pair for one generation, during which `notify` gets lines about the cloud."""
+        if self.cloud is None or isinstance(self.cloud, Engine):
+            return self
+        return replace(self, cloud=self.cloud.telling(notify))
+
+    def start(self, request: GenerateRequest) -> Generation:
+        """Start a generation."""
+        return api.start(request, edge=self.edge, cloud=self.cloud, observers=self.observers)
+
+    def cancel(self) -> None:
+        """End a `start` that waits for the cloud; it may raise a CloudError then. Any thread may call this."""
+        if self.cloud is not None and not isinstance(self.cloud, Engine):
+            self.cloud.cancel()
 
 
 class ModelNames:
@@ -69,7 +79,7 @@ class ModelNames:
     def mode_of(self, model: str) -> str:
         """The mode of a name. Raises Refusal."""
         if model == PREFIX:
-            return self.default_mode()
+            return self.default_mode
         mode = model.removeprefix(f"{PREFIX}-")
         if f"{PREFIX}-{mode}" != model or mode not in self.modes:
             message = f"There is no model '{model[:80]}'. Use one of: {', '.join(self.all)}."
@@ -86,11 +96,11 @@ class ModelNames:
         accept = choice.accept or "exact"
         return make_plan(mode, choice.gate, k=k, accept=accept, eager=choice.eager, hand_back=choice.hand_back)
 
+    @property
     def default_mode(self) -> str:
-        """`auto` for a calibrated pair, else `quality`; `edge` without a target. May send a request to the cloud."""
+        """`auto` for a pair that is known to be calibrated, else `quality`; `edge` without a target."""
         if self._pair.cloud is None:
             return "edge"
-        self.look()
         return "auto" if self._is_calibrated else "quality"
 
     @property

@@ -20,6 +20,7 @@ from skydraft.errors import (
 
 log = logging.getLogger("skydraft.gateway")
 RETRY_AFTER_S = 2
+_MOST_CHARS = 1000
 
 
 class Refusal(Exception):
@@ -29,7 +30,8 @@ class Refusal(Exception):
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 0
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.code = status, code
+        self.message, self.param = message[:_MOST_CHARS], param and param[:_MOST_CHARS]  # may quote the client
         self.retry_after_s = retry_after_s
 
     @property
@@ -86,6 +88,8 @@ _WHY = {
 def _invalid(error: ValidationError) -> Refusal:
     # The client probably meant the alternative of a union whose error lies deepest.
     first = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
+    if first["type"] == "json_invalid":
+        return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
     # The location of an error also holds names of alternatives, which are not fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
     fields = [part for part in place[1:] if part not in ("str", "int", "list", "text", "NamedTool")]

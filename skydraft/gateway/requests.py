@@ -6,7 +6,9 @@ import base64
 import binascii
 import json
 import random
+import re
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -27,7 +29,12 @@ from skydraft.prompts.tool_calls import as_objects, calling_grammar, writes_call
 
 R = TypeVar("R", ChatRequest, TextRequest)
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
-_MAX_CHARS = 2 * 1024 * 1024  # of text, as each choice encodes all of it before it can be refused as too long
+_MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
+_MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
+_MAX_RECORDINGS = 256  # in a long body
+_LONG_RECORDING = 4096  # bytes
+_MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
+_VALUE = re.compile(rb'\s*:\s*"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,53 +59,67 @@ class Defaults:
         return self.params.seed if "seed" in self.given else random.SystemRandom().randrange(2**32)
 
 
-def read_body(data: bytes, kind: type[R]) -> R:
-    """Parse and check a body. Raises Refusal."""
+def read_body(data: bytes | bytearray, kind: type[R]) -> R:
+    """Parse and check a body. Raises Refusal. The interpreter is held meanwhile, so all that costs time is bounded."""
+    data, recordings = _apart(data) if len(data) > _MAX_TEXT else (data, {})
+    if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
+        raise Refusal(413, f"The body has more than {_MAX_ITEMS} brackets and commas.", code="body_too_long")
     try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, "The body is not valid JSON.") from error
-    if not isinstance(content, dict):
-        raise Refusal(400, "The body must be a JSON object.")
-    if b"\\u" in data and not _is_text(content):
-        raise Refusal(400, "The body holds half of a character (a lone surrogate).")
-    try:
-        body = kind.model_validate(content)
+        body = kind.model_validate_json(data, context=recordings)
     except ValidationError as error:
-        raise refusal_of(error) from error
-    if (
-        len(data) > _MAX_CHARS
-        and (num_chars := len(json.dumps(content, ensure_ascii=False)) - _speech_chars(body)) > _MAX_CHARS
-    ):
-        message = f"There are {num_chars} characters beside recordings; at most {_MAX_CHARS} are read."
-        raise Refusal(400, message, code="context_length_exceeded")
+        raise refusal_of(error) from None
+    if recordings:
+        raise _too_long(len(data) + sum(map(len, recordings.values())))  # what is left was none
     return body
 
 
-def _speech_chars(body: ChatRequest | TextRequest) -> int:
-    contents = [message.content for message in body.messages] if isinstance(body, ChatRequest) else []
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return sum(len(part.input_audio.data) for part in parts if isinstance(part, AudioPart))
+def _apart(data: bytes | bytearray) -> tuple[bytes, dict[bytes, bytes]]:
+    """A body with names in the places of its long recordings, which are not parsed; and these, by their names.
+
+    Raises Refusal if what is left is too long.
+    """
+    recordings: dict[bytes, bytes] = {}
+    parts, kept, at = [], 0, 0
+    for number in range(_MAX_RECORDINGS):
+        at = data.find(b'"data"', at) + 6
+        if at < 6:
+            break
+        if opening := _VALUE.match(data, at):
+            at = opening.end()
+            end = data.find(b'"', at)
+            if end - at > _LONG_RECORDING:
+                name = b"recording %d" % number
+                parts += [data[kept:at], name]
+                recordings[name] = bytes(data[at:end]).replace(b"\\/", b"/")  # as PHP writes it
+                kept = at = end
+    num_bytes = sum(map(len, parts)) + len(data) - kept
+    if num_bytes > _MAX_TEXT:
+        raise _too_long(num_bytes)
+    return b"".join([*parts, data[kept:]]), recordings
 
 
-def _is_text(content: Any) -> bool:
-    """Whether every text in the content can be encoded."""
-    try:
-        json.dumps(content, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _too_long(num_bytes: int) -> Refusal:
+    message = f"There are {num_bytes} bytes beside recordings; at most {_MAX_TEXT} are read."
+    return Refusal(400, message, code="context_length_exceeded")
 
 
 def has_audio(body: ChatRequest | TextRequest) -> bool:
-    """Whether a message has parts, which may be recordings."""
-    return isinstance(body, ChatRequest) and any(isinstance(message.content, list) for message in body.messages)
+    """Whether a message has a recording."""
+    contents = [message.content for message in body.messages] if isinstance(body, ChatRequest) else []
+    return any(isinstance(part, AudioPart) for parts in contents if isinstance(parts, list) for part in parts)
+
+
+def num_heard(requests: Seq[GenerateRequest]) -> int:
+    """Bytes of the recordings of one client's requests, which share them."""
+    return sum(audio.samples.nbytes for message in requests[0].messages for audio in message.audio)
 
 
 def chat_requests(
     body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
 ) -> list[GenerateRequest]:
     """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
+    if has_audio(body) and not edge.takes_audio:
+        raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
     messages = _messages(body.messages)
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
@@ -185,10 +206,17 @@ def _params(
 
 def _messages(given: list[ChatMessage]) -> list[Message]:
     messages: list[Message] = []
+    left_s = _MAX_SPEECH_S
     for number, message in enumerate(given):
-        text, recordings = _content(message, number)
-        if recordings:
+        text, speech = _content(message, number)
+        if speech:
             text = text if text.strip() else CAPTION_PROMPT
+        recordings: list[Audio] = []
+        for part in speech:
+            recordings.append(_audio(part, f"messages.{number}.content"))
+            left_s -= recordings[-1].duration_s
+            if left_s < 0:
+                raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
         calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
@@ -198,14 +226,14 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
     return messages
 
 
-def _content(message: ChatMessage, number: int) -> tuple[str, list[Audio]]:
+def _content(message: ChatMessage, number: int) -> tuple[str, list[AudioPart]]:
     if message.content is None or isinstance(message.content, str):
         return message.content or "", []
     texts = [part.text for part in message.content if not isinstance(part, AudioPart)]
     recordings = [part for part in message.content if isinstance(part, AudioPart)]
     if recordings and message.role != "user":
         raise Refusal(400, "Only user messages may hold recordings.", param=f"messages.{number}.content")
-    return "\n".join(texts), [_audio(part, f"messages.{number}.content") for part in recordings]
+    return "\n".join(texts), recordings
 
 
 def _audio(part: AudioPart, param: str) -> Audio:

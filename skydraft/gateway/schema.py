@@ -7,7 +7,7 @@ refused by its name; fields without effect (`user`, `store`, `metadata`, ...) ar
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator
 
@@ -21,6 +21,19 @@ MAX_BIASES = 1024
 _CALLER_FIELDS = {"max_new_tokens", "stop", "logit_bias"}  # OpenAI's own fields set these
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+T = TypeVar("T")
+Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
+
+
+def at_most(num_items: int) -> BeforeValidator:
+    """Refuse longer objects before their items are checked, since each item could cause an error."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > num_items:
+            raise ValueError(f"at most {num_items} items")
+        return value
+
+    return BeforeValidator(check)
 
 
 class _Model(BaseModel):
@@ -61,10 +74,16 @@ class TextPart(_Model):
 
 
 class InputAudio(_Model):
-    """A recording, as the bytes of a file in base64."""
+    """A recording, as the bytes of a file in base64. A name of one in the context of the validation stands for it."""
 
-    data: str
+    data: bytes
     format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
+
+    @field_validator("data")
+    @classmethod
+    def _find(cls, data: bytes, info: ValidationInfo) -> bytes:
+        recordings: dict[bytes, bytes] = info.context or {}
+        return recordings.pop(data, data)
 
 
 class AudioPart(_Model):
@@ -73,17 +92,6 @@ class AudioPart(_Model):
 
 
 Part = Annotated[TextPart | AudioPart, Field(discriminator="type")]
-
-
-def at_most(num_items: int) -> BeforeValidator:
-    """Refuse longer lists and objects before their items are checked, since each item could cause an error."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list | dict) and len(value) > num_items:
-            raise ValueError(f"at most {num_items} items")
-        return value
-
-    return BeforeValidator(check)
 
 
 class CalledFunction(_Model):
@@ -132,9 +140,9 @@ class ChatMessage(_Model):
     """One message. The role developer is read as system; a turn that only called tools has no content."""
 
     role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
-    content: Annotated[str | list[Part] | None, at_most(256)] = None
+    content: str | Annotated[Some[Part], Field(max_length=256)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall] | None, at_most(256)] = None
+    tool_calls: Annotated[Some[ToolCall], Field(max_length=256)] | None = None
     tool_call_id: str | None = None
 
 
@@ -183,13 +191,13 @@ class _Request(_Model):
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: Annotated[str | list[str] | None, at_most(MAX_STOPS)] = None
+    stop: str | Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     repetition_penalty: float | None = Field(None, gt=0, le=1e6)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
-    skydraft: Extension | None = None  # type: ignore[valid-type]
+    skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @field_validator("stop")
     @classmethod
@@ -213,17 +221,17 @@ class _Request(_Model):
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], at_most(4096), Field(min_length=1)]
+    messages: Annotated[Some[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: MaxTokens = None
-    tools: Annotated[list[Tool] | None, at_most(128)] = None
+    tools: Annotated[Some[Tool], Field(max_length=128)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     logprobs: NoLogprobs = None
     top_logprobs: Literal[0] | None = None
-    functions: list[Any] | None = Field(None, max_length=0)
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[Some[Literal["text"]], Field(max_length=8)] | None = None
     audio: None = None
 
     @field_validator("tools")
@@ -277,7 +285,7 @@ class ChatRequest(_Request):
 class TextRequest(_Request):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[str | list[str], at_most(MAX_CHOICES)]
+    prompt: str | Annotated[Some[str], Field(max_length=MAX_CHOICES)]
     echo: bool | None = None
     logprobs: NoLogprobs = None
     suffix: Literal[""] | None = None

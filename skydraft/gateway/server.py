@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
+from skydraft.gateway.connections import MAX_CONNECTIONS, Connections, PatientProtocol
 
 _IDLE_S = 30  # how long a connection may be without a request, before the first one or after an answer
-_HEAD_S = 15.0  # how long the head of a request may take from its first byte
-_UNREAD_S = 60.0  # how long a client may leave an answer unread
-_MAX_CONNECTIONS = 512
-_GRACE_S = 5
+_GRACE_S = 0.7  # for clients to read their last answers, once the gateway stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,58 +67,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection if the head of a request takes too long, or the client does not read.
-
-    Without this a few slow clients would occupy all connections. uvicorn itself closes idle connections.
-    """
-
-    _head: asyncio.TimerHandle | None = None  # runs from the first byte of a head to its end
-    _unread: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        # uvicorn starts its own timer only after the first answer.
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_head()  # the body has its own limit
-        elif self._head is None:
-            self._head = self.loop.call_later(_HEAD_S, self.transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head()
-        self._stop_unread()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stop_unread()
-        self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_unread()
-
-    def _stop_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-    def _stop_head(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
-
-
 class _Server(uvicorn.Server):
     """uvicorn, which calls `ready` when it listens, and ends streams when it stops."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, ready: Callable[[int], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, options: ListenOptions, gateway: Gateway, ready: Callable[[int], None]
+    ) -> None:
         super().__init__(config)
-        self._gateway, self._ready = gateway, ready
+        self._options, self._gateway, self._ready = options, gateway, ready
+        self.servers = []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -137,13 +91,29 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        if self.servers:
-            self._ready(self.servers[0].sockets[0].getsockname()[1])
+        """Accept connections by `Connections`; nothing of uvicorn's own start is wanted."""
+        self._listening = sockets[0] if sockets else listen(self._options)
+        connections = Connections(self._listening, self._connection, self.config.ssl)
+        self._accepting = asyncio.create_task(connections.accept())
+        self.started = True
+        self._ready(self._listening.getsockname()[1])
+
+    def _connection(self) -> PatientProtocol:
+        return PatientProtocol(config=self.config, server_state=self.server_state, app_state={})
 
     async def shutdown(self, sockets: Any = None) -> None:
+        """End within two seconds. Who still sends a body is hung up on at once, who waits or reads after `_GRACE_S`."""
+        self._accepting.cancel()
+        self._listening.close()
         self._gateway.desk.cancel_all()
+        self._hang_up(lambda connection: connection.cycle is not None and connection.cycle.more_body)
+        rest = asyncio.get_running_loop().call_later(_GRACE_S, self._hang_up, lambda connection: True)
         await super().shutdown(sockets)
+        rest.cancel()
+
+    def _hang_up(self, on: Callable[[Any], bool]) -> None:
+        for connection in filter(on, list(self.server_state.connections)):
+            connection.transport.abort()
 
 
 def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> uvicorn.Server:
@@ -153,22 +123,21 @@ def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], N
             gateway.app,
             host=options.host,
             port=options.port,
-            http=PatientProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=_MAX_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS + 1,
             timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=1,  # for what is in a thread
             ssl_certfile=str(options.tls_cert) if options.tls_cert else None,
             ssl_keyfile=str(options.tls_key) if options.tls_key else None,
         )
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise OptionError(f"The certificate cannot be used: {error.strerror or error}.") from error
-    return _Server(config, gateway, ready)
+    return _Server(config, options, gateway, ready)
 
 
 def listen(options: ListenOptions) -> socket.socket:
@@ -179,7 +148,7 @@ def listen(options: ListenOptions) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
-        listening.listen()
+        listening.listen(1024)
     except OSError as error:
         listening.close()
         raise OptionError(
@@ -196,4 +165,4 @@ def serve(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]
         try:
             server.run([listening])
         finally:
-            gateway.desk.close()
+            gateway.close()

@@ -180,7 +180,7 @@ class Calibration(_Value):
     def fits(self, draft: str, target: str | None, names: str = "") -> bool:
         """Whether it was made with models of these fingerprints; `target` None stands for any target.
 
-        A server that is not ours tells no fingerprint (""): then the target's name must be among `names`.
+        A server without skydraft tells no fingerprint (""): then the target's name must be among `names`.
         """
         is_target = (
             self.target.name.lower() in names.lower() if target == "" else target in (None, self.target.fingerprint)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skydraft.engines.base import Engine
 from skydraft.errors import BrokenModel, ModelFilesError, OptionError, RecordsError, importing
-from skydraft.models.adapted import Applied, applied, changing, merged_dir, publish, set_applied
+from skydraft.files import write_whole
+from skydraft.models.adapted import Applied, applied, changing, is_whole, merged_dir, publish, set_applied
 
 Matrix = npt.NDArray[np.float32]
 Load: TypeAlias = Callable[[str], Engine]
@@ -93,17 +92,13 @@ def write_adapter(path: Path, adapter: Adapter) -> None:
         for side, matrix in zip("AB", pair, strict=True)
     }
     data = save(tensors, {"skydraft-adapter": adapter.card.model_dump_json(by_alias=True)})
-    write_whole(path, data)
+    write_private(path, data)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that only the user can read; no process ever sees a part of it. Raises OptionError."""
+def write_private(path: Path, data: bytes) -> None:
+    """Write a whole file that only the user can read. Raises OptionError."""
     try:
-        with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
-            partial = Path(scratch) / path.name
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-                file.write(data)
-            os.replace(partial, path)
+        write_whole(path, data, 0o600)
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
 
@@ -155,9 +150,9 @@ def open_learned(name: str, learned: Path | Applied, load: Load, cache: Path) ->
         merged, file = merged_with(adapter, load(name), cache), learned
     else:
         merged, file = Path(learned.merged), Path(learned.adapter)
-        if not merged.exists():
+        if not is_whole(merged):
             raise ModelFilesError(
-                f"{name} was merged with {file}, and {merged} is gone.",
+                f"{name} was merged with {file}, and {merged} is gone or damaged.",
                 hint=f"Run: skydraft learn apply {file} --edge-model {name}, or: skydraft learn revert.",
             )
     engine = load(str(merged))
@@ -219,11 +214,11 @@ def merge(base: Path, fingerprint: str, name: str, adapter: Adapter, cache: Path
     is_file = base.is_file()
     stem = base.stem if is_file else base.name
     out = merged_dir(cache) / f"{stem}-{adapter.fingerprint[:16]}{'.gguf' if is_file else ''}"
-    if out.exists():
+    if is_whole(out):
         return out
     notes = {"skydraft.base": fingerprint, "skydraft.adapter": adapter.fingerprint}
     with changing(cache) as scratch:
-        if out.exists():  # another process made it meanwhile
+        if is_whole(out):  # another process made it meanwhile
             return out
         made = scratch / out.name
         if is_file:

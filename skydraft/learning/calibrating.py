@@ -16,6 +16,7 @@ from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, RecordsError
+from skydraft.files import write_whole
 from skydraft.gating.calibration import Calibration, PairSide, read_calibration
 from skydraft.gating.fitting import LabelledText, fit
 from skydraft.gating.gates import measure
@@ -115,7 +116,7 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
     out = out or _earlier(folder, made) or folder / name
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(made.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+        write_whole(out, f"{made.model_dump_json(by_alias=True, indent=1)}\n".encode())
     except OSError as error:
         raise OptionError(f"{out} cannot be written: {error.strerror}.") from error
     return out

@@ -19,6 +19,7 @@ import base64
 import errno
 import json
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and the draft model's choice
 _DIGITS = 5  # of a signal that are kept
 MAX_BYTES = 256 << 20
 _NUM_FILES = 16  # so that a sixteenth is lost when the oldest goes
-_LOCK, _FILES = "lessons.lock", "lessons-*.jsonl"
+_LOCK, _FILES = "lessons.lock", re.compile(r"lessons-\d{8,}\.jsonl", re.ASCII)
 _LOCK_S = 10.0  # others hold it for milliseconds
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -178,8 +179,13 @@ class Store:
         self._max_bytes = max_bytes
 
     def files(self) -> list[Path]:
-        """The files of the store, the oldest first."""
-        return sorted(self.folder.glob(_FILES))
+        """The files of the store, the oldest first: no links, no pipes, and no files that only look like them."""
+        return [path for path in self._named() if path.is_file() and not path.is_symlink()]
+
+    def _named(self) -> list[Path]:
+        """All that has the name of a file of the store."""
+        named = (path for path in self.folder.glob("lessons-*.jsonl") if _FILES.fullmatch(path.name))
+        return sorted(named, key=lambda path: (len(path.name), path.name))
 
     def size(self) -> StoreSize:
         """Measure the folder; files that vanish meanwhile are not counted."""
@@ -211,9 +217,10 @@ class Store:
 
     def _file_for(self, num_bytes: int) -> Path:
         """The file that the next line goes into."""
-        files = self.files()
-        number = int(files[-1].stem.rpartition("-")[2]) if files else 1
-        if files and files[-1].stat().st_size + num_bytes > self._max_bytes // _NUM_FILES:
+        files, named = self.files(), self._named()
+        number = int(named[-1].stem.rpartition("-")[2]) if named else 1
+        is_ours = files[-1:] == named[-1:]
+        if named and (not is_ours or named[-1].stat().st_size + num_bytes > self._max_bytes // _NUM_FILES):
             number += 1
         return self.folder / f"lessons-{number:08d}.jsonl"
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError
-from skydraft.learning.adapter import Adapter, write_whole
+from skydraft.learning.adapter import Adapter, write_private
 from skydraft.learning.dataset import OnProgress, TrainingData, TrainingTask, prompt_digest
 from skydraft.learning.halves import MAX_LEN, Activations, Halves
 from skydraft.learning.lessons import Lesson
@@ -280,7 +280,7 @@ class Training:
         values = {"key": self._key, "state": vars(self._state), "optimizer": self._optimizer.state_dict(), "lora": lora}
         data = io.BytesIO()
         self._torch.save(values, data)
-        write_whole(self._path, data.getvalue())
+        write_private(self._path, data.getvalue())
 
     def _resume(self) -> None:
         """Continue from the state file, where there is one of the same training."""

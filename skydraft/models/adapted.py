@@ -1,21 +1,23 @@
 """Models with an adapter merged in: their files, their adapters, and the models that they replace.
 
-`adapted/NAME` is a .gguf file or a folder, always complete. `adapted/.NAME.json` names its adapter, and
+`adapted/NAME` is a .gguf file or a folder, always complete. `adapted/.NAME.json` has its adapter and its size, and
 `adapters.json` lists the models that it replaces. A process holds `adapters.lock` while it changes any of these.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pydantic import TypeAdapter
+
 from skydraft.errors import ModelFilesError, OptionError
+from skydraft.files import set_aside, sync, write_whole
 from skydraft.models.cache import disk_errors_named, locked
 
 _LOCK_S = 600.0  # merging a large model takes a minute
@@ -41,6 +43,17 @@ class Merged:
     path: Path
     adapter: str
     applied_to: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What lies beside a merged model: its adapter's file, and its size."""
+
+    adapter: str
+    num_bytes: int | None
+
+
+_APPLIED, _NOTE = TypeAdapter(dict[str, Applied]), TypeAdapter(_Note)
 
 
 def merged_dir(cache: Path) -> Path:
@@ -72,7 +85,12 @@ def publish(made: Path, adapter: str, cache: Path) -> Path:
     """
     earlier = [each.path for each in merged_models(cache) if each.adapter == adapter and not each.applied_to]
     out = merged_dir(cache) / made.name
-    _source(out).write_text(json.dumps(adapter), encoding="utf-8")
+    files = _files(made)
+    for path in files:
+        sync(path)
+    _delete(out, made.parent)  # one that is not whole
+    note = _Note(adapter, sum(path.stat().st_size for path in files))
+    write_whole(_source(out), _NOTE.dump_json(note))
     os.replace(made, out)
     for path in earlier:
         if adapter and path != out:
@@ -84,13 +102,17 @@ def merged_models(cache: Path) -> tuple[Merged, ...]:
     """List all merged models, by name. Raises ModelFilesError."""
     entries, models = applied(cache), []
     for path in sorted(merged_dir(cache).glob("[!.]*")):
-        try:
-            adapter = str(json.loads(_source(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # an earlier version made it
-            adapter = ""
         names = tuple(name for name, entry in entries.items() if entry.merged == str(path))
-        models.append(Merged(path, adapter, names))
+        models.append(Merged(path, _note(path).adapter, names))
     return tuple(models)
+
+
+def is_whole(merged: Path) -> bool:
+    """Whether a merged model is there, and as large as it was when it was made."""
+    if not merged.exists():
+        return False
+    num_bytes = _note(merged).num_bytes
+    return num_bytes is None or num_bytes == sum(path.stat().st_size for path in _files(merged))
 
 
 def remove_merged(name: str, cache: Path) -> Path:
@@ -109,18 +131,18 @@ def remove_merged(name: str, cache: Path) -> Path:
 
 
 def applied(cache: Path) -> dict[str, Applied]:
-    """Read the applied adapters, by the user's names of models. Raises ModelFilesError."""
+    """Read the applied adapters, by the user's names of models. A damaged file is set aside. Raises ModelFilesError."""
     path = cache / _FILE
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: Applied(entry["adapter"], entry["merged"], tuple(entry.get("trained_on", ())))
-            for name, entry in entries.items()
-        }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFilesError(f"{path} cannot be read.", hint="Delete it: no adapter is applied then.") from error
+        try:
+            return _APPLIED.validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            set_aside(path, "no adapter is applied, until `skydraft learn apply`")
+            return {}
+    except OSError as error:
+        raise ModelFilesError(f"{path} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
 
 
 def set_applied(cache: Path, model: str, entry: Applied | None) -> None:
@@ -133,9 +155,7 @@ def set_applied(cache: Path, model: str, entry: Applied | None) -> None:
         old = entries.pop(model, None)
         if entry is not None:
             entries[model] = entry
-        whole = scratch / _FILE
-        whole.write_text(json.dumps({name: asdict(each) for name, each in entries.items()}, indent=1), encoding="utf-8")
-        os.replace(whole, cache / _FILE)
+        write_whole(cache / _FILE, _APPLIED.dump_json(entries, indent=1))
         if old is not None and all(each.merged != old.merged for each in entries.values()):
             _delete(Path(old.merged), scratch)
 
@@ -143,6 +163,17 @@ def set_applied(cache: Path, model: str, entry: Applied | None) -> None:
 def _source(merged: Path) -> Path:
     """The file that names the adapter of a merged model."""
     return merged.with_name(f".{merged.name}.json")
+
+
+def _note(merged: Path) -> _Note:
+    try:
+        return _NOTE.validate_json(_source(merged).read_bytes())
+    except (OSError, ValueError):  # an earlier version made it
+        return _Note("", None)
+
+
+def _files(merged: Path) -> list[Path]:
+    return [merged] if merged.is_file() else [path for path in merged.rglob("*") if path.is_file()]
 
 
 def _delete(merged: Path, scratch: Path) -> None:

@@ -132,7 +132,7 @@ def pip_wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
 
 
 def _run_pip(part: Part, folder: Path, scratch: Path, on_bytes: OnBytes) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--retries=2", "-d", str(folder)]
     process = subprocess.Popen(
         [*command, f"{part.package}=={part.version}"],

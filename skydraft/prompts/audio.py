@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from skydraft.types import SAMPLE_RATE
 
 _MIN_DURATION_S = 0.1
 MAX_DURATION_S = 300.0
+_FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")  # libsndfile's names; it reads many more
+_RATES = range(4_000, 192_001)  # Hz
+# Samples of all channels in a second, on average: 48 kHz in stereo. A second of FLAC can have 50 times as many.
+_MAX_SAMPLES_S = 96_000
+_BLOCK = 1 << 18  # samples of all channels that are read at a time
 _SILENCE_DBFS = -70.0
 _RECORD = "Give a recording as WAV, FLAC, MP3 or OGG."
 
@@ -51,7 +57,8 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
     """Read a recording of any sample rate; channels are averaged.
 
     Raises PromptError for a file that is not a recording, and for a recording that is shorter than 0.1 s, longer than
-    `max_duration_s` (by its header, before decoding), silent, or has samples that are not numbers.
+    `max_duration_s` (by its header, before decoding), silent, has samples that are not numbers, or more of them than
+    `max_duration_s` of 48 kHz in stereo. It is read in blocks, so what it takes in memory is what it returns.
     """
     path = Path(path)
     _check_file(path)
@@ -69,18 +76,63 @@ def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:
     soundfile, soxr = load_library()
     try:
         with soundfile.SoundFile(file) as source:
-            _check_duration(name, source.frames / source.samplerate, max_duration_s)
+            _check_header(name, source, max_duration_s)
             rate, channels = source.samplerate, source.channels
-            # [num_samples, channels]; a header may lie, so no more is decoded than was allowed
-            samples = source.read(int(max_duration_s * rate) + 1, dtype="float32", always_2d=True)
+            resampled = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
+            parts, num_frames, peak = [], 0, 0.0
+            for mono in _blocks(name, source):
+                num_frames += len(mono)
+                _check_most(name, num_frames, source, max_duration_s)  # the header may lie
+                peak = max(peak, float(np.abs(mono).max()))
+                parts.append(resampled.resample_chunk(mono))
+            _check_least(name, num_frames, source)
     except (soundfile.LibsndfileError, OSError, TypeError, ValueError) as error:
         raise PromptError(f"{name} cannot be read as audio: {_reason(error)}.", hint=_RECORD) from error
-    _check_duration(name, len(samples) / rate, max_duration_s)
-    if not np.isfinite(samples).all():
-        raise PromptError(f"{name} has samples that are not numbers.", hint="Record or convert it again.")
-    mono = samples.mean(axis=1, dtype=np.float32)
-    _check_loudness(name, mono)
-    return Audio(soxr.resample(mono, rate, SAMPLE_RATE) if rate != SAMPLE_RATE else mono, rate, channels)
+    if peak < 10 ** (_SILENCE_DBFS / 20):
+        raise PromptError(
+            f"{name} is silent: no sample is louder than {_SILENCE_DBFS:g} dBFS.", hint="Check the microphone."
+        )
+    parts.append(resampled.resample_chunk(np.empty(0, np.float32), last=True))
+    return Audio(np.concatenate(parts), rate, channels)
+
+
+def _blocks(name: str, source: Any) -> Iterator[npt.NDArray[np.float32]]:
+    """The average of the channels, a block at a time: [num_frames]."""
+    while len(samples := source.read(max(_BLOCK // source.channels, 1), dtype="float32", always_2d=True)):
+        if not np.isfinite(samples).all():
+            raise PromptError(f"{name} has samples that are not numbers.", hint="Record or convert it again.")
+        yield samples.mean(axis=1, dtype=np.float32)
+
+
+def _check_header(name: str, source: Any, max_duration_s: float) -> None:
+    """Raise PromptError for what is not to be decoded."""
+    if source.format not in _FORMATS:
+        raise PromptError(f"{name} cannot be read as audio: it is {source.format}.", hint=_RECORD)
+    if source.samplerate not in _RATES:
+        raise PromptError(
+            f"{name} has {source.samplerate} samples a second; {_RATES[0]} to {_RATES[-1]} are read.",
+            hint="Convert it, for example to 16000.",
+        )
+    _check_least(name, source.frames, source)
+    _check_most(name, source.frames, source, max_duration_s)
+
+
+def _check_least(name: str, num_frames: int, source: Any) -> None:
+    duration_s = num_frames / source.samplerate
+    if duration_s < _MIN_DURATION_S:
+        raise PromptError(
+            f"{name} lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s.", hint="Give a longer recording."
+        )
+
+
+def _check_most(name: str, num_frames: int, source: Any, max_duration_s: float) -> None:
+    most = int(_MAX_SAMPLES_S * max_duration_s)
+    if num_frames / source.samplerate > max_duration_s:
+        raise PromptError(
+            f"{name} lasts more than {max_duration_s:g} s.", hint="Cut it into shorter recordings, or raise the limit."
+        )
+    if num_frames * source.channels > most:
+        raise PromptError(f"{name} has more than {most} samples.", hint="Record or convert it at 48000 Hz or less.")
 
 
 def _check_file(path: Path) -> None:
@@ -92,24 +144,6 @@ def _check_file(path: Path) -> None:
         raise PromptError(f"There is no readable file {path}.", hint="Check its name.") from error
     if size == 0:
         raise PromptError(f"{path} is empty.", hint=_RECORD)
-
-
-def _check_duration(name: str, duration_s: float, max_duration_s: float) -> None:
-    if duration_s < _MIN_DURATION_S:
-        raise PromptError(
-            f"{name} lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s.", hint="Give a longer recording."
-        )
-    if duration_s > max_duration_s:
-        raise PromptError(
-            f"{name} lasts more than {max_duration_s:g} s.", hint="Cut it into shorter recordings, or raise the limit."
-        )
-
-
-def _check_loudness(name: str, samples: npt.NDArray[np.float32]) -> None:
-    if float(np.abs(samples).max()) < 10 ** (_SILENCE_DBFS / 20):
-        raise PromptError(
-            f"{name} is silent: no sample is louder than {_SILENCE_DBFS:g} dBFS.", hint="Check the microphone."
-        )
 
 
 def _reason(error: Exception) -> str:

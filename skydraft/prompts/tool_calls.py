@@ -17,6 +17,7 @@ from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
 
 MAX_CALLS = 8  # in one answer that must call
+MAX_TRIES = 64  # end marks that end no call, after which an answer is text: each is tried on all that is held
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -42,7 +43,7 @@ def writes_calls(chat_template: str | None) -> bool:
 def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Calls of an earlier turn with their arguments as objects, which templates write as JSON.
 
-    OpenAI's messages have arguments as JSON in a string. A string that is not JSON stays a string.
+    OpenAI's messages have arguments as JSON in a string. A string that is not JSON, or not of whole characters, stays.
     """
     return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
 
@@ -50,6 +51,7 @@ def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     try:
         arguments = json.loads(function["arguments"])
+        json.dumps(arguments, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):
         arguments = None
     return {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]}
@@ -88,9 +90,9 @@ def _for_lark(schema: str) -> str:
 class CallReader:
     """Splits a text, while it arrives, into calls and the text around them.
 
-    Text between the marks that is not a call of one of the tools `names` is returned as text. If the calls are
-    `certain` because a grammar enforces them, their arguments are returned while they are written; otherwise when the
-    call is complete.
+    Text between the marks that is not a call of one of the tools `names` is returned as text, and so is everything
+    after `MAX_TRIES` end marks that ended no call. If the calls are `certain` because a grammar enforces them, their
+    arguments are returned while they are written; otherwise when the call is complete.
     """
 
     def __init__(self, names: Seq[str], *, certain: bool) -> None:
@@ -98,7 +100,10 @@ class CallReader:
         self._certain = certain
         self._held = ""
         self._num_calls = 0
-        self._state = "text"  # "text", "call": from the mark on, "arguments": of a call whose name was given
+        self._tried_len = 0  # of what is held: no end mark begins there that was not tried
+        self._num_tried = 0
+        # "text", "call": from the mark on, "arguments": of a call whose name was given, "over": nothing but text
+        self._state = "text"
 
     def push(self, text: str) -> Iterator[Piece]:
         """Add `text` and return the pieces that are now certain."""
@@ -109,8 +114,10 @@ class CallReader:
                 yield from self._read_text()
             elif state == "call":
                 yield from self._read_call()
-            else:
+            elif state == "arguments":
                 yield from self._read_arguments()
+            else:
+                yield from self.finish()
             if (state, length) == (self._state, len(self._held)):
                 return
 
@@ -121,7 +128,7 @@ class CallReader:
             yield from [CallText(self._num_calls - 1, held)] if held else []
         elif self._state == "call":
             yield self._complete(held) or held
-        elif held and (held.strip() or not self._num_calls):
+        elif held and (held.strip() or not self._num_calls or self._state == "over"):
             yield held
 
     def _read_text(self) -> Iterator[Piece]:
@@ -140,13 +147,16 @@ class CallReader:
         if self._certain:
             yield from self._read_head()
             return
-        end = self._held.find(_END)
-        while end >= 0:
+        while (end := self._held.find(_END, self._tried_len)) >= 0:
             if call := self._complete(self._held[:end]):
-                self._held, self._state = self._held[end + len(_END) :], "text"
+                self._held, self._state, self._tried_len = self._held[end + len(_END) :], "text", 0
                 yield call
                 return
-            end = self._held.find(_END, end + 1)  # an argument may contain the mark
+            self._tried_len, self._num_tried = end + 1, self._num_tried + 1  # an argument may contain the mark
+            if self._num_tried == MAX_TRIES:
+                self._state = "over"
+                return
+        self._tried_len = max(self._tried_len, len(self._held) - len(_END))
 
     def _read_head(self) -> Iterator[Piece]:
         """The name of the tool, as soon as the text up to the arguments is complete."""

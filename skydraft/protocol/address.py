@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """Whether this is the address of a server that is not ours."""
+    """Whether this is the address of a server without skydraft."""
     return text.lower().startswith(("http://", "https://"))
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, grammars
+from skydraft.choosing import grammar as grammar_module
 from skydraft.choosing.chooser import Chooser
 from skydraft.engines.toy import open_toy
 from skydraft.errors import GrammarRefused
@@ -54,6 +55,15 @@ def test_what_would_take_too_much_is_refused_within_a_second(grammar: str) -> No
     assert time.monotonic() - began < 30  # however busy the machine is
 
 
+def test_a_check_that_could_not_be_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab, grammar = open_toy("toy").vocab, "regex:(ab){7}"
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_module, "_CHILD", grammar_module._CHILD.replace(f"size({2**28})", f"size({2**40})"))
+        with pytest.raises(GrammarRefused, match="for want of memory"):
+            Chooser(DecodingParams(grammar=grammar), vocab, 0)
+    Chooser(DecodingParams(grammar=grammar), vocab, 0)
+
+
 def _spent() -> float:
     times = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in times)
@@ -77,3 +87,11 @@ def test_what_is_no_grammar_is_refused_without_a_library(text: str) -> None:
 def test_brackets_in_texts_of_a_schema_are_not_counted() -> None:
     grammars.check_grammar(skydraft.json_schema({"const": "(" * 500, "title": '\\"' + "[" * 500}))
     grammars.check_grammar(skydraft.regex(r"\(" * 500))
+
+
+def test_a_check_that_failed_for_want_of_memory_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab, params = open_toy("toy").vocab, DecodingParams(grammar="regex:tried again")
+    with monkeypatch.context() as short, pytest.raises(GrammarRefused, match="memory"):
+        short.setattr("skydraft.choosing.grammar._CHILD", "raise SystemExit(1)")
+        Chooser(params, vocab, 0)
+    assert Chooser(params, vocab, 0)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
+import uvicorn
 
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
@@ -24,8 +25,9 @@ PATIENCE_S = 30.0
 class Running:
     """A gateway and where it is."""
 
-    def __init__(self, gateway: Gateway, url: str) -> None:
+    def __init__(self, gateway: Gateway, url: str, server: uvicorn.Server) -> None:
         self.gateway = gateway
+        self.server = server
         self.url = url
         self.v1 = f"{url}/v1"
 
@@ -66,8 +68,8 @@ def gateway(
     thread.start()
     Running.wait_until(lambda: bool(ports) or not thread.is_alive())
     try:
-        yield Running(made, f"http://127.0.0.1:{ports[0]}")
+        yield Running(made, f"http://127.0.0.1:{ports[0]}", server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)
-        made.desk.close()
+        made.close()

@@ -7,24 +7,30 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
+import skydraft
+from skydraft import api
 from skydraft.decoding.request import GenerateRequest
-from skydraft.gateway import server as process
+from skydraft.engines.toy import open_toy
+from skydraft.errors import TargetChanged
+from skydraft.gateway import connections
 from skydraft.gateway.desk import Desk
+from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import asked
 
 from ..gateway.running import Running, gateway, toy_pair
+from ..serving import serving
 
 
 def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page needs no key: 512 connections that ask for it and never read would have been all there are, for ever."""
-    monkeypatch.setattr(process, "_UNREAD_S", 0.5)
+    monkeypatch.setattr(connections, "_UNREAD_S", 0.5)
     with gateway() as running, socket.socket() as greedy:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         greedy.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
@@ -35,7 +41,7 @@ def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_UNREAD_S", 2.0)
+    monkeypatch.setattr(connections, "_UNREAD_S", 2.0)
     options: dict[str, Any] = {"stream": True, "max_tokens": 200, "skydraft": {"min_new_tokens": 200}}
     with gateway() as running:
         body = {"model": "skydraft-edge", "messages": [{"role": "user", "content": "语速"}], **options}
@@ -148,3 +154,24 @@ def test_depth_is_no_failure_of_the_gateway(depth: int, inner: str) -> None:
         reply = httpx.post(f"{running.v1}/chat/completions", content=asks, timeout=30)
         assert reply.status_code in (200, 400)
         assert isinstance(running, Running) and running.chat().status_code == 200
+
+
+def test_servers_that_differ_are_an_error_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differ(*_: object) -> bool:
+        raise TargetChanged("One of the servers runs another model.")
+
+    monkeypatch.setattr(api, "is_calibrated", differ)
+    with gateway() as running:
+        for reply in (httpx.get(f"{running.v1}/models"), running.chat(model="skydraft")):
+            assert reply.status_code == 503 and "another model" in reply.json()["error"]["message"]
+        assert httpx.get(f"{running.url}/health").status_code == running.chat().status_code == 200
+
+
+def test_a_block_longer_than_the_server_takes_is_no_error() -> None:
+    with (
+        open_toy("toy", 4096, 4) as target,
+        serving(target, max_block=4, max_sessions=2) as server,
+        closing(skydraft.connect(server.address)) as cloud,
+        gateway(Pair(open_toy("toy:drift=0.2", 4096, 4), cloud)) as running,
+    ):
+        assert running.chat(model="skydraft-lossless", skydraft={"k": 16}).status_code == 200

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, EngineOptions
 from skydraft.config import CAPTION_PROMPT
+from skydraft.gateway import requests
 from skydraft.gateway.pair import Pair
+from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Defaults
+from skydraft.gateway.schema import ChatRequest
 from skydraft.prompts.audio import load_audio
 
 from ..serving import serving
@@ -102,9 +106,22 @@ def test_broken_recordings_are_refused(hearing: Running, content: Any, says: str
     assert reply.status_code == 400 and says in reply.json()["error"]["message"]
 
 
-def test_a_model_that_does_not_hear_says_so(served: Running) -> None:
+def test_a_model_that_does_not_hear_says_so_and_reads_none(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "audio_from_bytes", lambda data: pytest.fail("it was decoded"))
     reply = served.chat([part()])
     assert reply.status_code == 400 and "takes no audio" in reply.json()["error"]["message"]
+
+
+def test_recordings_of_one_request_last_a_quarter_of_an_hour_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may be tiny as a file: eighty took 1.5 GB."""
+    read: list[bytes] = []
+    minutes = SimpleNamespace(duration_s=240.0)
+    monkeypatch.setattr(requests, "audio_from_bytes", lambda data: read.append(data) or minutes)
+    body = ChatRequest.model_validate({"model": "skydraft", "messages": [{"role": "user", "content": [part()] * 80}]})
+    hears: Any = SimpleNamespace(takes_audio=True)
+    with pytest.raises(Refusal, match="more than 900 s"):
+        requests.chat_requests(body, hears, hears, Defaults(DecodingParams()), "")
+    assert len(read) == 4
 
 
 def test_over_a_link_nothing_of_a_voice_is_sent_unless_that_was_said(hearing: Running) -> None:

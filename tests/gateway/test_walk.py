@@ -57,7 +57,7 @@ def test_a_chat_completion_walks_through_few_modules() -> None:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-        gateway.desk.close()
+        gateway.close()
     walked = tracer.beside - tracer.in_rounds
     assert len(walked) <= MOST, sorted(walked)
     assert {name for name in walked if name.startswith(("gateway", "prompts", "api", "cloud"))} == set(WALK)

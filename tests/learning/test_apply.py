@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from skydraft.engines.transformers_text import TransformersEngine
-from skydraft.errors import NotEnoughDisk, OptionError, RecordsError
-from skydraft.learning.adapter import Adapter, AdapterCard, merge, read_adapter
+from skydraft.errors import ModelFilesError, NotEnoughDisk, OptionError, RecordsError
+from skydraft.learning.adapter import Adapter, AdapterCard, merge, open_learned, read_adapter
 from skydraft.models.adapted import Applied, applied, set_applied
 from tests.engines.tiny_checkpoint import OPTIONS
 
@@ -148,6 +148,16 @@ def test_two_merges_at_once_publish_one_whole_file(tmp_path: Path, monkeypatch: 
         (out,) = {each.result() for each in both}
     assert out.read_bytes() == whole
     assert [path.name for path in out.parent.iterdir() if not path.name.startswith(".")] == [out.name]
+
+
+def test_a_merged_model_that_was_cut_is_named_and_made_again(tmp_path: Path) -> None:
+    base, adapter = small_gguf(tmp_path / "base.gguf"), adapter_for("f" * 32, (64, 96))
+    out = merge(base, "f" * 32, "base", adapter, tmp_path)
+    whole = out.read_bytes()
+    out.write_bytes(whole[:-100])
+    with pytest.raises(ModelFilesError, match="gone or damaged"):
+        open_learned("base", Applied("a.safetensors", str(out)), pytest.fail, tmp_path)
+    assert merge(base, "f" * 32, "base", adapter, tmp_path) == out and out.read_bytes() == whole
 
 
 def test_models_that_are_applied_at_once_are_all_noted(tmp_path: Path) -> None:

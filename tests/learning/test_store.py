@@ -206,6 +206,25 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Store(Path("/proc/skydraft-learn")).prepare()
 
 
+def test_what_only_looks_like_a_file_of_the_store_is_left_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.add(lesson(1))
+    folder, outside = store.folder, tmp_path / "outside"
+    outside.write_bytes(encode(lesson(9)))
+    (folder / "lessons-backup.jsonl").write_text("a copy")
+    (folder / "lessons-99999999.jsonl.old").write_text("another")
+    (folder / "lessons-٠٠٠٠٠٠٠٩.jsonl").write_text("digits of another script")
+    (folder / "lessons-00000007.jsonl").symlink_to(outside)
+    os.mkfifo(folder / "lessons-00000008.jsonl")
+    (folder / "lessons-00000009.jsonl").mkdir()
+    store.add(lesson(2))
+    skipped: Counter[str] = Counter()
+    assert [each.prompt_ids for each in store.lessons(skipped)] == [lesson(1).prompt_ids, lesson(2).prompt_ids]
+    assert not skipped and store.size().num_files == 2
+    store.forget()
+    assert len(list(folder.glob("lessons-*"))) == 6 and outside.read_bytes() == encode(lesson(9))
+
+
 def test_forgetting_takes_the_lessons_and_nothing_else(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.forget().num_files == 0 and Store(tmp_path / "none").forget().num_bytes == 0

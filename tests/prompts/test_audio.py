@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from skydraft.errors import MissingDependency, PromptError
+from skydraft.prompts import audio as audio_module
 from skydraft.prompts.audio import load_audio
 from skydraft.types import SAMPLE_RATE
 
 soundfile = pytest.importorskip("soundfile")
-pytest.importorskip("soxr")
+soxr = pytest.importorskip("soxr")
 
 TONE_HZ = 440
 
@@ -80,6 +82,54 @@ def test_the_limit_is_told_from_the_header(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("it was decoded"))
     with pytest.raises(PromptError, match="lasts more than 300 s"):
         load_audio(path)
+
+
+def constant(path: Path, seconds: int, rate: int, channels: int) -> Path:
+    """A second of it is a few kilobytes of FLAC, however many samples that stands for."""
+    with soundfile.SoundFile(path, "w", rate, channels) as file:
+        for _ in range(seconds):
+            file.write(np.full((rate, channels), 0.5, np.float32))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "says"),
+    [(655_350, 1, "has 655350 samples a second"), (3999, 1, "samples a second"), (48_000, 8, "more than 288000 sam")],
+)
+def test_what_unpacks_to_too_much_is_told_from_the_header(
+    rate: int, channels: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = constant(tmp_path / "a.flac", 2, rate, channels)
+    monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("it was decoded"))
+    with pytest.raises(PromptError, match=says):
+        load_audio(path, max_duration_s=3.0)
+
+
+def test_the_longest_recording_takes_the_memory_of_its_samples(tmp_path: Path) -> None:
+    path = constant(tmp_path / "a.flac", 100, 48_000, 2)
+    tracemalloc.start()
+    try:
+        audio = load_audio(path, max_duration_s=100.0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2.5 * audio.samples.nbytes + (8 << 20)  # the samples alone were 38 MB before
+
+
+@pytest.mark.parametrize("rate", [8000, 22_050, 44_100])
+def test_blocks_leave_no_mark(rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, rate * 3).astype(np.float32)
+    path = save(tmp_path / "a.wav", noise, rate, subtype="FLOAT")
+    whole = load_audio(path).samples
+    assert np.array_equal(whole, soxr.resample(noise, rate, SAMPLE_RATE))
+    monkeypatch.setattr(audio_module, "_BLOCK", 999)
+    assert np.array_equal(load_audio(path).samples, whole)
+
+
+@pytest.mark.parametrize("kind", ["AIFF", "AU", "CAF", "W64", "NIST"])
+def test_four_formats_are_read(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match=f"cannot be read as audio: it is {kind}"):
+        load_audio(save(tmp_path / "a.wav", tone(0.5), format=kind))
 
 
 def with_bad_sample(path: Path, value: float) -> Path:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.errors import PromptError
-from skydraft.prompts.tool_calls import CallReader, Piece, as_objects, calling_grammar, writes_calls
+from skydraft.prompts.tool_calls import MAX_TRIES, CallReader, Piece, as_objects, calling_grammar, writes_calls
 from tests.toys import law
 
 NAMES = ["get_weather", "天气"]
@@ -101,6 +101,26 @@ def test_a_last_call_may_lack_its_mark_and_one_may_follow_nonsense() -> None:
     assert read([call("天气", {}), "\n好"]) == ("\n好", [("天气", "{}")])
 
 
+@law(30)
+@given(st.integers(MAX_TRIES - 2, MAX_TRIES + 2), st.lists(st.integers(0, 9999), max_size=8))
+def test_after_many_marks_that_end_no_call_all_is_text(num_marks: int, places: list[int]) -> None:
+    text = "说：\n<tool_call>" + "\nx</tool_call>" * num_marks + "\n" + call("天气", {})
+    assert read(cut(text, places)) == read([text]) == (text, [])
+    text = call("天气", {"a": "</tool_call>" * num_marks})
+    assert read(cut(text, places)) == read([text])
+    assert len(read([text])[1]) == (num_marks < MAX_TRIES)
+
+
+def test_a_model_that_repeats_a_mark_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mark was tried again with each piece of text that came: a thousand took seconds of everybody's."""
+    tried: list[str] = []
+    complete = CallReader._complete
+    monkeypatch.setattr(CallReader, "_complete", lambda reader, text: tried.append(text) or complete(reader, text))
+    text = "<tool_call>" + "x</tool_call>\n" * 8000
+    assert read([text[start : start + 4] for start in range(0, len(text), 4)]) == (text, [])
+    assert len(tried) == MAX_TRIES
+
+
 def test_arguments_that_are_certain_come_as_they_are_written() -> None:
     reader = CallReader(NAMES, certain=True)
     text = call("get_weather", {"city": "上海", "days": 3})
@@ -114,9 +134,10 @@ def test_arguments_of_earlier_turns_are_objects_for_the_template() -> None:
         {"id": "1", "function": {"name": "f", "arguments": '{"a": "上"}'}},
         {"id": "2", "function": {"name": "f", "arguments": {"a": 1}}},
         {"id": "3", "function": {"name": "f", "arguments": "[1"}},
+        {"id": "4", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}},  # half of a character
     ]
     found = [each["function"]["arguments"] for each in as_objects(given)]
-    assert found == [{"a": "上"}, {"a": 1}, "[1"] and as_objects(given)[0]["id"] == "1"
+    assert found == [{"a": "上"}, {"a": 1}, "[1", '{"a": "\\ud800"}'] and as_objects(given)[0]["id"] == "1"
 
 
 def test_a_template_that_knows_no_tools_is_told_apart() -> None:

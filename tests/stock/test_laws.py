@@ -1,4 +1,4 @@
-"""A server that is not ours gives what its model gives in this process, whatever the gate, the draft and the seed."""
+"""A server without skydraft gives what its model gives in this process, whatever the gate, the draft and the seed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Servers that are not ours as targets: vLLM, SGLang, llama-server, with nothing of skydraft installed there."""
+"""Servers without skydraft as targets: vLLM, SGLang, llama-server, with nothing of skydraft installed there."""

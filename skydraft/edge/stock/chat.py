@@ -126,7 +126,7 @@ class Chat(TextDialect):
 
     def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         if any(message.keys() != {"role", "content"} for message in asked.messages):
-            raise OptionError("A chat server that is not ours takes no tools here.")
+            raise OptionError("A chat server without skydraft takes no tools here.")
         body, messages = _body(model, num_tokens, params), list(asked.messages)
         if asked.text and "prefix" in self._more:
             body["prefix"] = asked.text

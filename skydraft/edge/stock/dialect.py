@@ -1,4 +1,4 @@
-"""What a server that is not ours is asked, and how its answers are read: one small class for each kind of server.
+"""What a server without skydraft is asked, and how its answers are read: one small class for each kind of server.
 
 A dialect only makes requests and reads answers; `session` decides what to ask, and `wire` carries it.
 """

@@ -1,4 +1,4 @@
-"""One server that is not ours: which kind it is, which model it runs, and what its answers cost."""
+"""One server without skydraft: which kind it is, which model it runs, and what its answers cost."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class _Known:
 
 
 class StockServer:
-    """A server that is not ours, for all generations that use it.
+    """A server without skydraft, for all generations that use it.
 
     It is both the list of servers, with itself as the only one, and the connection to it: `Servers` and `Channel` of
     the texts. `api` names the dialect, or "auto"; `model` names one of several models. Once the
@@ -146,7 +146,7 @@ class StockServer:
 
     @property
     def heard_at(self) -> float:
-        """Monotonic time of the server's last answer."""
+        """Time of the server's last answer, by the loop's clock."""
         return self.wire.heard_at
 
     def in_order(self, number: int) -> list[StockServer]:

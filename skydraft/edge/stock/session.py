@@ -1,4 +1,4 @@
-"""One text at a server that is not ours. The server keeps nothing: each request carries all tokens.
+"""One text at a server without skydraft. The server keeps nothing: each request carries all tokens.
 
 A draft is checked in one of two ways. The target writes from the base, and the edge compares what comes with the draft;
 the same request then writes on. Or one request asks for the choices along the whole draft, where the server does that
@@ -40,12 +40,12 @@ _KEPT = frozenset(("max_new_tokens", "stop", "sentences", "temperature", "top_k"
 
 
 def check_params(params: DecodingParams) -> None:
-    """Raise OptionError for parameters that a server which is not ours cannot follow."""
+    """Raise OptionError for parameters that a server without skydraft cannot follow."""
     off = DecodingParams()
     for each in fields(params):
         if each.name not in _KEPT and getattr(params, each.name) != getattr(off, each.name):
             raise OptionError(
-                f"--{each.name.replace('_', '-')} does not apply to a server that is not ours: it changes the target's "
+                f"--{each.name.replace('_', '-')} does not apply to a server without skydraft: it changes the target's "
                 "logits before each choice.",
                 hint="Leave it out, or use a server that runs skydraft serve.",
             )
@@ -69,7 +69,7 @@ class _Drawing:
 
 
 class StockSession:
-    """`TextSession` at a server that is not ours. All methods run on the event loop; each tries once."""
+    """`TextSession` at a server without skydraft. All methods run on the event loop; each tries once."""
 
     number = 0
 
@@ -79,10 +79,10 @@ class StockSession:
         params, top = request.params, request.plan.top
         check_params(params)
         if prompt.media:
-            raise OptionError("A server that is not ours takes no recordings.", hint="Add --share-audio none.")
+            raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
         if top > MAX_BEST:
             raise OptionError(
-                f"A server that is not ours tells its best {MAX_BEST} tokens; --accept top:{top} is more."
+                f"A server without skydraft tells its best {MAX_BEST} tokens; --accept top:{top} is more."
             )
         self.top = top
         self._server = server

@@ -31,7 +31,7 @@ class Sglang:
     """
 
     name = "sglang"
-    life = "/health"
+    life = "/v1/models"  # /health writes a token first
     checks = True
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:

@@ -1,4 +1,4 @@
-"""HTTP to a server that is not ours: JSON goes out, JSON or a stream of events comes in. All runs on the event loop."""
+"""HTTP to a server without skydraft: JSON goes out, JSON or a stream of events comes in. All runs on the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
-from skydraft.edge.channel import Waiting
+from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.errors import (
     CloudBusy,
     CloudFailure,
@@ -39,7 +39,7 @@ _TOO_LONG = ("context length", "context size", "maximum context", "too long", "e
 class Wire:
     """The HTTP connections to one server, shared by all generations.
 
-    `url` is the root of its own interface, without `/v1`. `heard_at` is the monotonic time of its last answer.
+    `url` is the root of its own interface, without `/v1`. `heard_at` is the time of its last answer by the loop's clock.
     """
 
     def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
@@ -88,10 +88,12 @@ class Wire:
 
     async def look(self, path: str, timeout_s: float) -> float:
         """Milliseconds until any answer at a path. Raises CloudLost."""
-        began = time.perf_counter()
+        began, seen = time.perf_counter(), shared_loop().now()
         try:
             await self._timed(self._ask("GET", path, None), timeout_s)
         except CloudTimeout as error:
+            if shared_loop().now() - seen < timeout_s / 2:  # this process was stopped meanwhile
+                return await self.look(path, timeout_s)
             raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
         except (CloudLost, TlsFailure):
             raise
@@ -101,18 +103,19 @@ class Wire:
 
     async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting) -> T:
         """The result of `work` within the times of `waiting`. Raises CloudTimeout, or CloudLost for a dead server."""
-        began, pause_s = time.monotonic(), waiting.quick_s
+        now = shared_loop().now
+        began, pause_s = now(), waiting.quick_s
         task = asyncio.ensure_future(work)
         looking: asyncio.Future[float] | None = None
         try:
             while not (await asyncio.wait((task,), timeout=pause_s))[0]:
-                if time.monotonic() - began >= waiting.timeout_s:
+                if now() - began >= waiting.timeout_s:
                     raise CloudTimeout("no answer in time.")
                 looking = asyncio.ensure_future(self.look(life, waiting.ping_s))
                 await asyncio.wait((task, looking), return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
                     looking.result()
-                    pause_s = min(_LOOK_AGAIN_S, max(began + waiting.timeout_s - time.monotonic(), 0.0))
+                    pause_s = min(_LOOK_AGAIN_S, max(began + waiting.timeout_s - now(), 0.0))
             return task.result()
         finally:
             for each in (task, looking):
@@ -130,7 +133,7 @@ class Wire:
         headers = {"Content-Type": "application/json"} if content is not None else {}
         try:
             async with self.client.stream(method, url, content=content, headers=headers) as response:
-                self.heard_at = time.monotonic()
+                self.heard_at = shared_loop().now()
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await _start(response))
                 if response.headers.get("content-encoding", "identity") != "identity":
@@ -192,7 +195,7 @@ class Events:
     async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
         held = b""
         async for chunk in response.aiter_raw():
-            self._wire.heard_at = time.monotonic()
+            self._wire.heard_at = shared_loop().now()
             self.bytes_down += len(chunk)
             *lines, held = (held + chunk).split(b"\n")
             if len(held) > _MAX_LINE:

@@ -1,0 +1,43 @@
+"""State files: written whole or not at all, and set aside where they are damaged."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+
+log = logging.getLogger("skydraft")  # where nobody configures logging, a warning is a line on stderr
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file; no process ever sees a part of it, not even after a power cut. Raises OSError.
+
+    A new file gets the permissions `mode`, less the umask. Who reads it first to change it holds a lock meanwhile.
+    """
+    scratch = path.with_name(f".{path.name}-{token_hex(6)}")
+    try:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        with suppress(OSError):
+            scratch.unlink()
+        raise
+
+
+def set_aside(path: Path, meaning: str) -> None:
+    """Rename a damaged file, and say so in a line that ends with `meaning`. Raises OSError."""
+    aside = path.with_name(f"{path.name}.damaged-{token_hex(3)}")
+    with suppress(FileNotFoundError):  # another process was faster
+        os.replace(path, aside)
+        log.warning("skydraft: %s was damaged and is now %s: %s.", path, aside.name, meaning)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file is on the disk. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

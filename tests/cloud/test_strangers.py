@@ -1,0 +1,85 @@
+"""What somebody without a token may do to a server: nothing that lasts."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from skydraft.engines.toy import open_toy
+from skydraft.protocol.values import SERVICE
+
+from ..serving import PATIENCE_S, Serving, serving
+from .messages import TOKENS
+
+CALLS = ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", f"{SERVICE}/GetInfo", f"{SERVICE}/Session",
+         "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]  # fmt: skip
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever says nothing has half a second."""
+    for module in ("questions", "server"):
+        monkeypatch.setattr(f"skydraft.cloud.{module}.QUESTION_S", 0.5)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Serving]:
+    (tmp_path / "tokens").write_text(TOKENS)
+    (tmp_path / "tokens").chmod(0o600)
+    with serving(open_toy("toy"), token_file=tmp_path / "tokens") as running:
+        yield running
+
+
+@contextmanager
+def calls(address: str, num: int, *messages: bytes) -> Iterator[list[Any]]:
+    """So many calls of every method that begin, send these messages, and do not end."""
+    over = threading.Event()
+
+    def endless() -> Iterator[bytes]:
+        yield from messages
+        over.wait(2 * PATIENCE_S)
+
+    with grpc.insecure_channel(address) as channel:
+        yield [channel.stream_stream(f"/{name}")(endless()) for name in CALLS for _ in range(num)]
+        over.set()
+
+
+@pytest.mark.parametrize("messages", [(), (b"",)], ids=["silent", "one message"])
+def test_calls_that_do_not_end_do_not_delay_a_restart(guarded: Serving, messages: tuple[bytes, ...]) -> None:
+    with calls(guarded.address, 3, *messages):
+        time.sleep(0.5)  # they have come
+        began = time.monotonic()
+        guarded.stop(grace_s=25)
+        assert time.monotonic() - began < 5
+
+
+def test_a_question_that_does_not_come_ends(soon: None, guarded: Serving) -> None:
+    with calls(guarded.address, 20) as begun:
+        codes = {call.code() for call in begun}  # waits for each
+    assert codes == {
+        grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED,
+    }  # fmt: skip
+
+
+def test_connections_that_say_nothing_make_way(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.cloud.server._MAX_CONNECTIONS", 20)
+    with serving(open_toy("toy")) as server, ExitStack() as silent:
+        for _ in range(40):
+            silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        server.wait_until(lambda: _answers(server))
+
+
+def _answers(server: Serving) -> bool:
+    with grpc.insecure_channel(server.address) as channel:
+        try:
+            return bool(channel.unary_unary(f"/{CALLS[0]}")(b"", timeout=5))
+        except grpc.RpcError:
+            return False

@@ -1,0 +1,73 @@
+"""An edge that was itself stopped, as by Ctrl-Z or with its machine: time that nobody watched is no silence."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams
+from skydraft.edge.channel import WatchedTime
+from skydraft.engines.toy import open_toy
+
+from ..cloud.messages import slow_toy
+from ..serving import PATIENCE_S, serving
+from ..toys import law
+
+TIMEOUT_S, NUM_TOKENS = 1.0, 24
+CODE = """
+import contextlib, skydraft
+from skydraft.edge.channel import WatchedTime
+from skydraft.engines.toy import open_toy
+params = skydraft.DecodingParams(max_new_tokens={n}, min_new_tokens={n}, temperature=0.8, seed=3)
+with contextlib.closing(skydraft.connect({address!r}, timeout_s={timeout})) as cloud:
+    given = {{"edge": open_toy("toy:drift=0.2"), "cloud": cloud, "plan": skydraft.make_plan({plan})}}
+    text = skydraft.generate("语速", params=params, **given)
+    for round in text.rounds():
+        print("round", flush=True)
+    print(*text.token_ids)
+"""
+
+
+@pytest.mark.parametrize("plan", ["k=4", "'cloud'"])
+def test_an_edge_that_was_stopped_for_longer_than_it_waits_keeps_its_text(plan: str) -> None:
+    with serving(slow_toy(0.2)) as server:
+        code = CODE.format(n=NUM_TOKENS, address=server.address, timeout=TIMEOUT_S, plan=plan)
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as edge:
+            assert edge.stdout is not None
+            edge.stdout.readline()
+            for _ in range(3):
+                edge.send_signal(signal.SIGSTOP)
+                time.sleep(1.4 * TIMEOUT_S)
+                edge.send_signal(signal.SIGCONT)
+                time.sleep(0.2)
+            out, err = edge.communicate(timeout=PATIENCE_S)
+    assert (edge.returncode, err) == (0, "")
+    params = DecodingParams(max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, temperature=0.8, seed=3)
+    text = skydraft.generate("语速", cloud=open_toy("toy"), params=params, plan=skydraft.make_plan("cloud")).run()
+    assert out.splitlines()[-1] == " ".join(map(str, text.token_ids))
+
+
+@law(60)
+@given(st.lists(st.tuples(st.floats(0, 1e4), st.booleans()), max_size=30))
+def test_the_watch_never_goes_back_and_counts_no_pause(steps: list[tuple[float, bool]]) -> None:
+    times = [0.0]
+    watch = WatchedTime(lambda: times[-1])
+    seen = [watch.now()]
+    for pause_s, ticks in steps:
+        times.append(times[-1] + pause_s)
+        if ticks:
+            watch.tick()
+        seen.append(watch.now())
+    assert seen == sorted(seen)
+    assert seen[-1] <= min(times[-1], 0.3 * (1 + len(steps))) + 1e-9
+    if all(pause_s <= 0.3 and ticks for pause_s, ticks in steps):
+        assert seen[-1] == pytest.approx(times[-1])

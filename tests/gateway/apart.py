@@ -1,0 +1,172 @@
+"""A gateway in a process of its own over the toy pair, watched from outside: answers, times and memory."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import resource
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..starting import Started
+
+PATIENCE_S = 60.0
+TOYS = ("--edge-model", "toy:drift=0.2", "--cloud-model", "toy")
+
+
+@dataclass
+class Watched:
+    """What /health showed while it was asked again and again: the longest wait, in seconds, and anything but 200."""
+
+    worst_s: float = 0.0
+    num_asked: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Apart:
+    """`skydraft gateway` with these options, that may have `limit_mib` of address space."""
+
+    def __init__(self, *options: str, limit_mib: int = 3072) -> None:
+        self._process = Started("gateway", *(options or TOYS), "--port", "0", stderr=subprocess.PIPE)
+        self.printed = ""
+        assert self._process.stderr is not None
+        while "Ctrl-C stops." not in self.printed:
+            line = self._process.stderr.readline()
+            assert line, self.printed
+            self.printed += line
+        found = re.search(r"https?://localhost:(\d+)", self.printed)
+        assert found
+        self.port = int(found[1])
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as client:
+            self.pid = _process_of(client.getpeername()[1])
+        resource.prlimit(self.pid, resource.RLIMIT_AS, (limit_mib << 20, limit_mib << 20))
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.printed += line
+
+    def post(
+        self, content: bytes, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            client.request("POST", path, content, headers or {})
+            reply = client.getresponse()
+            return reply.status, reply.read()
+        finally:
+            client.close()
+
+    def health_s(self) -> tuple[float, int]:
+        """Seconds that /health takes, and its status."""
+        began = time.monotonic()
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            client.request("GET", "/health")
+            status = client.getresponse().status
+        finally:
+            client.close()
+        return time.monotonic() - began, status
+
+    @contextmanager
+    def watched(self) -> Iterator[Watched]:
+        """Ask for /health every 10 ms."""
+        seen, over = Watched(), threading.Event()
+
+        def watch() -> None:
+            while not over.is_set():
+                try:
+                    took_s, status = self.health_s()
+                    seen.worst_s, seen.num_asked = max(seen.worst_s, took_s), seen.num_asked + 1
+                    seen.wrong += [] if status == 200 else [str(status)]
+                except OSError as error:
+                    seen.wrong.append(repr(error))
+                    return
+                over.wait(0.01)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            yield seen
+        finally:
+            over.set()
+            watching.join()
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool]) -> None:
+        """Return when it holds; fail if it does not in time."""
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, "this did not come true"
+            time.sleep(0.01)
+
+    def forget_peak(self) -> None:
+        """Let `peak_mib` begin anew."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    @property
+    def peak_mib(self) -> float:
+        """The most memory that was resident since `forget_peak`."""
+        return self._status("VmHWM")
+
+    @property
+    def resident_mib(self) -> float:
+        """Memory that is resident now."""
+        return self._status("VmRSS")
+
+    def _status(self, name: str) -> float:
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(rf"{name}:\s+(\d+) kB", text)
+        assert found
+        return int(found[1]) / 1024
+
+    @property
+    def num_files(self) -> int:
+        """Open files and sockets."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
+        """Its status and the seconds that it took to end; `printed` is complete then."""
+        began = time.monotonic()
+        self._process.send_signal(number)
+        status = self._process.wait(PATIENCE_S)
+        took_s = time.monotonic() - began
+        self._reading.join(PATIENCE_S)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        return status, took_s
+
+
+def _process_of(port: int) -> int:
+    """The process that listens on a port of loopback."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inode = next(line[9] for line in lines if line[3] == "0A" and line[1] == f"0100007F:{port:04X}")
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if str(link.readlink()) == f"socket:[{inode}]":
+                return int(link.parts[2])
+        except OSError:
+            continue
+    raise AssertionError("nobody listens there")
+
+
+@contextmanager
+def apart(*options: str, **limits: Any) -> Iterator[Apart]:
+    """A gateway apart; its end is asserted to be clean and without a traceback."""
+    running = Apart(*options, **limits)
+    try:
+        yield running
+    finally:
+        status, _ = running.stop()
+    assert status == 0 and "Traceback" not in running.printed, running.printed[-2000:]

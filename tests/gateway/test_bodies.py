@@ -1,0 +1,168 @@
+"""Bodies that are small to send and dear to read: none keeps other clients waiting, or takes much memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.requests import read_body
+from skydraft.gateway.schema import AudioPart, ChatRequest, TextRequest
+
+from .apart import TOYS, Apart, apart
+
+MIB = 1 << 20
+MOST = 32 * MIB - 1000
+LATE_S, MUCH_MIB = 1.0, 200.0  # a quarter of a second, on a machine that is busy
+
+
+@pytest.fixture(scope="module")
+def gateway_apart() -> Iterator[Apart]:
+    """A gateway for this file; its end is clean."""
+    with apart() as running:
+        yield running
+
+
+def chat(content: bytes = b'"a"', more: bytes = b"") -> bytes:
+    return b'{"model":"skydraft-edge","max_tokens":2,"messages":[{"role":"user","content":%s}]%s}' % (content, more)
+
+
+def many(item: bytes, num: int) -> bytes:
+    return b"[" + b",".join([item] * num) + b"]"
+
+
+def field(name: str, value: bytes) -> bytes:
+    return chat(more=b',"%s":%s' % (name.encode(), value))
+
+
+TURN = b'{"role":"user","content":%s}'
+SMILE = "😀".encode()  # makes each character of its text take four bytes
+CALL = b'{"function":{"name":"a","arguments":"{}"}}'
+BODIES = {
+    "parts without a type": chat(many(b"{}", 70_000)),
+    "parts without a type in each message": b'{"messages":%s}' % many(TURN % many(b"0", 256), 4096),
+    "modalities": field("modalities", many(b"0", 3_900_000)),
+    "lists that are not read": field("user", many(b"[]", MOST // 3)),
+    "objects that are not read, and speech": field("data", many(b"{}", MOST // 3)),
+    "brackets": b"[" * MOST,
+    "a text": chat(b'"%s%s"' % (SMILE, b"a" * MOST)),
+    "a text in the place of speech": chat(b'[{"data":"%s%s"}]' % (SMILE, b"a" * MOST)),
+    "a recording": chat(b'[{"type":"input_audio","input_audio":{"data":"%s"}}]' % (b"AAAA" * (MOST // 4 - 100))),
+    "escapes": chat(b'"%s"' % (b"\\u4f60" * (2 * MIB // 6 - 100))),
+    "keys": field("skydraft", b"{%s}" % b",".join(b'"k%d":0' % number for number in range(60_000))),
+    "biases": field("logit_bias", b"{%s}" % b",".join(b'"k%d":"x"' % number for number in range(60_000))),
+    "a type": chat(b'[{"type":"%s"}]' % (b"x" * (2 * MIB - 1000))),
+    "digits": field("seed", b"9" * 2_000_000),
+    "parameters": field(
+        "tools", b'[{"type":"function","function":{"name":"a","parameters":{"a":%s}}}]' % many(b"[]", 95_000)
+    ),
+    "calls": b'{"model":"skydraft-edge","messages":%s}'
+    % many(b'{"role":"assistant","tool_calls":%s}' % many(CALL, 250), 120),
+    "turns": b'{"model":"skydraft-edge","messages":%s}' % many(TURN % many(b'{"type":"text","text":"a"}', 12), 4096),
+    "choices": chat(b'"%s"' % (b"a b" * (2 * MIB // 3 - 100)), b',"n":8'),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_no_body_stops_the_others_or_fills_the_memory(gateway_apart: Apart, name: str) -> None:
+    gateway_apart.health_s()
+    before = gateway_apart.resident_mib
+    gateway_apart.forget_peak()
+    with gateway_apart.watched() as seen:
+        status, reply = gateway_apart.post(BODIES[name])
+    assert status in (400, 413) and len(reply) < 4000
+    assert not seen.wrong and seen.worst_s < LATE_S and gateway_apart.peak_mib - before < MUCH_MIB
+
+
+@pytest.mark.parametrize("num_bytes", [1, 16])
+def test_a_body_in_tiny_chunks_is_hung_up_on(gateway_apart: Apart, num_bytes: int) -> None:
+    """Twelve megabytes of them kept everybody waiting for six seconds, key or no key."""
+    chunk = b"%x\r\n%s\r\n" % (num_bytes, b" " * num_bytes)
+    with gateway_apart.watched() as seen, socket.create_connection(("127.0.0.1", gateway_apart.port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            client.sendall(chunk * (12 * MIB // len(chunk)))
+            assert not client.recv(1)
+            raise ConnectionResetError
+    assert seen.worst_s < LATE_S
+
+
+@pytest.mark.parametrize("num_bytes", [200, 4096])
+def test_a_body_in_chunks_is_read(gateway_apart: Apart, num_bytes: int) -> None:
+    body = chat(more=b" " * 1_900_000)
+    chunks = [body[start : start + num_bytes] for start in range(0, len(body), num_bytes)]
+    with socket.create_connection(("127.0.0.1", gateway_apart.port), timeout=30) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n")
+        assert client.recv(20).startswith(b"HTTP/1.1 200")
+
+
+def test_all_bodies_together_and_those_of_a_key_have_a_budget(tmp_path: Path) -> None:
+    """Two dozen that were withheld took 655 MB."""
+    keys = tmp_path / "keys"
+    keys.write_text("eve key-of-eve-is-long-enough\nann key-of-ann-is-long-enough\n")
+    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 33000000\r\n"
+    with apart(*TOYS, "--api-key-file", str(keys)) as running, ExitStack() as stack:
+        before, replies = running.resident_mib, list[bytes]()
+        for _ in range(12):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=30))
+            client.sendall(head.encode() + b"x-api-key: key-of-eve-is-long-enough\r\n\r\n")
+            with suppress(OSError):
+                client.sendall(b" " * (31 * MIB))
+            client.setblocking(False)
+            with suppress(BlockingIOError, ConnectionError):
+                replies.append(client.recv(12))
+        assert replies and set(replies) == {b"HTTP/1.1 503"}
+        assert running.resident_mib - before < 200
+        headers = {"x-api-key": "key-of-ann-is-long-enough"}
+        assert running.post(chat(more=b" " * MIB), headers=headers)[0] == 200
+        stack.close()
+        headers = {"x-api-key": "key-of-eve-is-long-enough"}
+        running.wait_until(lambda: running.post(chat(more=b" " * MIB), headers=headers)[0] == 200)
+
+
+def spoken(*recordings: str, **more: Any) -> bytes:
+    parts = [{"type": "input_audio", "input_audio": {"data": data}} for data in recordings]
+    return json.dumps({"model": "a", "messages": [{"role": "user", "content": parts}], **more}).encode()
+
+
+def heard(body: ChatRequest) -> list[bytes]:
+    content = body.messages[0].content
+    assert isinstance(content, list)
+    return [part.input_audio.data for part in content if isinstance(part, AudioPart)]
+
+
+def test_recordings_of_a_long_body_are_those_that_were_sent() -> None:
+    """They are taken out before it is parsed."""
+    clips = [base64.b64encode(bytes([number]) * size).decode() for number, size in enumerate((2 * MIB, 10, MIB, 5000))]
+    plain = spoken(*clips)
+    for body in (plain, plain.replace(b"/", b"\\/"), json.dumps(json.loads(plain), indent=9).encode()):
+        assert heard(read_body(body, ChatRequest)) == [clip.encode() for clip in clips]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (spoken("A" * 3 * MIB, metadata={"data": "A" * 5000}), "beside recordings"),
+        (spoken("A" * 3 * MIB, user="a" * 2 * MIB), "beside recordings"),
+        (spoken(*["A" * 5000] * 900), "beside recordings"),
+        (spoken("A" * 3 * MIB)[:-2], "not valid JSON"),
+        (json.dumps({"model": "a", "prompt": "a", "data": "A" * 3 * MIB}).encode(), "beside recordings"),
+    ],
+)
+def test_what_is_long_and_no_recording_is_refused(body: bytes, says: str) -> None:
+    kind: Any = TextRequest if b"prompt" in body[:30] else ChatRequest
+    with pytest.raises(Refusal, match=says):
+        read_body(body, kind)
+
+
+def test_a_name_of_a_recording_that_is_none_is_no_recording() -> None:
+    speech = b"A" * 3 * MIB
+    assert heard(read_body(spoken("recording 1", speech.decode()), ChatRequest)) == [speech, b"recording 1"]

@@ -1,0 +1,175 @@
+"""Clients that hang up, and a gateway that is told to stop: both take effect at once, whatever is under way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft.edge.session import Session
+from skydraft.engines.toy import open_toy
+from skydraft.errors import RateLimited, SessionNotFound
+from skydraft.gateway import app
+from skydraft.gateway.pair import Pair
+
+from ..serving import Process
+from .apart import TOYS, Apart
+from .running import Running, gateway
+
+FREE_S = 1.5  # half a second is meant, on a machine that is busy
+STOPPED_S = 4.0  # two are meant
+Clients = list[socket.socket]
+
+
+def client(port: int, body: bytes, length: int = 0, path: str = "/v1/chat/completions") -> socket.socket:
+    """One that has sent a request, or the beginning of one with this `length`."""
+    made = socket.create_connection(("127.0.0.1", port), timeout=30)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    made.sendall(head.encode() + body)
+    return made
+
+
+def chat(mode: str, **more: Any) -> bytes:
+    asked = {"model": f"skydraft-{mode}", "messages": [{"role": "user", "content": "语速"}], "max_tokens": 4000}
+    return json.dumps(asked | {"skydraft": {"min_new_tokens": 3900}} | more).encode()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Process]:
+    """A server that can be stopped."""
+    running = Process()
+    yield running
+    running.end(signal.SIGTERM)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    async def judge(*_: object) -> None:
+        raise error
+
+    return judge
+
+
+LIMITED, LOST = RateLimited("slow down", retry_after_s=25), SessionNotFound("no such session")
+STATES: list[tuple[str, str, Exception | None, bool, bool]] = [
+    # name, mode, what each verification raises, whether the server is stopped, whether the cloud is required
+    ("running", "lossless", None, False, False),
+    ("rate limit", "lossless", LIMITED, False, False),
+    ("rate limit of a gated text", "quality", LIMITED, False, False),
+    ("opened again and again", "cloud", LOST, False, False),
+    ("stopped before the first word", "cloud", None, True, False),
+    ("stopped before the facts", "lossless", None, True, False),
+    ("stopped before the calibration", "auto", None, True, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "stops", "requires"), [pytest.param(*case[1:], id=case[0]) for case in STATES]
+)
+def test_who_hangs_up_leaves_the_place_at_once(
+    server: Process, monkeypatch: pytest.MonkeyPatch, mode: str, error: Exception | None, stops: bool, requires: bool
+) -> None:
+    if error is not None:
+        monkeypatch.setattr(Session, "judge", raising(error))
+    with (
+        open_toy("toy:drift=0.2", 4096, 4) as edge,
+        closing(skydraft.connect(server.address, require=requires)) as cloud,
+        gateway(Pair(edge, cloud), max_running=1) as running,
+    ):
+        if stops:
+            server.send(signal.SIGSTOP)
+        try:
+            desk = running.gateway.desk
+            clients = [client(port_of(running), chat(mode)) for _ in range(2)]
+            running.wait_until(lambda: desk.num_running == 1 and desk.num_waiting == 1)
+            time.sleep(0.3)
+            began = time.monotonic()
+            for each in clients:
+                each.close()
+            running.wait_until_idle()
+            assert time.monotonic() - began < FREE_S
+        finally:
+            server.send(signal.SIGCONT)
+
+
+def port_of(running: Running) -> int:
+    return int(running.url.rpartition(":")[2])
+
+
+def idle(port: int) -> Clients:
+    return [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+
+
+def beginning(port: int) -> Clients:
+    clients = idle(port)
+    for each in clients:
+        each.sendall(b"POST /v1/chat")
+    return clients
+
+
+def withholding(port: int) -> Clients:
+    return [client(port, b"{", length=1000) for _ in range(3)]
+
+
+def reading(port: int) -> Clients:
+    return [client(port, chat("lossless", stream=True)) for _ in range(8)]
+
+
+def waiting(port: int) -> Clients:
+    return [client(port, chat("quality")) for _ in range(8)]
+
+
+@pytest.mark.parametrize("clients", [idle, beginning, withholding, reading, waiting])
+def test_it_stops_whatever_its_clients_do(clients: Callable[[int], Clients]) -> None:
+    running = Apart(*TOYS)
+    connected = clients(running.port)
+    time.sleep(0.3)
+    status, took_s = running.stop()
+    for each in connected:
+        each.close()
+    assert status == 0 and took_s < STOPPED_S and "Traceback" not in running.printed, running.printed
+
+
+@pytest.mark.parametrize("mode", ["lossless", "quality"])
+def test_it_stops_while_its_cloud_does_not_answer(server: Process, mode: str) -> None:
+    running = Apart("--edge-model", "toy:drift=0.2", "--cloud", server.address)
+    server.send(signal.SIGSTOP)
+    try:
+        connected = [client(running.port, chat(mode)) for _ in range(8)]
+        time.sleep(0.5)
+        status, took_s = running.stop()
+    finally:
+        server.send(signal.SIGCONT)
+    for each in connected:
+        each.close()
+    assert status == 0 and took_s < STOPPED_S and "Traceback" not in running.printed, running.printed
+
+
+def test_it_stops_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def read(*_: object) -> None:
+        begun.set()
+        end.wait(20)
+
+    monkeypatch.setattr(app, "read_body", read)
+    with gateway() as running, caplog.at_level(logging.ERROR):
+        clients = [client(port_of(running), b" " * 100_000) for _ in range(2)]
+        assert begun.wait(10)
+        began = time.monotonic()
+        running.server.should_exit = True
+        running.wait_until(lambda: not running.server.server_state.tasks)
+        assert time.monotonic() - began < STOPPED_S
+        for each in clients:
+            assert not each.recv(1)
+            each.close()
+        end.set()
+    assert "Traceback" not in caplog.text

@@ -1,0 +1,99 @@
+"""Small state files: whole or not there at all, whoever writes at the same time and wherever a process ends."""
+
+from __future__ import annotations
+
+import ast
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from skydraft.errors import ModelFilesError
+from skydraft.files import write_whole
+from skydraft.models.adapted import Applied, applied, set_applied
+
+ROOT = Path(__file__).parent.parent / "skydraft"
+
+
+def test_a_reader_sees_one_of_the_writers_files_and_nothing_is_left_over(tmp_path: Path) -> None:
+    path, over = tmp_path / "state", threading.Event()
+    contents = [bytes([65 + number]) * 50_000 for number in range(4)]
+    write_whole(path, contents[0])
+
+    def read() -> set[bytes]:
+        seen = set()
+        while not over.is_set():
+            seen.add(path.read_bytes())
+        return seen
+
+    with ThreadPoolExecutor(6) as pool:
+        reader = pool.submit(read)
+        list(pool.map(lambda number: write_whole(path, contents[number % 4]), range(80)))
+        over.set()
+        assert reader.result() <= set(contents)
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_whole(tmp_path / "state", b"before", 0o600)
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "state", b"after")
+    assert (tmp_path / "state").read_bytes() == b"before" and os.listdir(tmp_path) == ["state"]
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
+
+
+DAMAGED = {
+    "cut": b'{"a": {"adapter": "x", "mer', "empty": b"", "a list": b"[1]", "deep": b"[" * 100_000,
+    "not text": b"\xff\xfe{}", "a number": b'{"a": 5}',
+    "wrong types": b'{"a": {"adapter": 5, "merged": [], "trained_on": "abc"}}',
+    "many digits": b'{"a": ' + b"9" * 6000 + b"}", "nothing": b"\0" * 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_of_adapters_is_set_aside_with_a_line(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "adapters.json").write_bytes(content)
+    assert applied(tmp_path) == {}
+    (line,) = caplog.messages
+    assert "adapters.json" in line and "\n" not in line
+    (aside,) = tmp_path.glob("adapters.json.damaged*")
+    assert aside.read_bytes() == content
+    set_applied(tmp_path, "model", entry := Applied("a", "m"))
+    assert applied(tmp_path) == {"model": entry} and len(caplog.messages) == 1
+
+
+def test_a_file_that_may_not_be_read_is_an_error_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "adapters.json").mkdir()
+    with pytest.raises(ModelFilesError, match="cannot be read"):
+        applied(tmp_path)
+    assert (tmp_path / "adapters.json").is_dir()
+
+
+# What is no state of ours: files that users name, that grow by lines, or that are made in a scratch folder; downloads.
+OTHERS = {
+    "engines/trainable.py", "evaluation/records.py", "evaluation/report/page.py", "evaluation/runner.py",
+    "models/fetch.py", "cli/caption.py", "cli/options.py", "learning/adapter.py",
+}  # fmt: skip
+
+
+def writes(source: str) -> bool:
+    """Whether a module writes a file by itself."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            modes = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            if name in ("write_text", "write_bytes", "NamedTemporaryFile", "mkstemp") or (
+                name == "open" and any(set(mode) & set("wax+") and len(mode) < 4 for mode in modes)
+            ):
+                return True
+    return False
+
+
+def test_there_is_one_way_to_write_a_state_file() -> None:
+    assert {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if writes(path.read_text())} == OTHERS
+    assert writes("path.write_text('x')") and writes("path.open('wb')") and not writes("path.open('rb')")
