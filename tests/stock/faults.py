@@ -135,18 +135,17 @@ def stalls(num_parts: int = 1) -> Fault:
     return Fault(wire)
 
 
-def floods(part: bytes, kind: str = "text/event-stream", num_parts: int = 1 << 30) -> Fault:
-    """Sends this part again and again, until the client hangs up: gigabytes, if it does not."""
+def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None = None) -> Fault:
+    """Sends this part again and again, until the client hangs up, gigabytes if need be. `sent` gets their sizes."""
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
         left = asyncio.ensure_future(gone(receive))
         await reply(send, 200, {"content-type": kind}, b"", more=True)
-        for _ in range(num_parts):
-            if left.done():
-                return
+        while not left.done():
             await send({"type": "http.response.body", "body": part, "more_body": True})
+            if sent is not None:
+                sent.append(len(part))
             await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": b""})
 
     return Fault(wire)
 
