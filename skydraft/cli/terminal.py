@@ -174,6 +174,8 @@ def _summary(generation: Generation) -> str:
     parts.append(f"{_number(stats.cloud_calls_per_token)} calls/token")
     if stats.target_written_per_token:
         parts[-1] += f" · target wrote {100 * stats.target_written_per_token:.0f} %"
+    if stats.cost is not None:
+        parts.append(f"cost {stats.cost:.3g}")
     parts.append(f"ended by {generation.finish_reason}")
     return " · ".join(parts)
 

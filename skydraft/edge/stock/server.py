@@ -25,6 +25,7 @@ from skydraft.edge.stock.session import StockSession
 from skydraft.edge.stock.sglang import Sglang
 from skydraft.edge.stock.vllm import Vllm
 from skydraft.edge.stock.wire import Events, Wire, as_json
+from skydraft.edge.tls import check_certificates
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BudgetSpent, CloudFailure, OptionError, UnknownModel, VocabularyMismatch
 from skydraft.protocol.address import is_loopback
@@ -119,6 +120,10 @@ class StockServer:
             raise OptionError("--max-cost must be above 0, and needs --price HIT,MISS,OUT.")
         if api != "auto" and api not in DIALECTS:
             raise OptionError(f"--cloud-api {api} is unknown.", hint=f"Choose one of: auto, {', '.join(DIALECTS)}.")
+        if tls_ca and parts.scheme == "http":
+            raise OptionError("--tls-ca does not apply to http://, which is not encrypted.")
+        if tls_ca:
+            check_certificates(tls_ca)
         is_here = is_loopback(parts.hostname)
         if key and parts.scheme == "http" and not (is_here or insecure):
             raise OptionError(

@@ -158,6 +158,8 @@ export class Answer {
     if (tokens) say('meta.done', { tokens, speed: shown.speed(this.figures) });
     if (tokens && firstMs !== null) say('meta.first', { ms: Math.round(firstMs) });
     if (tokens && how === 'done') say('meta.calls', { calls: shown.calls(this.figures), written: shown.written(this.figures) });
+    if (this.figures.inexact) say('meta.inexact');
+    if (this.figures.cost != null) say('meta.cost', { cost: this.figures.cost.toPrecision(3) });
     if (how === 'done' && this.finishReason === 'length') say('meta.length');
     if (how === 'stopped') say('meta.stopped');
   }
