@@ -3,6 +3,7 @@ no token is lost or doubled."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -398,3 +399,30 @@ def test_a_server_that_comes_back_as_another_model_writes_no_token_of_the_text(p
         else:
             assert plan == "gated"
         assert_all_is_accounted_for(generation)
+
+
+@pytest.mark.long
+def test_a_hundred_generations_under_kills_lose_and_double_no_token() -> None:
+    """Servers of three kinds that are killed at random moments and come back, under gated texts and streams."""
+    chance, num_tokens, num_kills = random.Random(26), 0, 0
+    for number in range(100):
+        dialect, plan = DIALECTS[number % 3], ("cloud", "gated")[number % 2]
+        with fake(dialect, TARGET, token_s=0.004) as server, known(server, PATIENCE_S) as cloud:
+            generation = write(cloud, plan)
+            tokens = iter(generation)
+            for _ in range(chance.randrange(LENGTH)):
+                if next(tokens, None) is None:
+                    break
+            server.kill()
+            back = threading.Timer(chance.uniform(0.05, 0.6), server.start)
+            back.start()
+            for _ in tokens:
+                pass
+            back.join()
+            num_kills, num_tokens = num_kills + 1, num_tokens + len(generation.token_ids)
+            if plan == "cloud":
+                assert generation.token_ids == ALONE
+            else:
+                assert_all_is_accounted_for(generation)
+    print(f"{num_kills} kills, {num_tokens} tokens")
+    assert num_tokens > 2000
