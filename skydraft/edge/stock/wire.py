@@ -31,7 +31,7 @@ T = TypeVar("T")
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 32 << 20, 1 << 20, 1 << 16  # bytes
 _CONNECT_S = 10.0
 _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
-_IDLE_S = 60.0  # an unused connection is kept for this long
+_IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
 _MAX_EVENTS = 256  # that wait to be read; the server waits then
 _TOO_LONG = ("context length", "context size", "maximum context", "too long", "exceed")
 
@@ -65,7 +65,7 @@ class Wire:
                 verify=trusted, headers=self._headers, follow_redirects=False,
                 trust_env=not self._is_here,  # a proxy does not lead back to this machine
                 timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
-                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_S),
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_TLS_S if trusted else _IDLE_S),
             )  # fmt: skip
         return self._client
 
