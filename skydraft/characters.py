@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from typing import Any
 
 COMMA_LIKE = frozenset("，,、；;：:﹐﹑﹔﹕､")
 FULL_STOP_LIKE = frozenset("。．.！!？?｡﹒﹗﹖")
@@ -54,3 +55,12 @@ def one_line(text: str) -> str:
 def json_line(value: object) -> str:
     """One line of JSON without control characters; Chinese is not escaped."""
     return json.dumps(value, ensure_ascii=False, default=str).translate(_UNESCAPED_IN_JSON)
+
+
+def from_json(data: str | bytes) -> Any:
+    """The value of a JSON text; it may begin with a byte order mark. Raises ValueError, where it is too deep too."""
+    text = data if isinstance(data, str) else data.decode("utf-8")
+    try:
+        return json.loads(text.removeprefix("\ufeff"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -37,6 +37,13 @@ def set_aside(path: Path, meaning: str) -> None:
         log.warning("skydraft: %s was damaged and is now %s: %s.", path, aside.name, meaning)
 
 
+def warn_if_shared(path: Path) -> None:
+    """Say so in a line if others than its owner can read a file with a secret."""
+    with suppress(OSError):
+        if path.stat().st_mode & 0o077:
+            log.warning("skydraft: others can read the secrets in %s; run: chmod 600 %s", path, path)
+
+
 def sync(path: Path) -> None:
     """Wait until a file is on the disk. Raises OSError."""
     with path.open("rb") as file:

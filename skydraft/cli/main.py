@@ -54,6 +54,7 @@ def main(args: Seq[str] | None = None) -> None:
 
 def run(args: Seq[str] | None = None) -> int:
     """Run a command; returns its exit status. A failure is one line on stderr, never a traceback."""
+    _fill_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
     try:
@@ -77,6 +78,13 @@ def run(args: Seq[str] | None = None) -> int:
     except OSError as error:
         unnamed = "standard output" if error.errno == errno.ENOSPC else "the system refused"
         return _fail(f"{error.strerror or error}: {error.filename or unnamed}.", 1)
+
+
+def _fill_streams() -> None:
+    """Let streams that the shell closed (`2>&-`) lead nowhere: each open takes the number that is free."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  as long as the process
 
 
 def _fail(message: str, status: int) -> int:

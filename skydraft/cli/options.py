@@ -5,7 +5,7 @@ A section becomes one frozen value, which is passed to the command. Its construc
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import sys
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 import click
 
 from skydraft import grammars
+from skydraft.characters import from_json, one_line
 from skydraft.cli.sections import Section, option, with_default
 from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT, STYLES, DecodingParams, Execution, decoding_params
@@ -79,22 +80,26 @@ def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Me
     """The conversation in a file, with a system prompt before and a question after it. Raises PromptError."""
     folder = Path() if name == "-" else Path(name).parent
     try:
-        content = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8"))
+        content = from_json(sys.stdin.read() if name == "-" else Path(name).read_bytes())
     except OSError as error:
         raise PromptError(f"{name} cannot be read: {error.strerror}.", hint="Check its name.") from error
     except ValueError as error:
         hint = 'Write [{"role": "user", "content": "..."}].'
         raise PromptError(f"{name} is not a JSON list of messages: {error}.", hint=hint) from error
+    if not isinstance(content, list):
+        raise PromptError(f"{name} is not a JSON list of messages.", hint='Write [{"role": "user", "content": "..."}].')
     begin = (Message("system", system),) if system is not None else ()
-    if isinstance(content, list):
-        content = [_with_audio(each, folder) for each in content]
-    return (*begin, *conversation(content), *(asked(prompt) if prompt is not None else ()))
+    spoken = [_with_audio(each, folder) for each in content]
+    return (*begin, *conversation(spoken), *(asked(prompt) if prompt is not None else ()))
 
 
 def _with_audio(message: Any, folder: Path) -> Any:
     """A message in which the name of a recording is replaced by the recording."""
     if isinstance(message, dict) and isinstance(file := message.get("audio"), str):
-        return message | {"audio": load_audio(folder / file)}
+        try:
+            return message | {"audio": load_audio(folder / file)}
+        except (OSError, ValueError) as error:  # no name of a file at all
+            raise PromptError(f"{one_line(file)[:100]} cannot be read.", hint="Check its name.") from error
     return message
 
 
@@ -233,9 +238,20 @@ output_section = Section("output", "Output", OutputChoice, [
 def open_for_writing(path: Path, mode: int = 0o666) -> TextIO:
     """Open a text file to overwrite it; a new file gets the permissions `mode`. Raises OptionError."""
     try:
-        return open(path, "w", encoding="utf-8", newline="", opener=lambda name, flags: os.open(name, flags, mode))
+        raw = _Named(path, "w", opener=lambda name, flags: os.open(name, flags, mode))
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", newline="")
+
+
+class _Named(io.FileIO):
+    """A file whose errors in writing name it."""
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.name)) from error
 
 
 @dataclass(frozen=True, slots=True)

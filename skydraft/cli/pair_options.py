@@ -17,6 +17,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
+from skydraft.files import warn_if_shared
 from skydraft.models import Progress, SourceName, cache_dir, default_pair, progress_on
 from skydraft.models.adapted import Applied, applied
 from skydraft.protocol.address import is_url, parse_addresses
@@ -270,6 +271,7 @@ def _read(path: Path) -> bytes:
 def _read_token(path: Path) -> str:
     """The token in a file, alone on a line or after its label, as in the server's file."""
     lines = _read(path).decode(errors="replace").splitlines()
+    warn_if_shared(path)
     fields = [line.partition("#")[0].split() for line in lines]
     tokens = [field[-1] for field in fields if field]
     if len(tokens) != 1 or not tokens[0].isascii():

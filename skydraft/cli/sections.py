@@ -110,11 +110,12 @@ def _read_into(context: click.Context, param: click.Parameter, file: Path | None
     if file is None:
         return
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
+        given = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise click.BadParameter(f"{file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{file} is not TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise click.BadParameter(f"{file} is not TOML: {reason}.") from error
     options = {_long_name(each): each for each in context.command.params if isinstance(each, click.Option)}
     known = {name: each for name, each in options.items() if each is not param}
     defaults: dict[str, Any] = {}
@@ -131,4 +132,16 @@ def _checked(option: click.Option, where: str, value: Any) -> Any:
         raise click.BadParameter(f"{where} must be {'true or false' if option.is_flag else 'a value, not a bool'}.")
     if isinstance(value, list) != option.multiple or isinstance(value, dict):
         raise click.BadParameter(f"{where} must be {'a list' if option.multiple else 'one value'}.")
+    kinds, what = _KINDS.get(option.type.name, ((str,), "text"))
+    if not all(isinstance(each, kinds) for each in (value if option.multiple else [value])):
+        raise click.BadParameter(f"{where} must be {what}.")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise click.BadParameter(f"{where} must be a smaller number.")
     return value
+
+
+# What an option of a click type takes from a file; others take text. A number is not cut: 1.5 is no port.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "boolean": ((bool,), "true or false"), "integer": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+}  # fmt: skip

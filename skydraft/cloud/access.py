@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from skydraft.errors import NotAuthorized, OptionError, RateLimited
+from skydraft.files import warn_if_shared
 
 log = logging.getLogger("skydraft.cloud")
 ANONYMOUS = "anonymous"
@@ -37,6 +38,8 @@ class Keyring:
         self._labels = _read(path) if path else {}
         if path and not self._labels:
             raise OptionError(f"The token file {path} holds no tokens, so every client would be refused.")
+        if path:
+            warn_if_shared(path)
 
     @property
     def has_tokens(self) -> bool:

@@ -24,6 +24,7 @@ from skydraft.cloud.questions import QUESTION_S, Questions
 from skydraft.cloud.service import VerifierService
 from skydraft.config import Execution, check_execution
 from skydraft.errors import EngineError, OptionError, importing
+from skydraft.files import warn_if_shared
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import FEW_FRAMES, ServerInfo
@@ -164,6 +165,7 @@ class CloudServer:
         if cert is None or key is None:
             return None
         check_certificate(cert, key)
+        warn_if_shared(key)
         return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
 
     def _work(self) -> None:

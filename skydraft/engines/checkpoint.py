@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from skydraft.characters import from_json
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, MissingDependency, OptionError, importing
@@ -41,7 +42,7 @@ def weights_fingerprint(files: Iterable[Path]) -> str:
 def is_omni(path: Path) -> bool:
     """Whether the config.json in a folder names a Qwen2.5-Omni model."""
     try:
-        model_type = json.loads((path / "config.json").read_text())["model_type"]
+        model_type = from_json((path / "config.json").read_bytes())["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return model_type in ("qwen2_5_omni", "qwen2_5_omni_thinker")
@@ -102,7 +103,7 @@ def _checked(tokenizer: Any, path: Path) -> Any:
     file = path / "chat_template.json"
     if tokenizer.chat_template is None and file.is_file():
         try:
-            tokenizer.chat_template = json.loads(file.read_text())["chat_template"]
+            tokenizer.chat_template = from_json(file.read_bytes())["chat_template"]
         except (ValueError, KeyError, TypeError) as error:
             raise BrokenModel(f"{file} holds no chat template.", hint="Fetch it again.") from error
     return tokenizer

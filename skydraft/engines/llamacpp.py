@@ -18,6 +18,7 @@ import numpy as np
 from skydraft.config import num_cores
 from skydraft.engines.base import Engine, Rows, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
+from skydraft.engines.gguf_header import check_gguf
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
@@ -84,6 +85,7 @@ class LlamaCppEngine(Engine):
         self._lib = load_library()
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
         self.path = path
+        check_gguf(path)
         self._num_threads = options.num_threads or num_cores()
         self._model = self._load_model(path, options)
         _forget_mapped_pages(path)

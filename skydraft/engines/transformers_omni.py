@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from skydraft.characters import from_json
 from skydraft.engines.base import Rows, Sequence
 from skydraft.engines.checkpoint import first_line, is_omni, load_library
 from skydraft.engines.options import EngineOptions
@@ -179,7 +179,7 @@ class OmniEngine(TransformersEngine):
 def _check_config(path: Path) -> None:
     """Raise BrokenModel unless the parts of a thinker are described. transformers would make up those of 7B."""
     try:
-        config = json.loads((path / "config.json").read_text())
+        config = from_json((path / "config.json").read_bytes())
         described = set(config.get("thinker_config", config))
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise BrokenModel(f"{path} has no readable config.json.", hint="Fetch it again.") from error

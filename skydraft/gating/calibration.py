@@ -7,7 +7,6 @@ end blocks: it changes how many tokens are drafted, never the text.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from skydraft.characters import from_json
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, RecordsError
 from skydraft.gating.gates import GateSpec, History, Reason, text_reason
@@ -199,19 +199,19 @@ def read_calibration(path: Path) -> Calibration:
 
 def _parse(name: str, text: str) -> Calibration:
     try:
-        parsed = json.loads(text)
+        parsed = from_json(text)
         schema = parsed.get("schema") if isinstance(parsed, dict) else None
         if isinstance(schema, int) and schema > SCHEMA:
             raise RecordsError(f"The calibration {name} has schema {schema}; this version reads up to {SCHEMA}.")
         return Calibration.model_validate(parsed)
-    except json.JSONDecodeError as error:
-        raise RecordsError(
-            f"The calibration {name} is not JSON: {error.msg}.", hint="Make it again with: skydraft calibrate."
-        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise RecordsError(f"{name} is not a calibration: {where}: {first['msg']}.") from error
+    except ValueError as error:
+        raise RecordsError(
+            f"The calibration {name} is not JSON: {error}.", hint="Make it again with: skydraft calibrate."
+        ) from error
 
 
 def find_calibration(folders: Iterable[Path], draft: str, target: str | None, names: str) -> Calibration:

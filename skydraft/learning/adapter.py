@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from skydraft.characters import from_json
 from skydraft.engines.base import Engine
 from skydraft.errors import BrokenModel, ModelFilesError, OptionError, RecordsError, importing
 from skydraft.files import write_whole
@@ -111,7 +112,7 @@ def read_adapter(path: Path) -> Adapter:
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
     try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        header = from_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
         card = AdapterCard.model_validate_json(header["__metadata__"]["skydraft-adapter"])
         tensors = library.load(data)
         names = sorted({name.rpartition(".")[0] for name in tensors})

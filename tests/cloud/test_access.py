@@ -36,6 +36,7 @@ def clock() -> Clock:
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "tokens"
     path.write_text(f"ann {ANN}\nbob\t{BOB}\n")
+    path.chmod(0o600)
     return path
 
 

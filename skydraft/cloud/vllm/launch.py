@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from skydraft.characters import from_json
 from skydraft.cloud.vllm.plugin import ARCHITECTURES
 from skydraft.config import Execution
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
@@ -102,7 +103,7 @@ def library() -> tuple[Any, str]:
 def read_config(folder: Path) -> dict[str, Any]:
     """The config of a checkpoint of a supported architecture. Raises BrokenModel for another."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = from_json((folder / "config.json").read_bytes())
         (architecture,) = config["architectures"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BrokenModel(f"{folder} has no config.json that names one architecture.") from error

@@ -1,0 +1,196 @@
+"""Files that somebody damaged or wrote to do harm: a fine result or one clear error, soon and in little memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import tracemalloc
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from skydraft.cli.main import run
+from skydraft.cli.serve import serve
+from skydraft.cloud.access import Keyring
+from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.engines.probe import profile_of
+from skydraft.engines.toy import open_toy
+from skydraft.errors import SkydraftError
+from skydraft.gating.calibration import read_calibration
+from skydraft.gating.hand_back import HandBack
+from skydraft.learning.lessons import Store, encode
+from skydraft.models.adapted import Applied, applied, merged_models, set_applied
+
+from .gating.test_calibration import written as calibration
+from .learning.lessons import lesson
+from .mutating import as_bytes, flipped, mutated
+
+ROOT = Path(__file__).parent.parent
+TOML = 'model = "toy"\nmax-queue = 64\nport = 0\ngrace = 1.5\nlog-prompts = true\nexecution = "exact"\nhost = "::1"\n'
+
+
+def calibrations(folder: Path, rng: random.Random) -> None:
+    (folder / "c.json").write_bytes(as_bytes(mutated(calibration(), rng), rng))
+    found = read_calibration(folder / "c.json")
+    assert 0 <= found.limit(found.curves[0].points[0].agreement, 5, HandBack()) < float("inf")
+
+
+def adapters_json(folder: Path, rng: random.Random) -> None:
+    entries = {
+        "toy": {"adapter": "/a", "merged": "/m", "trained_on": ["1" * 32]},
+        "other": {"adapter": "b", "merged": "n"},
+    }
+    (folder / "adapters.json").write_bytes(as_bytes(mutated(entries, rng), rng))
+    (folder / "adapted").mkdir(exist_ok=True)
+    (folder / "adapted" / "m.gguf").touch()
+    (folder / "adapted" / ".m.gguf.json").write_bytes(as_bytes(mutated({"adapter": "/a", "num_bytes": 1}, rng), rng))
+    assert all(isinstance(each.adapter, str) for each in merged_models(folder))
+    set_applied(folder, "new", entry := Applied("a", "m"))
+    assert applied(folder)["new"] == entry
+
+
+def lessons(folder: Path, rng: random.Random) -> None:
+    store, skipped = Store(folder), Counter[str]()
+    store.add(lesson(1))
+    data = as_bytes(mutated(json.loads(encode(lesson(2)).partition(b" ")[2]), rng), rng)
+    with (folder / "lessons-00000001.jsonl").open("ab") as file:
+        file.write(rng.choice([b"", b"%08x " % zlib.crc32(data)]) + data + rng.choice([b"\n", b"\r", b""]))
+        file.write(flipped(encode(lesson(3)), rng))
+    store.add(lesson(4))
+    found = [each.prompt_ids for each in store.lessons(skipped)]
+    assert lesson(1).prompt_ids in found
+    assert sum(skipped.values()) + len(found) >= 2
+
+
+def profiles(folder: Path, rng: random.Random) -> None:
+    good = {"key": {"invariant_rows": 2, "forward_ms": [1.0, 2.0], "date": "2026-01-01", "probed_len": 9}}
+    (folder / "p.json").write_bytes(as_bytes(mutated(good, rng), rng))
+    options = EngineOptions(profile_path=folder / "p.json")
+    assert isinstance(profile_of(TOY, "key", options), RowProfile)
+    assert profile_of(TOY, "key", options).forward_ms
+
+
+def config(folder: Path, rng: random.Random) -> None:
+    file = folder / "serve.toml"
+    lines = [line.split(" = ") for line in TOML.splitlines()]
+    at = rng.randrange(len(lines))
+    lines[at][rng.randrange(2)] = rng.choice(
+        ["1.5", "true", '"many"', "-1", "9" * 5000, "[1]", "[" * 5000, "{a = 1}", "1979-05-27", "nan", "1e400", "x.y",
+         "''", '"\\u0000"', "[" * 5000 + "]" * 5000, "0x7f", "1_0", '"""a\nb"""']
+    )  # fmt: skip
+    data = "".join(f"{name} = {value}\n" for name, value in lines).encode()
+    file.write_bytes(
+        rng.choice([data, data, b"\xef\xbb\xbf" + data, flipped(data, rng), data.decode().encode("utf-16")])
+    )
+    try:
+        serve.make_context("serve", ["--config", str(file)])
+    except click.ClickException as error:
+        assert str(file.name) in error.format_message() or "Invalid value" in error.format_message()
+
+
+def messages(folder: Path, rng: random.Random) -> None:
+    from skydraft.cli.options import read_messages
+
+    good = [{"role": "system", "content": "a"}, {"role": "user", "content": "b", "audio": "none.wav"}]
+    (folder / "m.json").write_bytes(as_bytes(mutated(good, rng), rng))
+    read_messages(str(folder / "m.json"), None, "more")
+
+
+def adapters(folder: Path, rng: random.Random) -> None:
+    pytest.importorskip("safetensors")
+    from skydraft.learning.adapter import read_adapter
+
+    header = {
+        "__metadata__": {"skydraft-adapter": json.dumps(mutated(_CARD, rng) if rng.random() < 0.5 else _CARD)},
+        "m.lora_A": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "m.lora_B": {"dtype": "F32", "shape": [4, 2], "data_offsets": [24, 56]},
+    }
+    head = as_bytes(mutated(header, rng) if rng.random() < 0.7 else header, rng)
+    data = len(head).to_bytes(8, "little") + head + bytes(56)
+    (folder / "a").write_bytes(flipped(data, rng) if rng.random() < 0.3 else data)
+    read = read_adapter(folder / "a")
+    assert read.fingerprint and all(read.change(name).ndim == 2 for name in read.pairs)
+
+
+_CARD = {
+    "schema": 1, "base": "b" * 32, "base_name": "draft", "vocab": "v", "target": "t", "scale": 2.0, "num_trained": 1,
+    "held_out": [0.1, 0.2], "guard": [0, 0], "trained_on": ["1" * 32],
+}  # fmt: skip
+TOY = open_toy("toy")
+READERS: list[Callable[[Path, random.Random], None]] = [
+    calibrations, adapters_json, lessons, profiles, config, messages, adapters
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("num", [300, pytest.param(3_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
+    reader: Callable[[Path, random.Random], None], num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skydraft.engines.probe.probe", lambda engine: RowProfile(1, (1.0,), "2026-01-01"))
+    monkeypatch.setattr("skydraft.files.log.warning", lambda *_: None)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    rng, num_refused, slowest = random.Random(28), 0, 0.0
+    tracemalloc.start()
+    try:
+        for number in range(num):
+            (folder := tmp_path / str(number)).mkdir()
+            began = time.process_time()
+            try:
+                reader(folder, rng)
+            except SkydraftError as error:
+                num_refused += 1
+                assert "\n" not in str(error) and len(str(error)) < 1000
+            slowest = max(slowest, time.process_time() - began)
+            for path in sorted(folder.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
+    assert slowest < 2.0
+    assert num_refused < num  # it also met good files
+
+
+@pytest.mark.parametrize("text", ["port = 1.5", 'port = "70"', "host = 3", 'grace = "1"', "model = 1979-05-27"])
+def test_a_value_of_another_type_in_a_config_is_refused_and_not_cut(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "serve.toml").write_text(text)
+    assert run(["serve", "--config", str(tmp_path / "serve.toml")]) == 2
+    said = capsys.readouterr().err
+    assert "must be" in said and said.count("\n") == 1
+
+
+def test_a_full_disk_is_said_of_the_file_that_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--edge-model", "toy", "--mode", "edge", "-n", "4", "--quiet"]
+    assert run(["generate", "今天", *options, "--trace", "/dev/full"]) == 1
+    assert "No space left on device: /dev/full." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_file_of_tokens_that_others_can_read_is_named(
+    mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tokens").write_text("ann a-token-of-24-characters\n")
+    (tmp_path / "tokens").chmod(mode)
+    Keyring(tmp_path / "tokens")
+    assert [str(tmp_path / "tokens") in line for line in caplog.messages] == [True] * (mode != 0o600)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("generate 今天 --edge-model toy --mode edge -n 4", 0), ("serve --model toy --port 70000", 2)],
+)
+def test_a_stream_that_the_shell_closed_leads_nowhere(command: str, status: int, closed: str) -> None:
+    line = f"{sys.executable} -m skydraft.cli.main {command} {closed}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == status and "Traceback" not in done.stderr
