@@ -186,11 +186,20 @@ def start(
 
 def _fitting(request: GenerateRequest, target: Target) -> GenerateRequest:
     """The request for a target on a server: one without skydraft is streamed where every block would be checked."""
-    if request.execution and not target.is_stock:
-        raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
     plan = request.plan
-    if not target.is_stock or request.execution == "throughput" or not plan.verifies or plan.is_gated:
+    if not target.is_stock:
+        if request.execution:
+            raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
         return request
+    if request.execution == "exact":
+        raise OptionError("--execution exact does not apply to a server without skydraft, which is not exact.")
+    if request.execution or not plan.drafts or not plan.verifies or plan.is_gated:
+        return request
+    if plan.mode != "lossless" or plan.k is not None:
+        raise OptionError(
+            "A server without skydraft is not exact, so it streams where every block would be checked.",
+            hint="To draft all the same: --gate always --execution throughput. To stream: --mode cloud.",
+        )
     return replace(request, plan=replace(make_plan("cloud"), mode=plan.mode))
 
 

@@ -13,6 +13,7 @@ from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.prices import Prices
 from skydraft.edge.cloud import Cloud
+from skydraft.edge.stock.chat import TextDialect
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, OptionError, RecordsError, SkydraftError
 from skydraft.evaluation import policies
@@ -31,6 +32,9 @@ def examine_cloud(
     edge = None
     met: dict[str, ServerInfo] = {}
     if is_url(choice.address or ""):
+        if not measures or prices:
+            option = "--unit-price" if prices else "--no-measure"
+            raise OptionError(f"{option} does not apply to a server without skydraft.", hint="See --price.")
         yield from _examine_stock(console, choice, models)
         return
     for one in choice.each():
@@ -162,7 +166,12 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -
     context = f", context {met.context_len}" if met.context_len else ""
     console.print(f"cloud        {cloud.name}, {met.dialect.name}, {encryption}, key accepted or not needed")
     console.print(f"             {one_line(met.model)}{context}, not exact: its tokens may depend on other requests")
-    console.print("tokens       the same as the draft model's")
+    same = (
+        "compared as text: the server gives no ids"
+        if isinstance(met.dialect, TextDialect)
+        else "the same as the draft model's"
+    )
+    console.print(f"tokens       {same}")
     console.print(f"cache        {found.num_cached} of {found.num_sent} tokens of a prompt, the second time")
     console.print(f"round trip   {found.rtt_ms:.1f} ms; a written token {met.write_ms:.1f} ms")
     if met.check_ms:

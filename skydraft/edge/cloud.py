@@ -16,7 +16,8 @@ from skydraft.edge.channel import Awaited
 from skydraft.edge.line import ServerList
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import new_number
-from skydraft.edge.stock.server import Examined, StockServer
+from skydraft.edge.stock.meeting import Examined
+from skydraft.edge.stock.server import StockServer
 from skydraft.edge.verifier import Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, OptionError, SkydraftError
@@ -176,4 +177,4 @@ class Cloud:
 
     def close(self) -> None:
         """Close the connections."""
-        self._run(self._servers.close())
+        self._servers.loop.begin(self._servers.close()).result()

@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.edge.stock.server import Met
+from skydraft.edge.stock.meeting import Met
 
 from .. import toys
 from ..toys import PROMPT, PROMPT_IDS
@@ -27,7 +27,7 @@ TEMPERATURE = 0.8
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch, fake("vllm", engine=toys.toy(3)) as server:
-        patch.setattr("skydraft.edge.stock.server._SAMPLE", PROMPT)
+        patch.setattr("skydraft.edge.stock.server.SAMPLE", PROMPT)
         with closing(skydraft.connect(server.url, require=True)) as cloud:
             yield cloud
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.stock.server import Met
+from skydraft.edge.stock.meeting import Met
 from skydraft.engines.toy import ToyEngine, character_vocab, open_toy
 from skydraft.errors import SkydraftError, VocabularyMismatch
 from tests.serving import PATIENCE_S

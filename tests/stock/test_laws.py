@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.stock.chat import _HOSTS
-from skydraft.edge.stock.server import Met
+from skydraft.edge.stock.meeting import Met
 from skydraft.engines.toy import open_toy
 
 from .. import toys
@@ -40,7 +40,7 @@ sampled = st.builds(
 @pytest.fixture(scope="module")
 def clouds() -> Iterator[dict[str, tuple[Fake, Any]]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skydraft.edge.stock.server._SAMPLE", PROMPT)  # this vocabulary can read no other text
+        patch.setattr("skydraft.edge.stock.server.SAMPLE", PROMPT)  # this vocabulary can read no other text
         yield from _clouds()
 
 

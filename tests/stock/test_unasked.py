@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.edge.stock.server import Met
+from skydraft.edge.stock.meeting import Met
 from skydraft.errors import SkydraftError
 from tests.serving import PATIENCE_S
 from tests.stock import faults

@@ -33,6 +33,7 @@ class Told:
     text: str = ""
     finish: str = ""
     num_cached: int = 0
+    num_written: int = 0  # in all, if the server counts it
     model: str = ""
 
 
@@ -60,7 +61,7 @@ class TextDialect:
         """Path and body of a request for a stream of more text."""
         raise NotImplementedError
 
-    def said(self, event: Any) -> Told:
+    def told(self, event: Any) -> Told:
         """What one event of that stream says."""
         raise NotImplementedError
 
@@ -74,11 +75,12 @@ def _event(event: Any) -> tuple[Any, int, str]:
     return (field(choices, 0) if choices else None), cached, name(event.get("model"))
 
 
-def _said(event: Any, text: Any, choice: Any) -> Told:
+def _told(event: Any, text: Any, choice: Any) -> Told:
     _, cached, model = _event(event)
     if text is not None and not isinstance(text, str):
         raise CloudFailure("The server sent something else where text was due.")
-    return Told(text or "", name((choice or {}).get("finish_reason")), cached, model)
+    num_written = count(event, "usage", "completion_tokens")
+    return Told(text or "", name((choice or {}).get("finish_reason")), cached, num_written, model)
 
 
 def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]:
@@ -96,9 +98,9 @@ class Completions(TextDialect):
     def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         return "/v1/completions", {**_body(model, num_tokens, params), "prompt": asked.prompt + asked.text}
 
-    def said(self, event: Any) -> Told:
+    def told(self, event: Any) -> Told:
         choice, _, _ = _event(event)
-        return _said(event, choice.get("text") if choice else None, choice)
+        return _told(event, choice.get("text") if choice else None, choice)
 
 
 # Part of the host's name: what the last message says, what the body says, whether the answer begins with that message.
@@ -126,7 +128,7 @@ class Chat(TextDialect):
 
     def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         if any(message.keys() != {"role", "content"} for message in asked.messages):
-            raise OptionError("A chat server without skydraft takes no tools here.")
+            raise OptionError("A chat server without skydraft gets no tools and no calls of tools.")
         body, messages = _body(model, num_tokens, params), list(asked.messages)
         if asked.text and "prefix" in self._more:
             body["prefix"] = asked.text
@@ -135,6 +137,9 @@ class Chat(TextDialect):
             body |= self._more
         return "/v1/chat/completions", {**body, "messages": messages}
 
-    def said(self, event: Any) -> Told:
+    def told(self, event: Any) -> Told:
         choice, _, _ = _event(event)
-        return _said(event, (choice.get("delta") or {}).get("content") if choice else None, choice)
+        delta = (choice.get("delta") or {}) if choice else {}
+        if delta.get("reasoning_content"):
+            raise CloudFailure("This model reasons before it answers, so its answer cannot be gone on with.")
+        return _told(event, delta.get("content"), choice)

@@ -5,15 +5,16 @@ A dialect only makes requests and reads answers; `session` decides what to ask, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
+T = TypeVar("T")
 MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
 Body: TypeAlias = Mapping[str, Any]
 TokenTuple: TypeAlias = tuple[int, ...]
@@ -74,6 +75,14 @@ class Dialect(Protocol):
 
     def checked(self, answer: Any, num_rows: int) -> Read:
         """The rows of that answer."""
+
+
+def read_safely(read: Callable[..., T], *given: Any) -> T:
+    """What `read` gives. Raises CloudFailure for an answer of another shape than it expects."""
+    try:
+        return read(*given)
+    except (TypeError, AttributeError, ValueError, KeyError, IndexError, OverflowError) as error:
+        raise CloudFailure("The server sent an answer that cannot be read.") from error
 
 
 def field(value: Any, *names: str | int) -> Any:

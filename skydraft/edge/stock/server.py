@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from collections.abc import Sequence as Seq
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from skydraft.characters import one_line
-from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
-from skydraft.decoding.cost_model import expected_tokens
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import EventLoop, Waiting, shared_loop
-from skydraft.edge.stock.chat import Asked, Chat, Completions, TextDialect
+from skydraft.edge.stock.chat import Chat, Completions, TextDialect
 from skydraft.edge.stock.dialect import Described, Dialect, name
 from skydraft.edge.stock.llama_server import LlamaServer
+from skydraft.edge.stock.meeting import PROMPT_LEN, SAMPLE, Examined, Met, check_that_it_goes_on, measure, written
 from skydraft.edge.stock.session import StockSession
 from skydraft.edge.stock.sglang import Sglang
 from skydraft.edge.stock.vllm import Vllm
-from skydraft.edge.stock.wire import Events, Wire, as_json
+from skydraft.edge.stock.wire import Wire
 from skydraft.edge.tls import check_certificates
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import BudgetSpent, CloudFailure, OptionError, UnknownModel, VocabularyMismatch
+from skydraft.errors import BudgetSpent, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
 from skydraft.protocol.address import is_loopback
 from skydraft.types import LinkCost, Prompt
 
@@ -42,51 +40,8 @@ _OWNERS = {
     "llamacpp": "llama-server",
     "skydraft": "completions",
 }  # "owned_by" in /v1/models
-# Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
-_SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
-_PROMPT_LEN, _NUM_WRITTEN, _NUM_CHECKED = 64, 6, 6  # tokens of the measurement
-_ALPHA = 0.75  # acceptance that is assumed where a draft may be checked in two ways
+_LIFE = "/v1/models"  # of a server that is not known yet
 _META_S = 10.0  # timeout of questions about the model
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """A server's model: what to call it, and milliseconds of a written token and of a check of n rows."""
-
-    dialect: Dialect | TextDialect
-    model: str
-    context_len: int
-    write_ms: float = 0.0
-    check_ms: tuple[float, ...] = ()
-
-    def is_same(self, other: Met) -> bool:
-        """Whether a text may go on at the other one."""
-        return self.model == other.model and self.dialect.name == other.dialect.name
-
-    def checks(self, num_draft: int) -> bool:
-        """Whether a draft is checked in one request rather than written again: it takes less time."""
-        if not self.check_ms or not num_draft:
-            return False
-        return self._check_ms(num_draft + 1) < expected_tokens(_ALPHA, num_draft) * self.write_ms
-
-    def _check_ms(self, num_rows: int) -> float:
-        known = len(self.check_ms)
-        return self.check_ms[num_rows - 1] if num_rows <= known else self.check_ms[-1] * num_rows / known
-
-    @property
-    def forward_ms(self) -> tuple[float, ...]:
-        """Milliseconds of judging n rows; a single one if each is written in turn."""
-        return self.check_ms if self.checks(_NUM_CHECKED) else (self.write_ms,)
-
-
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """A server's model and costs, and how many tokens of a prompt of `num_sent` it had in its cache the second time."""
-
-    met: Met
-    rtt_ms: float
-    num_sent: int
-    num_cached: int
 
 
 @dataclass(slots=True)
@@ -113,9 +68,14 @@ class StockServer:
         tls_ca: bytes | None = None, insecure: bool = False, prices: Prices | None = None,
         max_cost: float | None = None,
     ) -> None:  # fmt: skip
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise OptionError(f"'{one_line(url)}' is not the address of a server.", hint="Write http://HOST:PORT/v1.")
+        try:
+            parts = urlsplit(url)
+            _ = parts.port  # raises for one that is none
+        except ValueError as error:
+            raise _no_address(url) from error
+        rest = (parts.username, parts.query, parts.fragment, "," in parts.netloc, "?" in url, "#" in url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or any(rest):
+            raise _no_address(url)
         if max_cost is not None and (prices is None or not max_cost > 0):
             raise OptionError("--max-cost must be above 0, and needs --price HIT,MISS,OUT.")
         if api != "auto" and api not in DIALECTS:
@@ -129,7 +89,7 @@ class StockServer:
             raise OptionError(
                 "The key would cross the network unencrypted.", hint="Use https://, or allow that with --insecure."
             )
-        self.target = self.name = url.rstrip("/")
+        self.target = self.name = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self.uses_tls = parts.scheme == "https"
         self.wire = Wire(self.target.removesuffix("/v1"), key, tls_ca, is_here=is_here)
         self.facts: dict[str, tuple[float, TargetFacts]] = {}
@@ -143,6 +103,7 @@ class StockServer:
         self._costs: dict[str, tuple[float, tuple[float, ...]]] = {}  # by model
         self._names: set[str] = set()  # of the model, in answers; the first answer decides
         self._meeting = asyncio.Lock()
+        self._learning: asyncio.Future[TargetFacts] | None = None
 
     @property
     def loop(self) -> EventLoop:
@@ -206,8 +167,25 @@ class StockServer:
         return 2**31 - 1
 
     async def learn(self, channel: object, timeout_s: float) -> TargetFacts:
-        """The model and its costs."""
-        met = await self._meet(timeout_s, measures=True)
+        """The model and its costs. What takes longer goes on in the background, for the next text."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._begin_to_learn())
+        except TimeoutError as error:
+            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+
+    def _begin_to_learn(self) -> asyncio.Future[TargetFacts]:
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.ensure_future(self._learn(_META_S))
+            self._learning.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._learning
+
+    async def _learn(self, timeout_s: float) -> TargetFacts:
+        met = await self._meet(timeout_s)
+        if not met.write_ms:
+            self._costs[met.model] = await measure(self.wire, met, timeout_s)
+            write_ms, check_ms = self._costs[met.model]
+            met = self._known.met = replace(met, write_ms=write_ms, check_ms=check_ms)
         for _ in range(2):
             await self.ping(timeout_s)
         facts = TargetFacts(
@@ -218,29 +196,34 @@ class StockServer:
 
     async def meet(self, vocab: Vocab, waiting: Waiting) -> Met:
         """Its model, whose tokens are those of `vocab`. Raises VocabularyMismatch, UnknownModel or CloudError."""
-        met = self._known.met or await self._meet(min(waiting.timeout_s, _META_S))
-        if vocab.fingerprint not in self._known.vocabularies:
-            ids = await met.dialect.tokenize(self.wire, met.model, _SAMPLE, min(waiting.timeout_s, _META_S))
-            if ids is not None and ids != vocab.encode(_SAMPLE):
+        timeout_s, known = min(waiting.timeout_s, _META_S), self._known
+        met = known.met
+        if met is None:
+            met = await self.wire.patiently(self._meet(timeout_s), _LIFE, waiting)
+        if not met.write_ms and met.dialect.checks and self._learning is None:
+            self._begin_to_learn()  # until then drafts are checked by writing
+        if vocab.fingerprint not in known.vocabularies:
+            asking = met.dialect.tokenize(self.wire, met.model, SAMPLE, timeout_s)
+            ids = await self.wire.patiently(asking, met.dialect.life, waiting)
+            if ids is not None and ids != vocab.encode(SAMPLE):
                 raise VocabularyMismatch(
                     f"{met.model} at {self.target} reads a text as other tokens than the draft model.",
                     hint="Choose two models of one family.",
                 )
-            self._known.vocabularies.add(vocab.fingerprint)
+            known.vocabularies.add(vocab.fingerprint)
         return met
 
-    async def _meet(self, timeout_s: float, *, measures: bool = False) -> Met:
-        """Its model. Costs are measured if asked for, or if drafts may be checked in two ways: once for each model."""
+    async def _meet(self, timeout_s: float) -> Met:
+        """Its model, asked for once; with its costs, once they are known."""
         async with self._meeting:
-            met = self._known.met
+            known, met = self._known, self._known.met
             if met is None:
                 dialect = await self._dialect(timeout_s)
                 described = await self._described(dialect, timeout_s)
-                met = self._known.met = Met(dialect, described.model, described.context_len)
-            if not met.write_ms and (measures or met.dialect.checks):
-                costs = self._costs.get(met.model) or await self._measure(met, timeout_s)
-                self._costs[met.model] = costs
-                met = self._known.met = replace(met, write_ms=costs[0], check_ms=costs[1])
+                met = Met(dialect, described.model, described.context_len, *self._costs.get(described.model, ()))
+                if isinstance(dialect, Chat):
+                    await check_that_it_goes_on(self.wire, met, dialect, timeout_s)
+                known.met = met
             return met
 
     async def _dialect(self, timeout_s: float) -> Dialect | TextDialect:
@@ -269,57 +252,24 @@ class StockServer:
         names = ", ".join(one_line(each.model) for each in known[:10])
         raise OptionError(f"The server at {self.target} has several models: {names}.", hint="Choose: --cloud-model M.")
 
-    async def _measure(self, met: Met, timeout_s: float) -> tuple[float, tuple[float, ...]]:
-        """Milliseconds of a token written in a row after a short prompt, and of checks of n rows."""
-        ids, times, dialect = [at % 16 for at in range(_PROMPT_LEN)], [0.0], met.dialect
-        async for num_tokens, _ in self._written(met, ids, _NUM_WRITTEN, timeout_s):
-            times += [time.perf_counter()] * num_tokens
-        if len(times) < 3:
-            raise CloudFailure("The server wrote no tokens.")
-        write_ms, check_ms = (times[-1] - times[1]) * 1e3 / (len(times) - 2), list[float]()
-        for num_drafts in (1, _NUM_CHECKED) if dialect.checks else ():
-            assert not isinstance(dialect, TextDialect)
-            began = time.perf_counter()
-            path, body = dialect.checking(met.model, ids, [at % 7 for at in range(num_drafts)], 0)
-            dialect.checked(await self.wire.post(path, body, timeout_s), num_drafts + 1)
-            check_ms.append((time.perf_counter() - began) * 1e3)
-        return max(write_ms, 1e-3), _between(*check_ms) if check_ms else ()
-
-    async def _written(
-        self, met: Met, ids: Seq[int], num_tokens: int, timeout_s: float
-    ) -> AsyncIterator[tuple[int, int]]:
-        """(tokens, cached tokens of the prompt) of each event of a short text."""
-        waiting, dialect = Waiting(timeout_s, timeout_s, timeout_s), met.dialect
-        if isinstance(dialect, TextDialect):
-            asked = Asked(({"role": "user", "content": _SAMPLE * (len(ids) // 32)},), _SAMPLE * (len(ids) // 32), "")
-            path, body = dialect.going_on(met.model, asked, num_tokens, DecodingParams())
-        else:
-            path, body = dialect.writing(met.model, ids, num_tokens, 0)
-        events = Events(self.wire, path, as_json(body), dialect.life)
-        try:
-            while (event := await events.next(waiting)) is not None:
-                if isinstance(dialect, TextDialect):
-                    said = dialect.said(event)
-                    yield bool(said.text), said.num_cached
-                else:
-                    read = dialect.written(event)
-                    yield len(read.rows), read.num_cached
-        finally:
-            events.close()
-
     async def examine(self, vocab: Vocab, timeout_s: float) -> Examined:
         """Who it is, its costs and its prefix cache. Raises VocabularyMismatch or another SkydraftError."""
         await self.learn(self, timeout_s)
         met, num_cached = await self.meet(vocab, Waiting(timeout_s, timeout_s, timeout_s)), 0
-        ids = (vocab.encode(_SAMPLE) * 8)[: 4 * _PROMPT_LEN]
+        ids = (vocab.encode(SAMPLE) * 8)[: 4 * PROMPT_LEN]
         for _ in range(2):
-            async for _, cached in self._written(met, ids, 1, timeout_s):
+            async for _, cached in written(self.wire, met, ids, 1, timeout_s):
                 num_cached = cached or num_cached
         return Examined(met, self.rtt_ms, len(ids), num_cached)
 
     def session(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockSession:
         """A text at this server. Raises OptionError for what it cannot follow."""
         return StockSession(self, context, prompt, vocab, request)
+
+    @property
+    def gives_text(self) -> bool:
+        """Whether it was named as a server that gives text, not token ids."""
+        return self._api in ("completions", "chat")
 
     def end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run closing work on the loop. Never waits."""
@@ -330,12 +280,11 @@ class StockServer:
         await self.wire.close()
 
 
+def _no_address(url: str) -> OptionError:
+    return OptionError(
+        f"'{one_line(url)}' is not the address of a server.", hint="Write one address, for example http://HOST:PORT/v1."
+    )
+
+
 def _today() -> int:
     return int(time.time() // 86400)
-
-
-def _between(two: float, seven: float) -> tuple[float, ...]:
-    """Milliseconds of checks of 1 to 7 rows, from those of 2 and 7: a line between them."""
-    first = min(two, seven)
-    step = (seven - first) / (_NUM_CHECKED - 1)
-    return tuple(max(first + (rows - 2) * step, 1e-3) for rows in range(1, _NUM_CHECKED + 2))

@@ -24,17 +24,18 @@ from skydraft.decoding.context import Committed
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Verification
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Asked, TextDialect
-from skydraft.edge.stock.dialect import MAX_BEST, Row
+from skydraft.edge.stock.chat import Asked, Chat, TextDialect
+from skydraft.edge.stock.dialect import MAX_BEST, Row, read_safely
 from skydraft.edge.stock.wire import Events, as_json
 from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudFailure, OptionError, TargetChanged
+from skydraft.errors import CloudFailure, LimitExceeded, OptionError, TargetChanged
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
 if TYPE_CHECKING:
-    from skydraft.edge.stock.server import Met, StockServer
+    from skydraft.edge.stock.meeting import Met
+    from skydraft.edge.stock.server import StockServer
 
 _KEPT = frozenset(("max_new_tokens", "stop", "sentences", "temperature", "top_k", "top_p", "min_p", "seed"))
 
@@ -90,6 +91,7 @@ class StockSession:
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._vocab = vocab
         self._params = params
+        self._request = request
         self._messages = tuple(
             {"role": each.role, "content": each.content, **dict(each.more)} for each in request.messages
         )
@@ -97,7 +99,7 @@ class StockSession:
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
         self._chooser = Chooser(params, vocab, len(self._prompt))
         self._stopping = Stopping(params, vocab, params.max_new_tokens)
-        self._drawing = _Drawing(params, top, gives_text=False)
+        self._drawing = _Drawing(params, top, gives_text=server.gives_text)
         self._met: Met | None = None
         self._writing: Writing | None = None
         self._text = self._prompt  # what was judged or written so far, while the target writes on
@@ -137,7 +139,7 @@ class StockSession:
     async def renew(self) -> None:
         """Drop the connections, which may be dead."""
         self.reopen()
-        await self._server.close()
+        self._server.wire.renew()
 
     def opening_message(self) -> bytes:
         """Nothing: the prompt goes with each request."""
@@ -166,6 +168,7 @@ class StockSession:
             self.break_off()
             raise
         self._text = np.concatenate((seen, np.array(verdict.commits(block), np.int32)))
+        await self._read_rest(verdict)
         if write > 0 and verdict.hands_over(block):
             self._limit, self._is_stopped = len(self._text) + min(write, self._room(self._text)), False
         else:
@@ -206,11 +209,17 @@ class StockSession:
         except BaseException:
             self.break_off()
             raise
+        await self._read_rest(verdict)
         finish = verdict.finish if verdict else None
         is_last = bool(finish) or len(self._text) >= self._limit or (self._is_stopped and not token_ids)
         if is_last:
             self.break_off()
         return Written(base, tuple(token_ids), finish, is_last, Cost(len(token_ids), len(token_ids)))
+
+    async def _read_rest(self, verdict: Verdict | None) -> None:
+        """At the end of the text, read what the server still says about it."""
+        if verdict is not None and verdict.finish and self._writing is not None:
+            await self._writing.rest()
 
     async def _has_arrived(self, waiting: Waiting) -> bool:
         writing = self._writing
@@ -228,13 +237,27 @@ class StockSession:
         """The server's model. Raises TargetChanged if it is another one than at the beginning."""
         met = await self._server.meet(self._vocab, waiting)
         gives_text = isinstance(met.dialect, TextDialect)
+        if isinstance(met.dialect, Chat) and (self._request.raw or self._request.tools):
+            what = "--raw" if self._request.raw else "A list of tools"
+            raise OptionError(
+                f"{what} does not apply to a chat server, which puts messages into a template of its own."
+            )
         self._drawing = _Drawing(self._params, self.top, gives_text=gives_text)
         if self._met is None or self._met.is_same(met):
             self._met = met
+            self._bound(met.context_len)
             return met
         raise TargetChanged(
             f"The server at {self._server.target} runs {met.model} now; this text began with {self._met.model}."
         )
+
+    def _bound(self, context_len: int) -> None:
+        """End the text where the server's context does."""
+        room = context_len - len(self._prompt)
+        if context_len and room < 1:
+            raise LimitExceeded(f"The prompt has {len(self._prompt)} tokens, the server takes {context_len}.")
+        if context_len and room < self._stopping.max_new_tokens:
+            self._stopping = Stopping(self._params, self._vocab, room)
 
     def _room(self, text: TokenIds) -> int:
         """How many tokens may still be generated after a text."""
@@ -270,10 +293,10 @@ class StockSession:
         path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), self._drawing.num_best)
         content, life = as_json(body), met.dialect.life
         answer, num_bytes = await self._server.wire.post_patiently(path, content, life, waiting)
-        read = met.dialect.checked(answer, len(draft) + 1)
+        read = read_safely(met.dialect.checked, answer, len(draft) + 1)
         self._check_model(read.model)
         num_sent = sum(len(text) + length for length in range(len(draft) + 1))
-        self._note(len(content), num_bytes, num_sent, read.num_cached, len(draft) + 1)
+        self._note(len(content), num_bytes, num_sent, min(read.num_cached, num_sent), len(draft) + 1)
         return deque(read.rows)
 
     async def _next_row(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.errors import (
-    CloudBusy,
     CloudFailure,
     CloudLost,
     CloudTimeout,
@@ -32,8 +31,10 @@ _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 32 << 20, 1 << 20, 1 << 16  # bytes
 _CONNECT_S = 10.0
 _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
 _IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
+_MAX_OLD = 4  # clients with dead connections that are kept for other requests
+_REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 256  # that wait to be read; the server waits then
-_TOO_LONG = ("context length", "context size", "maximum context", "too long", "exceed")
+_TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
 
 class Wire:
@@ -51,6 +52,8 @@ class Wire:
         self._tls_ca = tls_ca
         self._is_here = is_here
         self._client: httpx2.AsyncClient | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._old: list[httpx2.AsyncClient] = []  # whose requests may be under way
 
     @property
     def client(self) -> httpx2.AsyncClient:
@@ -58,7 +61,7 @@ class Wire:
         if self._client is None:
             import httpx2
 
-            trusted: ssl.SSLContext | bool = self.url.startswith("https:")  # roots take 35 ms to read
+            trusted: ssl.SSLContext | bool = not self.url.startswith("http:")  # roots take 35 ms to read
             if self._tls_ca:
                 trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
             self._client = httpx2.AsyncClient(
@@ -69,12 +72,20 @@ class Wire:
             )  # fmt: skip
         return self._client
 
+    def renew(self) -> None:
+        """Make new connections from now on. Requests under way keep theirs."""
+        if self._client is not None:
+            self._old.append(self._client)
+            self._client = None
+            if len(self._old) > _MAX_OLD:
+                self._closing = asyncio.ensure_future(_closed(self._old.pop(0)))
+
     async def close(self) -> None:
         """Drop all connections; the next request makes new ones."""
-        client, self._client = self._client, None
-        if client is not None:
-            with suppress(Exception):
-                await client.aclose()
+        clients, self._old, self._client = [*self._old, self._client], [], None
+        for client in clients:
+            if client is not None:
+                await _closed(client)
 
     async def get(self, path: str, timeout_s: float) -> Any:
         """The JSON at a path. Raises a SkydraftError."""
@@ -178,6 +189,7 @@ class Events:
         self.bytes_up, self.bytes_down = len(content), 0
         self._wire = wire
         self._life = life
+        self._has_ended = False
         self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
         self._task = asyncio.ensure_future(self._read(path, content))
 
@@ -185,14 +197,23 @@ class Events:
         last: Any = None
         try:
             async with self._wire.answering("POST", path, content) as response:
-                async for line in self._lines(response):
+                lines = self._lines(response)
+                async for line in lines:
                     if line == b"data: [DONE]":
                         break
                     if line.startswith(b"data:"):
                         await self._queue.put(parsed(line[5:]))
+                await self._queue.put(None)
+                self._has_ended = True
+                with suppress(TimeoutError, SkydraftError):
+                    async with asyncio.timeout(_REST_S):  # a whole answer leaves its connection usable
+                        async for _ in lines:
+                            pass
+                return
         except SkydraftError as error:
             last = error
-        await self._queue.put(last)
+        if not self._has_ended:
+            await self._queue.put(last)
 
     async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
         held = b""
@@ -223,8 +244,9 @@ class Events:
         return not self._queue.empty()
 
     def close(self) -> None:
-        """Break the answer off: the server stops writing."""
-        self._task.cancel()
+        """Break the answer off, unless it is whole: the server stops writing."""
+        if not self._has_ended:
+            self._task.cancel()
         self._task.add_done_callback(_seen)
 
 
@@ -253,8 +275,8 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
         return LimitExceeded(why)
     if status in (408, 504):
         return CloudTimeout(why)
-    if status == 503:
-        return CloudBusy(why)
+    if status == 503:  # it loads its model, or a router has no server: as good as gone
+        return CloudLost(why)
     return CloudFailure(why)
 
 
@@ -293,6 +315,11 @@ async def _start(response: httpx2.Response) -> bytes:
         if len(data) >= _MAX_REFUSAL:
             break
     return data[:_MAX_REFUSAL]
+
+
+async def _closed(client: httpx2.AsyncClient) -> None:
+    with suppress(Exception):
+        await client.aclose()
 
 
 def _seen(task: asyncio.Future[Any]) -> None:

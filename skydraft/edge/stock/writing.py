@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.dialect import Row
+from skydraft.edge.stock.dialect import Row, read_safely
 from skydraft.edge.stock.wire import Events
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudFailure
+from skydraft.errors import CloudFailure, SkydraftError
+
+_MAX_IDLE = 100  # events
+_SOON = Waiting(0.5, 0.5, 0.5)
+_CUT = ("length", "max_tokens")
+_FAILED = ("content_filter", "error", "abort", "insufficient_system_resource")
 
 
 class Writing:
@@ -28,6 +33,7 @@ class Writing:
         self._rows: deque[Row] = deque()
         self._own: list[int] = []  # tokens of the rows that were read
         self._is_over = False
+        self._num_idle = 0  # events in a row without a token
 
     def continues(self, text: TokenIds) -> bool:
         """Whether the next row is the choice after `text`."""
@@ -42,13 +48,32 @@ class Writing:
     async def arrived(self, waiting: Waiting) -> bool:
         """Whether a row can be read without waiting for the server."""
         while not self._rows and not self._is_over and self._events.has_more:
-            self._take(await self._events.next(waiting))
+            await self._next(waiting)
         return bool(self._rows)
+
+    async def rest(self) -> None:
+        """Read the end of an answer that is whole: it tells what was in the cache."""
+        with suppress(SkydraftError):
+            while self.is_whole and not self._is_over:
+                await self._next(_SOON)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the server has written all that it was asked for."""
+        return self.num_written >= self._left
+
+    async def _next(self, waiting: Waiting) -> None:
+        """Take the next event. Raises CloudFailure for one that cannot be read, or for too many without a token."""
+        num_before = self.num_written
+        read_safely(self._take, await self._events.next(waiting))
+        self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
+        if self._num_idle > _MAX_IDLE:
+            raise CloudFailure(f"The server sent {_MAX_IDLE} events without a token.")
 
     async def next_row(self, waiting: Waiting, drafted: int | None = None) -> Row | None:
         """The next row, where the draft has the token `drafted`; None if no more comes. Raises a SkydraftError."""
         while not self._rows and not self._is_over:
-            self._take(await self._events.next(waiting))
+            await self._next(waiting)
         if not self._rows:
             return None
         row = self._rows.popleft()
@@ -66,7 +91,8 @@ class Writing:
         self.num_written += len(rows)
         if self.num_written > self._left:
             raise CloudFailure(f"The server wrote more than the {self._left} tokens that it was asked for.")
-        self.num_cached, self.model = read.num_cached or self.num_cached, read.model or self.model
+        self.num_cached = min(read.num_cached or self.num_cached, self.num_sent)
+        self.model = read.model or self.model
         self._rows += rows
 
     def close(self) -> None:
@@ -89,20 +115,32 @@ class TextWriting(Writing):
         self._again = (text.encode() if dialect.echoes else b"") + pending
         self._end_id = end_id
         self._held = b""  # text that is not cut into tokens yet
-        self._has_ended = False
+        self._has_ended = self._is_cut = False
 
     async def arrived(self, waiting: Waiting) -> bool:
         """Whether a row can be read without waiting for the server."""
-        while not self._held and not self._is_over and self._events.has_more:
-            self._take(await self._events.next(waiting))
-        return bool(self._held) or self._has_ended
+        while not self._has_text and not self._is_over and self._events.has_more:
+            await self._next(waiting)
+        return self._has_text or self._has_ended
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the server has said why it ended."""
+        return self._has_ended or self._is_cut
+
+    @property
+    def _has_text(self) -> bool:
+        """Whether text is held that was not there before the request."""
+        return bool(self._held) and not self._again.startswith(self._held)
 
     async def next_row(self, waiting: Waiting, drafted: int | None = None) -> Row | None:
         """The token with which the text goes on: the drafted one, if the text begins with it."""
         piece = b"" if drafted is None else self._vocab.pieces[drafted]
-        while not self._is_over and (len(self._held) < max(len(piece), 1) and piece.startswith(self._held)):
-            self._take(await self._events.next(waiting))
-        if self._held:
+        while not (self._is_over or self.is_whole) and (
+            not self._has_text or (len(self._held) < len(piece) and piece.startswith(self._held))
+        ):
+            await self._next(waiting)
+        if self._has_text:
             token_id = drafted if piece and drafted is not None and self._held.startswith(piece) else self._cut()
             self._held = self._held[len(self._vocab.pieces[token_id]) :]
         elif self._has_ended:
@@ -116,14 +154,18 @@ class TextWriting(Writing):
         if event is None:
             self._is_over = True
             return
-        said = self._dialect.said(event)
-        self.num_cached, self.model = said.num_cached or self.num_cached, said.model or self.model
-        self.num_written += bool(said.text)  # a server sends an event for each token, or for a few
+        said = self._dialect.told(event)
+        self.num_cached = min(said.num_cached or self.num_cached, self.num_sent)
+        self.model = said.model or self.model
+        # A server sends an event for each token, or for a few; at the end it may count them itself.
+        self.num_written = said.num_written or self.num_written + bool(said.text)
         self._held += said.text.encode()
-        if self._again and (len(self._held) >= len(self._again) or not self._again.startswith(self._held)):
+        if self._again and not self._again.startswith(self._held):
             self._held, self._again = self._held.removeprefix(self._again), b""
-        if said.finish:
-            self._has_ended, self._is_over = said.finish == "stop", True
+        if said.finish in _FAILED:
+            raise CloudFailure(f"The server ended the text: {said.finish}.")
+        self._is_cut = self._is_cut or said.finish in _CUT
+        self._has_ended = self._has_ended or bool(said.finish and not self._is_cut)
 
     def _cut(self) -> int:
         """The first token of the held text."""

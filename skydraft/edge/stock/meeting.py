@@ -1,0 +1,132 @@
+"""What is found out about a server without skydraft at the first contact: whether it can do its part, and its costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from skydraft.characters import one_line
+from skydraft.config import DecodingParams
+from skydraft.decoding.cost_model import expected_tokens
+from skydraft.edge.channel import Waiting
+from skydraft.edge.stock.chat import Asked, Chat, TextDialect
+from skydraft.edge.stock.dialect import Body, Dialect, read_safely
+from skydraft.edge.stock.wire import Events, Wire, as_json
+from skydraft.errors import CloudFailure, OptionError
+
+# Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
+SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
+PROMPT_LEN = 64  # tokens of a measurement
+_NUM_WRITTEN, _NUM_CHECKED = 6, 6
+_ALPHA = 0.75  # acceptance that is assumed where a draft may be checked in two ways
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A server's model: what to call it, and milliseconds of a written token and of a check of n rows."""
+
+    dialect: Dialect | TextDialect
+    model: str
+    context_len: int
+    write_ms: float = 0.0
+    check_ms: tuple[float, ...] = ()
+
+    def is_same(self, other: Met) -> bool:
+        """Whether a text may go on at the other one."""
+        return self.model == other.model and self.dialect.name == other.dialect.name
+
+    def checks(self, num_draft: int) -> bool:
+        """Whether a draft is checked in one request rather than written again: it takes less time."""
+        if not self.check_ms or not num_draft:
+            return False
+        return self._check_ms(num_draft + 1) < expected_tokens(_ALPHA, num_draft) * self.write_ms
+
+    def _check_ms(self, num_rows: int) -> float:
+        known = len(self.check_ms)
+        return self.check_ms[num_rows - 1] if num_rows <= known else self.check_ms[-1] * num_rows / known
+
+    @property
+    def forward_ms(self) -> tuple[float, ...]:
+        """Milliseconds of judging n rows; a single one if each is written in turn."""
+        return self.check_ms if self.checks(_NUM_CHECKED) else (self.write_ms,)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A server's model and costs, and how many tokens of a prompt of `num_sent` it had in its cache the second time."""
+
+    met: Met
+    rtt_ms: float
+    num_sent: int
+    num_cached: int
+
+
+async def check_that_it_goes_on(wire: Wire, met: Met, dialect: Chat, timeout_s: float) -> None:
+    """Raise OptionError for a chat that begins its answer again, rather than go on from the last message."""
+    question = {"role": "user", "content": "从一数到十，只写汉字，不加标点。"}
+    path, body = dialect.going_on(met.model, Asked((question,), "", "一二三四五"), 4, DecodingParams())
+    text = "".join([told.text async for told in _events(wire, dialect, path, body, timeout_s)])
+    if text.removeprefix("一二三四五" if dialect.echoes else "").lstrip().startswith("一二"):
+        raise OptionError(
+            f"{one_line(met.model)} at {wire.url} does not go on from the assistant's last message.",
+            hint="Use --cloud-api completions, or another server.",
+        )
+
+
+async def measure(wire: Wire, met: Met, timeout_s: float) -> tuple[float, tuple[float, ...]]:
+    """Milliseconds of a token written in a row after a short prompt, and of checks of n rows."""
+    ids, times, dialect = [at % 16 for at in range(PROMPT_LEN)], [time.perf_counter()], met.dialect
+    async for num_tokens, _ in written(wire, met, ids, _NUM_WRITTEN, timeout_s):
+        times += [time.perf_counter()] * num_tokens
+    if len(times) < 2:
+        raise CloudFailure("The server wrote no tokens.")
+    spread_ms, num_gaps = (times[-1] - times[1]) * 1e3, len(times) - 2
+    # A server that sends all tokens at once shows no gaps between them.
+    write_ms = spread_ms / num_gaps if spread_ms > 0 and num_gaps else (times[-1] - times[0]) * 1e3 / (num_gaps + 1)
+    check_ms = list[float]()
+    for num_drafts in (1, _NUM_CHECKED) if dialect.checks else ():
+        assert not isinstance(dialect, TextDialect)
+        began = time.perf_counter()
+        path, body = dialect.checking(met.model, ids, [at % 7 for at in range(num_drafts)], 0)
+        read_safely(dialect.checked, await wire.post(path, body, timeout_s), num_drafts + 1)
+        check_ms.append((time.perf_counter() - began) * 1e3)
+    return max(write_ms, 1e-3), _between(*check_ms) if check_ms else ()
+
+
+async def written(
+    wire: Wire, met: Met, ids: Seq[int], num_tokens: int, timeout_s: float
+) -> AsyncIterator[tuple[int, int]]:
+    """(tokens, cached tokens of the prompt) of each event of a short text."""
+    dialect = met.dialect
+    if isinstance(dialect, TextDialect):
+        asked = Asked(({"role": "user", "content": SAMPLE * (len(ids) // 32)},), SAMPLE * (len(ids) // 32), "")
+        path, body = dialect.going_on(met.model, asked, num_tokens, DecodingParams())
+        async for told in _events(wire, dialect, path, body, timeout_s):
+            yield bool(told.text), told.num_cached
+    else:
+        path, body = dialect.writing(met.model, ids, num_tokens, 0)
+        async for read in _events(wire, dialect, path, body, timeout_s):
+            yield len(read.rows), read.num_cached
+
+
+async def _events(
+    wire: Wire, dialect: Dialect | TextDialect, path: str, body: Body, timeout_s: float
+) -> AsyncIterator[Any]:
+    """What each event of an answer says."""
+    waiting = Waiting(timeout_s, timeout_s, timeout_s)
+    events = Events(wire, path, as_json(body), dialect.life)
+    try:
+        while (event := await events.next(waiting)) is not None:
+            yield read_safely(dialect.told if isinstance(dialect, TextDialect) else dialect.written, event)
+    finally:
+        events.close()
+
+
+def _between(two: float, seven: float) -> tuple[float, ...]:
+    """Milliseconds of checks of 1 to 7 rows, from those of 2 and 7: a line between them."""
+    first = min(two, seven)
+    step = (seven - first) / (_NUM_CHECKED - 1)
+    return tuple(max(first + (rows - 2) * step, 1e-3) for rows in range(1, _NUM_CHECKED + 2))
