@@ -226,7 +226,8 @@ class RemoteVerifier:
 
     async def _probe(self) -> None:
         """Ping the cloud until it is back."""
-        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        # A server that answers, but fails, may answer the next ping at once and fail again.
+        began, pause_s = time.monotonic(), _FIRST_PAUSE_S if isinstance(self._outage, CloudLost) else _LONGEST_PAUSE_S
         while True:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

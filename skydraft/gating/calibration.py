@@ -180,11 +180,10 @@ class Calibration(_Value):
     def fits(self, draft: str, target: str | None, names: str = "") -> bool:
         """Whether it was made with models of these fingerprints; `target` None stands for any target.
 
-        A server without skydraft tells no fingerprint (""): then the target's name must be among `names`.
+        A server without skydraft tells no fingerprint (""): then the target's name must be in the last of `names`.
         """
-        is_target = (
-            self.target.name.lower() in names.lower() if target == "" else target in (None, self.target.fingerprint)
-        )
+        name = names.rpartition(" and ")[2].lower()
+        is_target = self.target.name.lower() in name if target == "" else target in (None, self.target.fingerprint)
         return self.draft.fingerprint == draft and is_target
 
 

@@ -1,6 +1,6 @@
 """Servers that give text, not token ids: OpenAI's completions, and chats that go on from the assistant's last message.
 
-How a chat is told to go on differs from host to host. Those but vLLM's and llama-server's were never run by us.
+How a chat is told to go on differs from host to host. None of them was run by us but against imitations.
 """
 
 from __future__ import annotations
@@ -103,13 +103,15 @@ class Completions(TextDialect):
         return _told(event, choice.get("text") if choice else None, choice)
 
 
-# Part of the host's name: what the last message says, what the body says, whether the answer begins with that message.
+# End of the host's name: what the last message says, what the body says, whether the answer begins with that message.
 _HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
-    "dashscope": ({"partial": True}, {}, False),
-    "moonshot": ({"partial": True}, {}, False),
-    "deepseek": ({"prefix": True}, {}, False),
-    "mistral": ({"prefix": True}, {}, True),
-    "siliconflow": ({}, {"prefix": ""}, False),
+    "aliyuncs.com": ({"partial": True}, {}, False),
+    "moonshot.cn": ({"partial": True}, {}, False),
+    "moonshot.ai": ({"partial": True}, {}, False),
+    "deepseek.com": ({"prefix": True}, {}, False),
+    "mistral.ai": ({"prefix": True}, {}, True),
+    "siliconflow.cn": ({}, {"prefix": ""}, False),
+    "siliconflow.com": ({}, {"prefix": ""}, False),
 }
 _VLLM: tuple[dict[str, Any], dict[str, Any], bool] = (
     {}, {"continue_final_message": True, "add_generation_prompt": False}, False,
@@ -123,7 +125,7 @@ class Chat(TextDialect):
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
-        known = (how for host, how in _HOSTS.items() if host in self._host)
+        known = (how for host, how in _HOSTS.items() if f".{self._host}".endswith(f".{host}"))
         self._mark, self._more, self.echoes = next(known, _VLLM)
 
     def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:

@@ -101,6 +101,8 @@ class StockServer:
         self._wanted = model
         self._known = _Known()
         self._costs: dict[str, tuple[float, tuple[float, ...]]] = {}  # by model
+        self._measured: set[str] = set()  # models that were measured, or could not be
+        self._goes_on: set[str] = set()  # models that go on from the assistant's last message
         self._names: set[str] = set()  # of the model, in answers; the first answer decides
         self._meeting = asyncio.Lock()
         self._learning: asyncio.Future[TargetFacts] | None = None
@@ -181,11 +183,12 @@ class StockServer:
         return self._learning
 
     async def _learn(self, timeout_s: float) -> TargetFacts:
-        met = await self._meet(timeout_s)
+        known, met = self._known, await self._meet(timeout_s)
+        self._measured.add(met.model)
         if not met.write_ms:
             self._costs[met.model] = await measure(self.wire, met, timeout_s)
             write_ms, check_ms = self._costs[met.model]
-            met = self._known.met = replace(met, write_ms=write_ms, check_ms=check_ms)
+            met = known.met = replace(met, write_ms=write_ms, check_ms=check_ms)
         for _ in range(2):
             await self.ping(timeout_s)
         facts = TargetFacts(
@@ -200,7 +203,7 @@ class StockServer:
         met = known.met
         if met is None:
             met = await self.wire.patiently(self._meet(timeout_s), _LIFE, waiting)
-        if not met.write_ms and met.dialect.checks and self._learning is None:
+        if not met.write_ms and met.dialect.checks and met.model not in self._measured:
             self._begin_to_learn()  # until then drafts are checked by writing
         if vocab.fingerprint not in known.vocabularies:
             asking = met.dialect.tokenize(self.wire, met.model, SAMPLE, timeout_s)
@@ -218,11 +221,13 @@ class StockServer:
         async with self._meeting:
             known, met = self._known, self._known.met
             if met is None:
-                dialect = await self._dialect(timeout_s)
+                # Two connections: while one carries a text, the other carries signs of life.
+                dialect, _ = await asyncio.gather(self._dialect(timeout_s), self.wire.look(_LIFE, timeout_s))
                 described = await self._described(dialect, timeout_s)
                 met = Met(dialect, described.model, described.context_len, *self._costs.get(described.model, ()))
-                if isinstance(dialect, Chat):
+                if isinstance(dialect, Chat) and met.model not in self._goes_on:
                     await check_that_it_goes_on(self.wire, met, dialect, timeout_s)
+                    self._goes_on.add(met.model)
                 known.met = met
             return met
 

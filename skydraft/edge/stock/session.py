@@ -56,13 +56,14 @@ class _Drawing:
     """How tokens are chosen: here, from the server's best ones with the noise of the text, or by the server itself.
 
     At temperature 0 there is nothing to draw. Above, the best tokens are enough where top-k keeps no others; else the
-    server draws, with random numbers of its own.
+    server draws, with random numbers of its own. So it does for a stream: each draw of ours that differs from what it
+    writes costs a request.
     """
 
-    def __init__(self, params: DecodingParams, top: int, *, gives_text: bool) -> None:
+    def __init__(self, params: DecodingParams, top: int, *, gives_text: bool, drafts: bool) -> None:
         if gives_text and (params.top_k or params.min_p or top):
             raise OptionError("--top-k, --min-p and --accept do not apply to a server that gives text, not token ids.")
-        is_here = not params.temperature or (0 < params.top_k <= MAX_BEST and not gives_text)
+        is_here = not params.temperature or (drafts and 0 < params.top_k <= MAX_BEST and not gives_text)
         if top and not is_here:
             raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
         self.drawn = None if is_here else params
@@ -99,7 +100,7 @@ class StockSession:
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
         self._chooser = Chooser(params, vocab, len(self._prompt))
         self._stopping = Stopping(params, vocab, params.max_new_tokens)
-        self._drawing = _Drawing(params, top, gives_text=server.gives_text)
+        self._drawing = _Drawing(params, top, gives_text=server.gives_text, drafts=request.plan.drafts)
         self._met: Met | None = None
         self._writing: Writing | None = None
         self._text = self._prompt  # what was judged or written so far, while the target writes on
@@ -219,7 +220,7 @@ class StockSession:
     async def _read_rest(self, verdict: Verdict | None) -> None:
         """At the end of the text, read what the server still says about it."""
         if verdict is not None and verdict.finish and self._writing is not None:
-            await self._writing.rest()
+            await self._writing.rest(is_last=verdict.finish == "length")
 
     async def _has_arrived(self, waiting: Waiting) -> bool:
         writing = self._writing
@@ -242,7 +243,7 @@ class StockSession:
             raise OptionError(
                 f"{what} does not apply to a chat server, which puts messages into a template of its own."
             )
-        self._drawing = _Drawing(self._params, self.top, gives_text=gives_text)
+        self._drawing = _Drawing(self._params, self.top, gives_text=gives_text, drafts=self._request.plan.drafts)
         if self._met is None or self._met.is_same(met):
             self._met = met
             self._bound(met.context_len)

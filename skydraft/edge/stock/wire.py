@@ -31,7 +31,7 @@ _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 32 << 20, 1 << 20, 1 << 16  # bytes
 _CONNECT_S = 10.0
 _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
 _IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
-_MAX_OLD = 4  # clients with dead connections that are kept for other requests
+_MAX_OLD = 64  # clients with dead connections that are kept for other requests
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 256  # that wait to be read; the server waits then
 _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
@@ -142,7 +142,7 @@ class Wire:
         about the connection."""
         import httpx2
 
-        url = path if "://" in path else self.url + path
+        url = self.url + path
         headers = {"Content-Type": "application/json"} if content is not None else {}
         try:
             async with self.client.stream(method, url, content=content, headers=headers) as response:
@@ -199,7 +199,7 @@ class Events:
             async with self._wire.answering("POST", path, content) as response:
                 lines = self._lines(response)
                 async for line in lines:
-                    if line == b"data: [DONE]":
+                    if line.startswith(b"data:") and line[5:].strip() == b"[DONE]":
                         break
                     if line.startswith(b"data:"):
                         await self._queue.put(parsed(line[5:]))
@@ -242,6 +242,11 @@ class Events:
     def has_more(self) -> bool:
         """Whether an event, or the end, has come already."""
         return not self._queue.empty()
+
+    def unread(self) -> Any:
+        """An event that has come and that nobody has read; None if there is none."""
+        event = self._queue.get_nowait() if self.has_more else None
+        return None if isinstance(event, SkydraftError) else event
 
     def close(self) -> None:
         """Break the answer off, unless it is whole: the server stops writing."""

@@ -14,7 +14,7 @@ from skydraft.edge.stock.wire import Events
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudFailure, SkydraftError
 
-_MAX_IDLE = 100  # events
+_MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
 _SOON = Waiting(0.5, 0.5, 0.5)
 _CUT = ("length", "max_tokens")
 _FAILED = ("content_filter", "error", "abort", "insufficient_system_resource")
@@ -51,10 +51,10 @@ class Writing:
             await self._next(waiting)
         return bool(self._rows)
 
-    async def rest(self) -> None:
-        """Read the end of an answer that is whole: it tells what was in the cache."""
+    async def rest(self, *, is_last: bool) -> None:
+        """Read the end of an answer that is whole, or that must be after this token: it tells what was in the cache."""
         with suppress(SkydraftError):
-            while self.is_whole and not self._is_over:
+            while (is_last or self.is_whole) and not self._is_over:
                 await self._next(_SOON)
 
     @property
@@ -96,7 +96,10 @@ class Writing:
         self._rows += rows
 
     def close(self) -> None:
-        """Break it off: the server stops."""
+        """Break it off: the server stops. What it had sent until now is counted."""
+        while (event := self._events.unread()) is not None:
+            with suppress(SkydraftError):
+                read_safely(self._take, event)
         self._events.close()
 
 
