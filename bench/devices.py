@@ -44,8 +44,8 @@ from skydraft.prompts.messages import asked
 from skydraft.types import StepRecord
 
 DRAFT, TARGET = "toy:drift=0.3", "toy"
-FORWARD_MS = tuple(60 + 4.0 * rows for rows in range(1, 65))
-NUM_TOKENS = 48
+FORWARD_MS = tuple(120 + 6.0 * rows for rows in range(1, 65))
+NUM_TOKENS = 40
 _CHARACTERS = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下过子说产种面"
 
 
@@ -146,7 +146,7 @@ def beside(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int, s
     with closing(skydraft.connect(address, require=True)) as cloud:
         replay = record(drafter(step_ms), cloud, cloud.info(), texts, NUM_TOKENS)
     costs = replay.costs
-    print(f"\nexecution {execution}, {costs.max_rows} rows a forward; a forward takes {FORWARD_MS[0]:g} ms and 4 ms "
+    print(f"\nexecution {execution}, {costs.max_rows} rows a forward; a forward takes {FORWARD_MS[0]:g} ms and 6 ms "
           f"for each further row, a draft step {step_ms:g} ms\nrecorded: {costs.pass_ms(1):.1f} ms for "
           f"a forward of one row, {costs.wire_ms:.1f} ms a call beside forwards")  # fmt: skip
     print(
@@ -167,7 +167,7 @@ def beside(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=4, help="that each client writes")
-    parser.add_argument("--step", type=float, default=16, help="ms of a step of the draft model")
+    parser.add_argument("--step", type=float, default=25, help="ms of a step of the draft model")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--clients", default="1,2,4,8")
     parser.add_argument("--execution", action="append", choices=["exact", "throughput"])

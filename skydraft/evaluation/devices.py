@@ -197,12 +197,12 @@ class Simulation:
             self._num_forwards += 1
             self._num_rows += self._costs.max_rows - room
         self._is_stepping = True
-        self._busy_ms += ms
-        self._at(self._now + ms, partial(self._commit, batch))
+        self._at(self._now + ms, partial(self._commit, batch, ms))
 
-    def _commit(self, batch: Iterable[tuple[_Job, int]]) -> None:
+    def _commit(self, batch: Iterable[tuple[_Job, int]], ms: float) -> None:
         """End a step: answer the jobs that are decided, let those that write wait for another turn, and go on."""
         self._is_stepping = False
+        self._busy_ms += ms
         for job, num_rows in batch:
             job.num_fed += num_rows
             if job.num_fed < job.num_needed:
