@@ -113,7 +113,7 @@ _check_section = Section("checks", "What to check", CheckChoice, [
     option("--unit-price", "CALL,ROW,WRITTEN", "Prices of a call, of a row (a token that the large model reads, checks "
            "or writes) and of a written token, in any unit: adds the price of a text to each hand-back."),
     option("--devices", "N", "With --cloud: simulate 1 to N devices on the server at once.",
-           type=click.IntRange(1, 1024)),
+           type=click.IntRange(1, 256)),
     option("--forward-ms", "ROWS:MS,...", "With --devices: times of forwards of another server, for example "
            "1:6.5,8:6.6,32:7.2."),
 ])  # fmt: skip

@@ -108,14 +108,14 @@ def parse_forward_ms(text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class Recorded:
     """Texts by mode as one device wrote them over a link, the costs that this showed, and what was refused."""
 
     texts: Mapping[str, Seq[Text]]
     costs: CostModel
     refused: Mapping[str, str]
 
-    def with_times(self, forward_ms: tuple[float, ...]) -> Replay:
+    def with_times(self, forward_ms: tuple[float, ...]) -> Recorded:
         """The same at a server with these times of forwards, where a prompt takes the time of as many rows."""
         costs = replace(self.costs, forward_ms=forward_ms, max_rows=len(forward_ms))
         texts = {
@@ -127,7 +127,7 @@ class Replay:
 
 def record(
     edge: Engine, cloud: Cloud, info: ServerInfo, prompts: Seq[str] = PROMPTS, num_tokens: int = _NUM_TOKENS
-) -> Replay:
+) -> Recorded:
     """Answer the prompts in each mode, greedily. Raises SkydraftError."""
     found, refused, params = dict[str, list[Generation]](), dict[str, str](), DecodingParams(max_new_tokens=num_tokens)
     for mode, plan in MODES.items():
@@ -138,10 +138,10 @@ def record(
             continue
         found[mode] = texts
     costs = measured_costs(found[STREAM], found[DRAFTED], info)
-    return Replay({mode: [text_of(done) for done in each] for mode, each in found.items()}, costs, refused)
+    return Recorded({mode: [text_of(done) for done in each] for mode, each in found.items()}, costs, refused)
 
 
-def table(replay: Replay, num_devices: int) -> Iterator[str]:
+def table(replay: Recorded, num_devices: int) -> Iterator[str]:
     """Lines of text: what each of 1, 2, 4, ... `num_devices` devices gets, by mode, and how many get half the speed."""
     loads = {mode: cache(partial(_load, texts, replay.costs)) for mode, texts in replay.texts.items()}
     yield " " * 8 + "".join(f"{mode:<22}" for mode in loads).rstrip()

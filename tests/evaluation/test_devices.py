@@ -113,6 +113,9 @@ def test_a_stop_is_crossed_by_what_is_written_until_it_is_heard() -> None:
     num_tokens = 1 + (170 - 60) / 10
     assert found.tokens_per_s == pytest.approx(1e3 * num_tokens / 220)
     assert found.num_rows == num_tokens
+    after = Turn(80.0, num_skipped=1)  # its 80 ms begin with the reading of one of the 11; the rest comes before
+    found = Simulation([Text((turn, after))], costs, 1).run()
+    assert found.tokens_per_s == pytest.approx(1e3 * (num_tokens + 1) / (220 + 10 * 5 + 80))
 
 
 def test_waiting_rows_share_a_forward_and_a_prompt_holds_all() -> None:
