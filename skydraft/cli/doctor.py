@@ -27,7 +27,9 @@ from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import signals_ms, suggested_k
 from skydraft.evaluation.policies import UnitPrices, parse_unit_prices
+from skydraft.evaluation.replay import parse_forward_ms
 from skydraft.models import cache_dir, installed, verify
+from skydraft.protocol.address import is_url
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
 PURPOSES = {
@@ -75,17 +77,33 @@ class CheckChoice:
     no_measure: bool
     probe_again: bool
     unit_price: str | None
+    devices: int | None
+    forward_ms: str | None
 
     def __post_init__(self) -> None:
         if self.no_measure and self.probe_again:
             raise OptionError("--probe-again measures, and --no-measure does not: choose one.")
         if self.no_measure and self.unit_price:
             raise OptionError("--unit-price needs what --no-measure leaves out: choose one.")
+        if self.no_measure and self.devices:
+            raise OptionError("--devices needs what --no-measure leaves out: choose one.")
+        if self.forward_ms and not self.devices:
+            raise OptionError("--forward-ms is for the simulation of devices.", hint="Add --devices N.")
         self.prices()
+        self.times()
 
     def prices(self) -> UnitPrices | None:
         """What to price policies by."""
         return parse_unit_prices(self.unit_price) if self.unit_price is not None else None
+
+    def times(self) -> tuple[float, ...]:
+        """Times of forwards to simulate with, if given."""
+        return parse_forward_ms(self.forward_ms) if self.forward_ms is not None else ()
+
+    def check(self, cloud: CloudChoice) -> None:
+        """Raise OptionError where no devices can be simulated."""
+        if self.devices and (cloud.address is None or is_url(cloud.address)):
+            raise OptionError("--devices simulates a server that runs skydraft.", hint="Add --cloud HOST:PORT.")
 
 
 _check_section = Section("checks", "What to check", CheckChoice, [
@@ -94,6 +112,10 @@ _check_section = Section("checks", "What to check", CheckChoice, [
     option("--probe-again", None, "Measure forwards again instead of using stored times.", is_flag=True),
     option("--unit-price", "CALL,ROW,WRITTEN", "Prices of a call, of a row (a token that the large model reads, checks "
            "or writes) and of a written token, in any unit: adds the price of a text to each hand-back."),
+    option("--devices", "N", "With --cloud: simulate 1 to N devices on the server at once.",
+           type=click.IntRange(1, 256)),
+    option("--forward-ms", "ROWS:MS,...", "With --devices: times of forwards of another server, for example "
+           "1:6.5,8:6.6,32:7.2."),
 ])  # fmt: skip
 
 
@@ -109,9 +131,14 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     """
     console = console_for("auto")
     cloud.check(models)
+    checks.check(cloud)
     models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
     if cloud.address is not None:
-        problems = list(examine_cloud(console, cloud, models, measures=not checks.no_measure, prices=checks.prices()))
+        found = examine_cloud(
+            console, cloud, models, measures=not checks.no_measure, prices=checks.prices(),
+            num_devices=checks.devices or 0, forward_ms=checks.times(),
+        )  # fmt: skip
+        problems = list(found)
     else:
         problems = [*_system(console), *_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models, checks)

@@ -16,7 +16,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.edge.stock.chat import TextDialect
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, OptionError, RecordsError, SkydraftError
-from skydraft.evaluation import policies
+from skydraft.evaluation import policies, replay
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
 from skydraft.evaluation.policies import UnitPrices
 from skydraft.gating.calibration import find_calibration
@@ -26,9 +26,13 @@ from skydraft.protocol.values import ServerInfo
 
 
 def examine_cloud(
-    console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool, prices: UnitPrices | None
-) -> Iterator[str]:
-    """Print findings about each server; yields steps for the user. Unless it `measures`, no model is loaded."""
+    console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool, prices: UnitPrices | None,
+    num_devices: int = 0, forward_ms: tuple[float, ...] = (),
+) -> Iterator[str]:  # fmt: skip
+    """Print findings about each server; yields steps for the user. Unless it `measures`, no model is loaded.
+
+    With `num_devices` it is simulated how many devices the server carries, with these times of forwards if given.
+    """
     edge = None
     met: dict[str, ServerInfo] = {}
     if is_url(choice.address or ""):
@@ -48,6 +52,8 @@ def examine_cloud(
             if measures:
                 edge = edge or models.load_edge()
                 yield from _measure_link(console, cloud, edge, info, rtt_ms, prices)
+                if num_devices:
+                    yield from _simulate_devices(console, cloud, edge, info, num_devices, forward_ms)
     for name, info in met.items():
         first = next(iter(met))
         mine, theirs = _described(info), _described(met[first])
@@ -111,6 +117,27 @@ def _measure_link(
         console.print("             A gated mode saves written tokens, not calls: a stream is one call.")
     show_turns(console, costs)
     show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs, prices)
+
+
+def _simulate_devices(
+    console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, num_devices: int, forward_ms: tuple[float, ...]
+) -> Iterator[str]:
+    """Print what each of several devices gets."""
+    try:
+        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts in each mode…"):
+            found = replay.record(edge, cloud, info)
+    except SkydraftError as error:
+        yield f"devices on {cloud.name} cannot be simulated: {error.line}"
+        return
+    times = "the forward times given" if forward_ms else f"this server's times ({found.costs.pass_ms(1):.1f} ms a row)"
+    console.print(f"\ndevices      simulated with {times}: devices like this one write {len(PROMPTS)} texts without a")
+    console.print("             pause. For each: tokens/s, 95 % of waits are shorter, share of the server's time")
+    for line in replay.table(found.with_times(forward_ms) if forward_ms else found, num_devices):
+        console.print(line)
+    for mode, why in found.refused.items():
+        console.print(f"             not simulated: mode {mode}: {why}")
+    if num_devices > info.max_sessions and not forward_ms:
+        console.print(f"             It takes so many devices with: skydraft serve --max-sessions {num_devices}")
 
 
 def show_turns(console: Console, costs: CostModel) -> None:

@@ -75,3 +75,27 @@ def test_without_figures_it_says_what_to_do(invoke: Invoke, tmp_path: Path) -> N
 def test_a_price_that_cannot_apply_is_refused(refused: Refused) -> None:
     refused("doctor", "--unit-price", "1,2", says="three numbers")
     refused("doctor", "--unit-price", "1,2,3", "--no-measure", says="--no-measure")
+
+
+def test_devices_are_simulated_from_what_one_does(invoke: Invoke, tmp_path: Path) -> None:
+    calibrated(tmp_path / "home")
+    with serving(open_toy("toy"), max_sessions=3) as server:
+        command = ["doctor", "--cloud", server.address, *EDGE, "--devices", "5"]
+        _, out, _ = invoke(*command)
+        status, other, _ = invoke(*command, "--forward-ms", "1:100,2:200")
+    number, rows = r"([\d.]+) +\d+ ms +(\d+) %", []
+    for text in (out, other):
+        assert "devices      simulated with " in text and "Simulated: at least half the speed" in text
+        found = [re.findall(number, line) for line in text.splitlines() if re.match(r"  \d+ +\d+\.\d ", line)]
+        rows.append([[float(speed) for speed, _ in cells] for cells in found])
+        assert len(found) == 4 and all(len(cells) == 4 for cells in found)  # of 1, 2, 4, 5 devices, in four modes
+    assert "serve --max-sessions 5" in out and status == 0
+    assert rows[1][0][0] <= 10 and rows[1][0][0] / 2 * 0.9 <= rows[1][1][0] <= rows[1][0][0]  # a row takes 100 ms
+
+
+def test_devices_that_cannot_be_simulated_are_refused(refused: Refused) -> None:
+    refused("doctor", "--devices", "4", says="--devices simulates a server that runs skydraft")
+    refused("doctor", "--devices", "4", "--cloud", "http://localhost:1", says="--devices simulates a server")
+    refused("doctor", "--devices", "4", "--cloud", "localhost:1", "--no-measure", says="--no-measure leaves out")
+    refused("doctor", "--forward-ms", "1:5", "--cloud", "localhost:1", says="--forward-ms is for the simulation")
+    refused("doctor", "--devices", "4", "--forward-ms", "5", "--cloud", "localhost:1", says="no times of forwards")
