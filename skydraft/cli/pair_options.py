@@ -125,7 +125,7 @@ models_section = Section("models", "Models", _models, [
            default=_PAIR.draft),
     option("--edge-adapter", "FILE", "Use the draft model with this adapter (see: skydraft learn).", type=Path),
     option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target}), or one of the "
-           "models of a server at http(s)://…"),
+           "models of a server without skydraft."),
     *_RUN,
 ])  # fmt: skip
 

@@ -9,6 +9,7 @@ from skydraft.edge.recovery import FALLBACK_S, Recovery, Situation, Step, recove
 from skydraft.edge.verifier import Patience
 from skydraft.errors import (
     BaseMismatch,
+    BudgetSpent,
     CloudBusy,
     CloudDraining,
     CloudError,
@@ -43,6 +44,7 @@ MENDED: dict[type[SkydraftError], tuple[Step, Step, Step]] = {
     LimitExceeded: ("give up", "give up", "alone"),
     NotAuthorized: ("give up", "elsewhere", "give up"),
     RateLimited: ("again", "again", "again"),
+    BudgetSpent: ("give up", "give up", "alone"),
     SessionNotFound: ("open again", "open again", "open again"),
     SessionTaken: ("open again", "open again", "open again"),
     TargetChanged: ("give up", "elsewhere", "give up"),
