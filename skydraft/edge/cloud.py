@@ -12,7 +12,7 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.event_loop import Awaited
+from skydraft.edge.channel import Awaited
 from skydraft.edge.line import ServerList
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import new_number

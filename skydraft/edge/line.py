@@ -10,7 +10,7 @@ from skydraft.decoding.context import Committed
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.event_loop import EventLoop, Waiting
+from skydraft.edge.channel import EventLoop, Waiting
 from skydraft.engines.vocab import Vocab
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import DraftBlock, LinkCost, Prompt, Verdict

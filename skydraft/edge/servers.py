@@ -12,8 +12,7 @@ from skydraft.decoding.context import Committed
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.channel import Channel
-from skydraft.edge.event_loop import EventLoop, shared_loop
+from skydraft.edge.channel import Channel, EventLoop, shared_loop
 from skydraft.edge.session import Session, new_number
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab

@@ -14,8 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from skydraft.decoding.context import Committed
-from skydraft.edge.channel import Channel, SessionStream
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.errors import CloudDraining, CloudFailure, Diverged, ProtocolError, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.values import MAX_SESSION, OpenCall, Opened, Opening, StopCall, TargetId, VerifyCall, Written

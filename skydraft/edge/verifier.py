@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from skydraft.decoding.context import Committed
-from skydraft.edge.event_loop import Awaited, Waiting
+from skydraft.edge.channel import Awaited, Waiting
 from skydraft.edge.line import ServerList, TextSession
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.errors import (

@@ -14,9 +14,8 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.edge.channel import Channel, SessionStream
+from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.event_loop import Waiting
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound
 from skydraft.protocol.info import encode_info

@@ -17,8 +17,7 @@ import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.cost_model import CostModel
-from skydraft.edge.channel import SessionStream
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import SessionStream, Waiting
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, CloudFailure, LimitExceeded, RateLimited
 from skydraft.gating.calibration import LearnedRisk

@@ -11,7 +11,7 @@ from typing import Any
 from skydraft.characters import one_line
 from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import expected_tokens
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
 from skydraft.edge.stock.dialect import Body, Dialect, read_safely
 from skydraft.edge.stock.wire import Events, Wire, as_json

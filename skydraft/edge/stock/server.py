@@ -14,7 +14,7 @@ from skydraft.decoding.context import Committed
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.event_loop import EventLoop, Waiting, shared_loop
+from skydraft.edge.channel import EventLoop, Waiting, shared_loop
 from skydraft.edge.stock.chat import Chat, Completions, TextDialect
 from skydraft.edge.stock.dialect import Described, Dialect, name
 from skydraft.edge.stock.llama_server import LlamaServer

@@ -23,7 +23,7 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Verification
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
 from skydraft.edge.stock.dialect import MAX_BEST, Row, read_safely
 from skydraft.edge.stock.wire import Events, as_json

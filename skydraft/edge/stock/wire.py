@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
-from skydraft.edge.event_loop import Waiting, shared_loop
+from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.errors import (
     CloudFailure,
     CloudLost,
