@@ -77,6 +77,21 @@ class Dialect(Protocol):
         """The rows of that answer."""
 
 
+class ListsModels:
+    """What vLLM and SGLang share: the list of models, and the tokens of a text."""
+
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
+        """The models that the server has, or `model` alone if it was named."""
+        listed = field(await wire.get("/v1/models", timeout_s), "data")
+        known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
+        return [each for each in known if model in (None, each.model)]
+
+    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
+        """The ids of a text, special tokens in it included."""
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
+
+
 def read_safely(read: Callable[..., T], *given: Any) -> T:
     """What `read` gives. Raises CloudFailure for an answer of another shape than it expects."""
     try:

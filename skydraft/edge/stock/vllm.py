@@ -8,10 +8,9 @@ from typing import Any
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
     Body,
-    Described,
+    ListsModels,
     Read,
     Row,
-    TokenTuple,
     count,
     field,
     log_probability,
@@ -20,27 +19,17 @@ from skydraft.edge.stock.dialect import (
     numbers,
     sampling,
 )
-from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
 _ID = "token_id:"
 
 
-class Vllm:
+class Vllm(ListsModels):
     """Writes and checks at /v1/completions: a list of prompts, each a draft's token longer, is answered in one step."""
 
     name = "vllm"
     life = "/health"
     checks = True
-
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        listed = field(await wire.get("/v1/models", timeout_s), "data")
-        known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
-        return [each for each in known if model in (None, each.model)]
-
-    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
 
     def writing(
         self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
