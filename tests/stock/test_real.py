@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,21 +141,37 @@ def test_the_fake_vllm_says_of_itself_what_vllm_says(vllm: str, path: str) -> No
     assert_told(shape(ours), shape(httpx.get(vllm + path).json()))
 
 
-def assert_fans_out_as_it_streams(url: str, prompt: list[int], num: int) -> None:
-    """A token that differs is a near tie: forwards of several rows give other last bits than forwards of one."""
+def assert_fans_out_as_it_streams(url: str, prompt: list[int], num: int) -> tuple[int, list[float]]:
+    """A token that differs is a near tie: forwards of several rows give other last bits than forwards of one.
+
+    Returns the number of tokens, and the margins in nats where one differs.
+    """
     asked = {**BODY, "prompt": prompt, "max_tokens": num}
     ids = ask(url, "/v1/completions", asked)[1]["choices"][0]["token_ids"]
     best = {"logprobs": 2, "return_tokens_as_token_ids": True, "max_tokens": 1}
     several = [prompt + ids[:i] for i in range(len(ids))]
     _, answer = ask(url, "/v1/completions", {**BODY, **best, "prompt": several})
+    margins = list[float]()
     for token_id, choice in zip(ids, answer["choices"], strict=True):
         if choice["token_ids"] != [token_id]:
             one, other = sorted(choice["logprobs"]["top_logprobs"][0].values())[-2:]
-            assert abs(one - other) < 1e-3
+            margins.append(abs(one - other))
+    assert all(margin < 1e-3 for margin in margins), margins
+    return len(ids), margins
 
 
 def test_a_fan_out_of_vllm_is_its_stream(vllm: str) -> None:
     assert_fans_out_as_it_streams(vllm, [5, 6, 7], 12)
+
+
+@pytest.mark.long
+def test_a_fan_out_of_vllm_is_its_stream_over_five_thousand_tokens(vllm: str) -> None:
+    chance, num_tokens, margins = random.Random(26), 0, list[float]()
+    while num_tokens < 5000:
+        prompt = [chance.randrange(3, 90) for _ in range(chance.randrange(1, 80))]
+        num, found = assert_fans_out_as_it_streams(vllm, prompt, 24)
+        num_tokens, margins = num_tokens + num, margins + found
+    print(f"{num_tokens} tokens, {len(margins)} differ, by {sorted(margins)} nats")
 
 
 @pytest.mark.long
