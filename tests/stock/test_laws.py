@@ -127,3 +127,25 @@ def calls(done: Generation) -> Iterator[tuple[int, int]]:
                 break
             end = record.base + record.num_committed
         yield start, end
+
+
+def test_a_gated_text_that_outgrew_the_servers_context_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is first asked when skipped tokens are beyond its context."""
+    monkeypatch.setattr(
+        "skydraft.gating.gates.ThresholdGate.reason",
+        lambda gate, context, block, vocab: "uncertain" if context.base > 70 else "",
+    )
+    with fake("vllm", engine=open_toy("toy", 64, 8)) as server, closing(skydraft.connect(server.url)) as cloud:
+        plan, params = make_plan(gate="entropy:2", k=6, hand_back="0"), DecodingParams(max_new_tokens=120)
+        done = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params).run()
+    assert (done.finish_reason, len(done.token_ids)) == ("length", 120)
+    assert set(done.origins[78:]) == {"edge-fallback"}
+
+
+def test_a_text_ends_where_the_servers_context_does() -> None:
+    with fake("vllm", engine=open_toy("toy", 64, 8)) as server, closing(skydraft.connect(server.url)) as cloud:
+        params = DecodingParams(max_new_tokens=120)
+        done = skydraft.generate(
+            "语速", edge=open_toy("toy"), cloud=cloud, plan=make_plan("cloud"), params=params
+        ).run()
+    assert (done.finish_reason, len(done.token_ids)) == ("length", 64 - done.num_prompt_tokens)

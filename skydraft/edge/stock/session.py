@@ -180,7 +180,9 @@ class StockSession:
     async def _verdict(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, Cost]:
         """The verdict, and the passes and rows that it took."""
         met = await self._meet(waiting)
-        draft = np.array(block.token_ids[: self._room(seen)], np.int32)
+        if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
+            raise LimitExceeded(f"The text has outgrown the server's context of {met.context_len} tokens.")
+        draft = np.array(block.token_ids[:room], np.int32)
         text, work, num_rows = np.concatenate((seen, draft)), self._verification(seen, block), 0
         checks = met.checks(len(draft)) and self._drawing.drawn is None
         rows = await self._check(met, seen, draft, waiting) if checks else deque[Row]()
