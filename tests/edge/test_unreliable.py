@@ -235,7 +235,7 @@ class LosingCloud:
     def verifier(self, *given: Any, **options: Any) -> Losing:
         return Losing(self._cloud.verifier(*given, **options), self._outages)
 
-    is_stock = False
+    is_stock, is_exact, prices = False, True, None
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.is_gated

@@ -273,6 +273,6 @@ def test_the_end_tries_each_of_those_that_wait(tmp_path: Path, monkeypatch: pyte
 def test_a_gateway_keeps_what_its_clients_were_answered(tmp_path: Path) -> None:
     pair = Pair(toys.toy(1, 0.7), toys.toy(1), (Collector(tmp_path),))
     request = GenerateRequest(asked(PROMPT), params=DecodingParams(max_new_tokens=20), raw=True)
-    with pair.start(request, print) as generation:
+    with pair.start(request) as generation:
         generation.run()
     assert len(read(tmp_path)) == 1
