@@ -25,7 +25,8 @@ STATS = [
     "target_passes_per_token", "target_rows_per_token", "ttft_ms", "itl_ms_p50",
     "itl_ms_p95", "tokens_per_s", "draft_ms", "target_ms", "overhead_ms", "bytes_up", "bytes_down",
     "shared_bytes", "audited_agreement", "num_fallback_tokens", "num_forced_tokens", "draft_prefill_ms",
-    "draft_encode_ms", "target_prefill_ms", "target_encode_ms", "cached_tokens",
+    "draft_encode_ms", "target_prefill_ms", "target_encode_ms", "cached_tokens", "exact",
+    "num_requests", "tokens_in", "tokens_hit", "tokens_out", "cost",
 ]  # fmt: skip
 
 
