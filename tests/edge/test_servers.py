@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def test_a_server_that_was_lost_gets_new_sessions_again_after_a_while(monkeypatc
     servers.lost(first)
     assert servers.in_order(1)[-1] is first
     now = time.monotonic()
-    monkeypatch.setattr("skydraft.edge.servers.time.monotonic", lambda: now + 10)
+    monkeypatch.setattr("skydraft.edge.servers.time", SimpleNamespace(monotonic=lambda: now + 10))
     assert servers.in_order(1)[0] is first
 
 
