@@ -26,6 +26,7 @@ from skydraft.errors import (
     CloudLost,
     CloudTimeout,
     ProtocolError,
+    SessionNotFound,
     SkydraftError,
     TlsFailure,
 )
@@ -345,9 +346,7 @@ class SessionStream:
 
     async def _told(self, error: grpc.aio.AioRpcError) -> SkydraftError:
         """The server's error: for a message to an ended stream, gRPC first reports an internal error of its own.
-
-        That may even replace a status that came at the same time; then only another stream can tell.
-        """
+        That may even replace a status that came at the same time; then only another stream can tell."""
         for _ in range(_NUM_LOOKS):
             if error.details() != _NOT_SENT:
                 return await self._channel.reason(error)
@@ -356,7 +355,7 @@ class SessionStream:
                 await self._call.read()
             except grpc.aio.AioRpcError as later:
                 error = later
-        return CloudLost("The stream ended early.")
+        return SessionNotFound("The stream ended early.")  # open it again: the connection may be sound
 
     def _watch(self, waiting: Waiting, began: float) -> None:
         self._watching = asyncio.ensure_future(self._look_for_life(waiting, began))

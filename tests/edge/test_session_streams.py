@@ -16,7 +16,7 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.channel import Awaited, Channel, SessionStream, Waiting, shared_loop
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudLost, CloudTimeout
+from skydraft.errors import CloudLost, CloudTimeout, SessionNotFound
 from skydraft.evaluation.emulated_link import EmulatedLink
 from skydraft.protocol import codec
 from skydraft.protocol.values import OpenCall, Opening
@@ -177,5 +177,5 @@ def test_a_status_that_grpc_replaced_by_an_error_of_its_own_is_a_lost_stream() -
         stream = SessionStream(Channel(ServerOptions("127.0.0.1:9")), cast("Any", None), Replaced())
         return await stream.receive(Waiting(9.0, 9.0, 9.0), b"a message")
 
-    with pytest.raises(CloudLost, match="ended early"):
+    with pytest.raises(SessionNotFound, match="ended early"):
         asyncio.run(receive())
