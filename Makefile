@@ -1,4 +1,4 @@
-# make demo | demo-speech | test | test-long | test-browser | test-conformance | test-vllm | test-stock | lint | docs
+# make demo | llamacpp | demo-speech | test | test-long | test-browser | test-conformance | test-vllm | test-stock | lint | docs
 #    | screenshots | report
 #    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
 #    | bench-learn | bench-link.
@@ -8,28 +8,47 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 PAIR := qwen2.5-coder-0.5b qwen2.5-coder-1.5b
 READY := $(VENV)/.ready
+TRYING := $(VENV)/.ready-to-try
 PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: bench-link setup models demo test test-long test-browser test-conformance test-vllm stock test-stock lint protocol docs screenshots bench bench-identity \
+.PHONY: bench-link setup models demo llamacpp test test-long test-browser test-conformance test-vllm stock test-stock lint protocol docs screenshots bench bench-identity \
 	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report
 
 setup: $(READY)
 
-# llama-cpp-python has no wheel and compiles for some minutes; it needs a C++ compiler.
+# What the demo needs, without a compiler, torch or transformers. requirements.lock has the versions.
+$(TRYING): requirements.lock pyproject.toml
+	@echo 'Step 1 of 3: Python packages into $(VENV), 0.5 GB. Half a minute or so.'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
+		--editable '.[gateway,grammar,prebuilt,serve]'
+	@touch $(TRYING)
+
+# A llama.cpp compiled for this processor, which is faster than the ready-made one. Needs a C++ compiler.
+COMPILE := CMAKE_ARGS=-DLLAVA_BUILD=OFF
+llamacpp: $(TRYING)
+	@echo 'Compiling llama.cpp for this processor: about five minutes on two cores. pip says nothing meanwhile.'
+	$(COMPILE) $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
+		llama-cpp-python
+
+# Everything, for tests, learning and reports.
 $(READY): requirements.lock pyproject.toml
-	@echo 'Setting up $(VENV): ten minutes or so, most of it compiling llama.cpp. pip says nothing meanwhile.'
+	@echo 'Setting up $(VENV) with everything, 2 GB: five to ten minutes, most of it compiling llama.cpp. pip says nothing.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(COMPILE) $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	touch $(READY)
+	touch $(READY) $(TRYING)
 
 models: $(READY)
 	$(BIN)/skydraft models fetch $(PAIR)
 
-demo: models
-	$(BIN)/python -m skydraft.cli.demo
+demo: $(TRYING)
+	@echo 'Step 2 of 3: two models, 1.6 GB, kept for every later run.'
+	@$(BIN)/skydraft models fetch $(PAIR)
+	@echo 'Step 3 of 3: one answer by both models together, then by each alone.'
+	@$(BIN)/python -m skydraft.cli.demo
 
 # Three processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long.
 MARKED := -m "not long and not stock"

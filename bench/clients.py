@@ -37,7 +37,7 @@ from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import Engine, EngineOptions, StepRecord, decoding_params, make_plan
 from skydraft.decoding.stats import percentile
-from skydraft.engines.base import Rows
+from skydraft.engines.rows import Rows
 from skydraft.errors import CloudError
 from skydraft.evaluation.emulated_link import EmulatedLink
 from skydraft.evaluation.modes import Mode, parse_modes

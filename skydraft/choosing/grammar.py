@@ -29,7 +29,7 @@ import numpy as np
 
 from skydraft.characters import one_line
 from skydraft.choosing.incremental import Follower
-from skydraft.engines.base import namespace_of
+from skydraft.engines.rows import namespace_of
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
 from skydraft.errors import GrammarRefused, importing
 from skydraft.grammars import parts, with_ascii_refs

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.config import DecodingParams
-from skydraft.engines.base import namespace_of, on_host
+from skydraft.engines.rows import namespace_of, on_host
 from skydraft.errors import EngineError
 
 Floats = npt.NDArray[np.float64]

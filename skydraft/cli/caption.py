@@ -191,7 +191,7 @@ _question_section = Section("messages", "What to write", asked, [
 @_question_section
 @speech_section
 @decoding_section
-@gate_section("quality")
+@gate_section
 @cloud_section
 @models_section
 @table_section

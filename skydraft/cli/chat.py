@@ -80,7 +80,7 @@ class Talk:
 @_system_section
 @_output_section
 @decoding_section
-@gate_section("quality")
+@gate_section
 @cloud_section
 @models_section
 @keep_section

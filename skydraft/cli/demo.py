@@ -1,47 +1,91 @@
-"""`make demo`: one Chinese prompt in every mode on the real pair, then a table of their costs."""
+"""`make demo`: an answer of the real pair and a sentence on what it took, then the same prompt in other modes."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import closing
+
+from rich.table import Table
 
 from skydraft import api
 from skydraft.cli.pair_options import load_engine
-from skydraft.cli.terminal import console_for, is_colored, legend, show_tokens, stats_table
-from skydraft.config import decoding_params
+from skydraft.cli.terminal import TERMINAL, console_for, is_colored, legend, show_tokens
+from skydraft.config import DEFAULT_MODE, decoding_params
+from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.stats import Stats
+from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
+from skydraft.evaluation.scoring import Scorer
 from skydraft.models import default_pair
 
-# Both models share a processor here: lossless with its own block length would use the target alone, which is faster.
-PLANS = {
-    "edge": make_plan("edge"), "cloud": make_plan("cloud"), "lossless": make_plan("lossless", k=5),
-    "fluency": make_plan("fluency"), "quality": make_plan("quality"),
-}  # fmt: skip
+# Mode, and what its line says. Both models share a processor here, so the target alone is the fastest lossless mode.
+MODES = {
+    "edge": "the small model alone",
+    "auto": "5 % may differ",
+    "quality": "fewer differ",
+    "cloud": "the large model alone; lossless writes the same",
+}
 PROMPT = "请用一句话描述海边日落的景色。"
+_PARAMS = decoding_params(max_new_tokens=64)
 
 
 def demo(prompt: str = PROMPT) -> None:
-    """Run `prompt` in all modes with the default pair, coloured by origin; styles and temperature at their defaults."""
+    """Answer `prompt` with the default pair in the default mode, then in the modes of MODES, all of them greedy."""
     console, pair = console_for("auto"), default_pair()
-    edge, cloud = (load_engine(name, EngineOptions(), offline=False) for name in (pair.draft, pair.target))
-    console.print(f"{pair.draft} drafts, {pair.target} checks: both on this machine, greedy; lossless in blocks of 5.")
-    console.print(f"{prompt}\n")
-    runs: dict[str, Stats] = {}
-    for mode, plan in PLANS.items():
-        params = decoding_params(max_new_tokens=64)
-        with api.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params) as generation:
-            console.print(f"{mode:<9} ", end="")
+    edge, cloud = (
+        load_engine(name, EngineOptions(notify=TERMINAL.say), offline=False) for name in (pair.draft, pair.target)
+    )
+    with closing(Scorer(edge, cloud, _PARAMS)) as scorer:
+        console.print(f"\n{pair.draft} writes, {pair.target} corrects it. Both run on this machine here.")
+        console.print(f"Question: {prompt}\nAnswer:   ", end="")
+        with _answer(prompt, DEFAULT_MODE, edge, cloud) as generation:
             for _, tokens in generation.rounds():
                 show_tokens(console, tokens)
-            console.print()
-            if is_colored(console):
-                console.print(f"{'':<9} ", legend(generation.origins))
-            runs[mode] = generation.stats
-    console.print()
-    console.print(stats_table(runs))
+        console.print()
+        if is_colored(console):
+            console.print(legend(generation.origins))
+        console.print(verdict(generation, _agreement(scorer, generation)) + "\n")
+        console.print(_table(prompt, edge, cloud, scorer))
     console.print("\nTalk to the pair: skydraft chat. For a chat page, and for any app: skydraft gateway")
+
+
+def _answer(prompt: str, mode: str, edge: Engine, cloud: Engine) -> Generation:
+    return api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=_PARAMS)
+
+
+def verdict(generation: Generation, agreement: float) -> str:
+    """What an answer took, in one sentence."""
+    stats = generation.stats
+    times = f"{stats.num_escalated} time{'' if stats.num_escalated == 1 else 's'}"
+    written = round((stats.target_written_per_token or 0) * stats.num_tokens)
+    return (
+        f"Wrote {stats.num_tokens} tokens. Asked the large model {times}; it wrote {written} of them. "
+        f"{agreement:.0%} are what the large model would have written."
+    )
+
+
+def _agreement(scorer: Scorer, generation: Generation) -> float:
+    """The share of the tokens that are the target's own choice after the tokens before them."""
+    score = scorer.score("demo", generation.prompts, generation.token_ids)
+    return sum(map(int.__eq__, score.token_ids, score.choices)) / len(score.token_ids)
+
+
+def _table(prompt: str, edge: Engine, cloud: Engine, scorer: Scorer) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("mode")
+    for name in ("tokens", "asked", "large model wrote", "as it would write", "tokens/s"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for mode, remark in MODES.items():
+        with _answer(prompt, mode, edge, cloud) as generation:
+            stats = generation.run().stats
+            agreement = _agreement(scorer, generation)
+        written, asked = f"{stats.target_written_per_token or 0:.0%}", str(stats.num_escalated)
+        table.add_row(
+            mode, str(stats.num_tokens), asked, written, f"{agreement:.0%}", f"{stats.tokens_per_s:.1f}", remark
+        )
+    return table
 
 
 if __name__ == "__main__":

@@ -119,7 +119,8 @@ def gateway(
     """
     from skydraft.gateway.app import Gateway
     from skydraft.gateway.requests import Defaults
-    from skydraft.gateway.server import serve
+    from skydraft.gateway.server import listen, serve
+    from skydraft.gateway.starting import starting
 
     cloud.check(models)
     if work.edge_only and (cloud.address or models.cloud_model):
@@ -128,13 +129,15 @@ def gateway(
         raise OptionError("--learn does not apply to --edge-only: nothing is checked, so nothing is learned.")
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
-        pair = _open(work, cloud, models, keep, stack)
+        listening = stack.enter_context(listen(door.listen))
+        with starting(listening, encrypted=door.listen.tls_cert is not None):
+            pair = _open(work, cloud, models, keep, stack)
         # No part of a recording leaves this machine without --share-audio.
         share = work.share_audio or ("none" if cloud.address else "features")
         defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
         made = Gateway(pair, defaults, work.options(cloud.timeout_s), door.keys.label if door.keys else None)
         made.names.look()
-        serve(made, door.listen, lambda port: click.echo(_announcement(made, door, cloud, port), err=True))
+        serve(made, door.listen, listening, lambda port: click.echo(_announcement(made, door, cloud, port), err=True))
     click.echo("skydraft: stopped.", err=True)
 
 

@@ -49,7 +49,7 @@ _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
 @prompt_section
 @audio_section
 @decoding_section
-@gate_section()
+@gate_section
 @cloud_section
 @models_section
 @output_section

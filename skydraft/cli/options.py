@@ -20,7 +20,7 @@ from skydraft import grammars
 from skydraft.characters import from_json, one_line
 from skydraft.cli.sections import Section, option, with_default
 from skydraft.cli.terminal import TERMINAL
-from skydraft.config import CAPTION_PROMPT, STYLES, DecodingParams, Execution, decoding_params
+from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, STYLES, DecodingParams, Execution, decoding_params
 from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.traced import TraceObserver
@@ -187,30 +187,31 @@ class GateChoice:
     calibration: Calibration | None
 
 
-def _gate(execution: Execution | None, calibration: Path | None, **plan: Any) -> GateChoice:
-    return GateChoice(make_plan(**plan), execution, read_calibration(calibration) if calibration else None)
+def _gate(
+    execution: Execution | None, calibration: Path | None, mode: str | None, gate: str | None, **plan: Any
+) -> GateChoice:
+    mode = mode or (None if gate else DEFAULT_MODE)
+    return GateChoice(make_plan(mode, gate, **plan), execution, read_calibration(calibration) if calibration else None)
 
 
-def gate_section(mode: str | None = None) -> Section[GateChoice]:
-    """The section of a command with the default mode `mode`; None is lossless, or just the gate if one is given."""
-    return Section("gate", "Gate", _gate, [
-        option("-m --mode", "M",
-               "edge, cloud: one model alone. lossless: the target's text, drafted where that is faster. fluency, "
-               f"quality, auto: fewer calls to the target (default: {mode or 'lossless'}).", default=mode),
-        option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
-               f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +digits or +dates "
-               "to check numbers or dates, too."),
-        option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
-               "runs."),
-        option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),
-        option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
-               "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
-               "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
-        option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
-        option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
-               type=Execution),
-        option("--calibration", "FILE", "Calibration of a calibrated gate (default: the pair's own).", type=Path),
-    ])  # fmt: skip
+gate_section = Section("gate", "Gate", _gate, [
+    option("-m --mode", "M",
+           "edge, cloud: one model alone. lossless: the target's text, drafted where that is faster. fluency, "
+           f"quality, auto: fewer calls to the target (default: {DEFAULT_MODE}, or just the gate if one is given)."),
+    option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
+           f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +digits or +dates "
+           "to check numbers or dates, too."),
+    option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
+           "runs."),
+    option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),
+    option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
+           "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
+           "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
+    option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
+    option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
+           type=Execution),
+    option("--calibration", "FILE", "Calibration of a calibrated gate (default: the pair's own).", type=Path),
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,9 @@ def load_engine(
     model: str, options: EngineOptions, *, offline: bool = False, source: SourceName = "auto", quiet: bool = False
 ) -> Engine:
     """Open a model. A terminal shows a state meanwhile unless `quiet`; any stderr shows the download's progress."""
-    measures = " and measuring" if options.probe_again else ""
-    with download_shown(f"Loading{measures} {model}…", quiet=quiet) as progress:
+    if not quiet:
+        options = replace(options, notify=TERMINAL.say)
+    with download_shown(f"Loading {model}…", quiet=quiet) as progress:
         return api.load(model, options, offline=offline, source=source, progress=progress)
 
 

@@ -139,12 +139,14 @@ _limits_section = Section("limits", "Limits", Limits, [
 @served_model_section
 def serve(server: ServeOptions, log_level: str, limits: Limits, choice: EngineChoice, models: ModelChoice) -> None:
     """Let other devices use a target model on this machine. Ctrl-C finishes running requests and stops."""
+    from skydraft.cloud.listening import starting
     from skydraft.cloud.logs import log_to_stderr
     from skydraft.cloud.server import serve as run
 
     options = dataclasses.replace(server, limits=limits, execution=choice.in_force)
     open_judge = _on_vllm if choice.engine == "vllm" else _on_engine
-    judge = open_judge(models, choice, limits)
+    with starting(options):
+        judge = open_judge(models, choice, limits)
     log_to_stderr(log_level)
     try:
         run(judge, options, lambda port: click.echo(_announcement(judge.served, options, port), err=True))

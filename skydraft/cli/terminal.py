@@ -176,7 +176,8 @@ def _summary(generation: Generation) -> str:
         parts[-1] += f" · target wrote {100 * stats.target_written_per_token:.0f} %"
     if stats.cost is not None:
         parts.append(f"cost {stats.cost:.3g}")
-    parts.append(f"ended by {generation.finish_reason}")
+    more = " (-n allows more)" if generation.finish_reason == "length" else ""
+    parts.append(f"ended by {generation.finish_reason}{more}")
     return " · ".join(parts)
 
 

@@ -17,14 +17,13 @@ import grpc
 
 from skydraft import __version__
 from skydraft.cloud.access import Keyring
-from skydraft.cloud.certificate import check_certificate
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.listening import ONE_LISTENER, bind
 from skydraft.cloud.questions import QUESTION_S, Questions
 from skydraft.cloud.service import VerifierService
 from skydraft.config import Execution, check_execution
 from skydraft.errors import EngineError, OptionError, importing
-from skydraft.files import warn_if_shared
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import FEW_FRAMES, ServerInfo
@@ -125,7 +124,7 @@ class CloudServer:
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),
-                ("grpc.so_reuseport", 0),  # two servers on one port would split the calls of a session
+                ONE_LISTENER,
                 *FEW_FRAMES,
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -135,38 +134,11 @@ class CloudServer:
             ]
         )
         self._server.add_generic_rpc_handlers((self._service.handler(), *self._questions.handlers()))
-        port = self._bind()
+        port = bind(self._server, self._options)
         self._judge.on_health = self._questions.hear
         self._thread.start()
         await self._server.start()
         return port
-
-    def _bind(self) -> int:
-        options = self._options
-        host = f"[{options.host}]" if ":" in options.host and "[" not in options.host else options.host
-        address = f"{host}:{options.port}"
-        try:
-            credentials = self._credentials()
-            port = (
-                self._server.add_secure_port(address, credentials)
-                if credentials
-                else self._server.add_insecure_port(address)
-            )
-        except RuntimeError as error:
-            raise OptionError(
-                f"Cannot listen on {address}: the port is in use, the address is not this machine's, or the "
-                "certificate and the key do not belong together.",
-                hint="Choose another --port, or 0 for any free one.",
-            ) from error
-        return port
-
-    def _credentials(self) -> grpc.ServerCredentials | None:
-        cert, key = self._options.tls_cert, self._options.tls_key
-        if cert is None or key is None:
-            return None
-        check_certificate(cert, key)
-        warn_if_shared(key)
-        return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
 
     def _work(self) -> None:
         try:

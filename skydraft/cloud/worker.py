@@ -15,7 +15,8 @@ from skydraft.cloud.limits import Limits
 from skydraft.cloud.seats import Served, SessionTarget
 from skydraft.config import Execution
 from skydraft.decoding.verification import TargetSession, absorb_all
-from skydraft.engines.base import Engine, Rows
+from skydraft.engines.base import Engine
+from skydraft.engines.rows import Rows
 from skydraft.protocol.values import Opening
 from skydraft.types import Reuse
 

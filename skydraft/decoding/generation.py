@@ -62,8 +62,8 @@ class Generation:
     """One generation under way. Nothing is computed before an iteration over it, or `run`.
 
     An iteration gives tokens as they come. Another iteration gives the same tokens from the first one on, and then
-    continues the generation if it has not ended. `text`, `token_ids`, `stats` and the like hold the state so far:
-    empty before the first round, final after `run` or a completed iteration. Its end, `close` or leaving its `with`
+    continues the generation if it has not ended. `text` and `token_ids` of one that nobody has begun run it to its end;
+    later they hold the state so far, as `stats` and the like always do. Its end, `close` or leaving its `with`
     block frees the sequences; the engines stay open. `edge` and `target` are the two sides of the generation.
     """
 
@@ -81,6 +81,7 @@ class Generation:
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []
         self._texts: list[str] = []
+        self._has_begun = False
 
     def watched_by(self, watch: Watch, edge: Engine | None, target: Target | None) -> Generation:
         """Set the observers and the two sides; returns this generation."""
@@ -89,6 +90,7 @@ class Generation:
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
         """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration."""
+        self._has_begun = True
         try:
             for done in self._loop.rounds():
                 self._rounds.append(done)
@@ -118,6 +120,7 @@ class Generation:
 
     def interrupt(self) -> str:
         """End after the committed tokens; `finish_reason` becomes "interrupted". Returns the text held back."""
+        self._has_begun = True
         if self._context.finish is not None:
             return ""
         self._context.interrupt()
@@ -137,11 +140,16 @@ class Generation:
             pass
         return self
 
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self.run()
+
     def close(self) -> None:
         """Free the KV memory of this generation, and call its observers."""
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
+        self._has_begun = True
         try:
             self._loop.close()
         finally:
@@ -160,12 +168,14 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text so far, without special tokens and without a stop string; "" before the first round."""
+        """The text so far, without special tokens and without a stop string; the whole one if nobody has begun."""
+        self._begin()
         return "".join(self._texts)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens generated so far, an end token included."""
+        """The tokens generated so far, an end token included; all of them if nobody has begun."""
+        self._begin()
         return tuple(token_id for done in self._rounds for token_id in done.token_ids)
 
     @property

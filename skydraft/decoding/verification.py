@@ -13,7 +13,8 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser, Picked, Question, choose_all
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
-from skydraft.engines.base import Engine, Rows, Sequence, TokenBuffer, is_on_host
+from skydraft.engines.base import Engine, Sequence, TokenBuffer
+from skydraft.engines.rows import Rows, is_on_host
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict

@@ -7,49 +7,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
-import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
 from skydraft.config import Execution
+from skydraft.engines.exactness import RowCheck
 from skydraft.engines.model import Model
 from skydraft.engines.options import RowProfile
 from skydraft.engines.prefix_cache import PrefixCache
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import ContextExceeded, EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Recordings, Reuse
-
-# [num_rows, vocab.size], numpy or torch: rows stay where the engine has them.
-Rows: TypeAlias = Any
-
-
-def at_least_float32(row: Rows) -> Rows:
-    """The row itself, or its float32 copy where it has 16 bits: exact, and what transformers computes on."""
-    if isinstance(row, np.ndarray):
-        return row.astype(np.float32) if row.itemsize < 4 else row
-    return row.float() if row.element_size() < 4 else row
-
-
-def namespace_of(rows: Rows) -> Any:
-    """The functions of the array API standard for these rows.
-
-    numpy has them itself from 2.1 on; the wrappers of array_api_compat add a sixth of a second to each start.
-    """
-    if isinstance(rows, np.ndarray) and hasattr(np, "astype"):
-        return np
-    return array_api_compat.array_namespace(rows)
-
-
-def is_on_host(rows: Rows) -> bool:
-    """Whether numpy can read the rows where they lie."""
-    return isinstance(rows, np.ndarray) or rows.device.type == "cpu"
-
-
-def on_host(array: Any) -> npt.NDArray[Any]:
-    """The array in host memory, numpy, of at least 32 bits; not a copy where it lies there already."""
-    return array if isinstance(array, np.ndarray) else np.asarray(at_least_float32(array).detach().cpu().numpy())
 
 
 class Floor:
@@ -266,6 +237,7 @@ class Engine(Model):
         self.name = name
         self.floor = Floor(name)
         self.prefixes = PrefixCache()
+        self._row_check = RowCheck()
 
     def own(self, vocab: Vocab) -> Vocab:
         """`vocab` for this engine: it decodes for ever, and encodes until the engine is closed."""
@@ -355,10 +327,7 @@ class Engine(Model):
                 raise EngineError("A sequence may occur only once in a batch.")
             for sequence, token_ids in feeds:
                 self._check_feed(sequence, token_ids)
-            rows = self.forward(feeds, want_logits=True)
-            for sequence, token_ids in feeds:
-                sequence.record(token_ids)
-            return rows
+            return self._row_check.forward(self, feeds)
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
         """Raise PromptError if the prompt is empty, leaves no room, or does not fit the vocabulary or `media`."""

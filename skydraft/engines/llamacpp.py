@@ -1,4 +1,4 @@
-"""GGUF models through the low-level API of llama-cpp-python. One context, many sequences."""
+"""GGUF models in llama.cpp. One context, many sequences."""
 
 from __future__ import annotations
 
@@ -9,41 +9,27 @@ import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from skydraft.config import num_cores
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.gguf_header import check_gguf
+from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import BrokenModel, EngineError, MissingDependency
+from skydraft.errors import BrokenModel, EngineError
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
 _TYPE_F16, _TYPE_BF16 = 1, 30
-
-
-def load_library() -> Any:
-    """The ctypes module of llama.cpp, quiet. Raises MissingDependency when it is not installed."""
-    try:
-        import llama_cpp.llama_cpp as library
-
-        library.LLAMA_LOAD_MODE_AUTO  # noqa: B018  not there in versions whose structures differ from ours
-    except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        raise MissingDependency(
-            "GGUF models need the package llama-cpp-python 0.3.36, which is not installed or does not load.",
-            hint="Install a C++ compiler (Debian: g++) and run: pip install 'skydraft[llamacpp]'.",
-        ) from error
-    library.llama_log_set(_silence(library), ctypes.c_void_p(0))
-    return library
 
 
 @contextmanager
@@ -67,12 +53,6 @@ def interrupts_kept() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
-@cache  # a ctypes callback must outlive the library that holds it
-def _silence(library: Any) -> Any:
-    library.llama_backend_init()
-    return library.llama_log_callback(lambda level, text, data: None)
-
-
 class LlamaCppEngine(Engine):
     """One GGUF model in one llama.cpp context. A slot is a llama.cpp sequence id.
 
@@ -91,25 +71,25 @@ class LlamaCppEngine(Engine):
         _forget_mapped_pages(path)
         self.fingerprint = weights_fingerprint([path])
         self.vocab = self.own(_read_vocab(self._lib, self._model))
-        self.context_len = min(options.context_len, self._lib.llama_model_n_ctx_train(self._model))
+        self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
         self._context = self._open_context(options)
-        self._memory = self._lib.llama_get_memory(self._context)
-        self._num_rows_padded = self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model))
-        self._batch = self._lib.llama_batch_init(self.max_batch_rows, 0, 1)
+        self._memory = self._lib.get_memory(self._context)
+        self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
+        self._batch = self._lib.batch_init(self.max_batch_rows, 0, 1)
         self.max_sequences = options.max_sequences
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
         self._profile = profile_of(self, self._profile_key(options), options)
 
     def _load_model(self, path: Path, options: EngineOptions) -> Any:
-        params = self._lib.llama_model_default_params()
+        params = self._lib.model_default_params()
         params.n_gpu_layers = options.gpu_layers
         with interrupts_kept() as interrupted:
-            go_on = self._lib.llama_progress_callback(lambda progress, data: not interrupted)
+            go_on = Progress(lambda progress, data: not interrupted)
             params.progress_callback = go_on
-            model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+            model = self._lib.model_load_from_file(os.fsencode(path), params)
             if interrupted and model:
-                self._lib.llama_model_free(model)
+                self._lib.model_free(model)
         if not model:
             raise BrokenModel(
                 f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
@@ -118,18 +98,18 @@ class LlamaCppEngine(Engine):
         return model
 
     def _open_context(self, options: EngineOptions) -> Any:
-        params = self._lib.llama_context_default_params()
+        params = self._lib.context_default_params()
         params.n_seq_max = options.max_sequences + (options.max_sequences > 1)  # one for the beginning of prompts
         params.n_ctx = self.context_len * params.n_seq_max
         params.n_batch = params.n_ubatch = self.max_batch_rows
-        params.kv_unified = options.shared_cache
+        params.set_unified(options.shared_cache)
         # The default reserves logits for whole prompts, 300 MB; less than a row for each sequence ends the process.
         params.n_outputs_max = max(_MAX_OUTPUT_ROWS, params.n_seq_max)
         params.n_threads = params.n_threads_batch = self._num_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = _TYPE_F16, _TYPE_BF16
         with interrupts_kept():
-            context = self._lib.llama_init_from_model(self._model, params)
+            context = self._lib.init_from_model(self._model, params)
         if not context:
             raise EngineError(
                 f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint="Lower --context."
@@ -138,13 +118,10 @@ class LlamaCppEngine(Engine):
 
     def _profile_key(self, options: EngineOptions) -> str:
         stat = self.path.stat()
-        import llama_cpp
-
-        processor = self._lib.llama_print_system_info().decode()
-        lengths = f"{self.context_len} cells, {_TYPE_F16}/{_TYPE_BF16}"
-        parts = (lengths, self.path.name, stat.st_size, int(stat.st_mtime), llama_cpp.__version__, self._num_threads)
-        how = (options.gpu_layers, self._lib.llama_n_seq_max(self._context), options.shared_cache)
-        return "|".join(map(str, (*parts, *how, cpu_model(), processor)))
+        file = (self.path.name, stat.st_size, int(stat.st_mtime))
+        kinds = f"{_TYPE_F16}/{_TYPE_BF16}, {'one cache' if options.shared_cache else 'streams'}"
+        system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
+        return "|".join(map(str, (*file, *system, kinds, self._num_threads, options.gpu_layers)))
 
     def allocate(self) -> int:
         if not self._free_slots:
@@ -167,7 +144,7 @@ class LlamaCppEngine(Engine):
                 row += 1
                 position += 1
         batch.n_tokens = num_rows
-        status = self._lib.llama_decode(self._context, batch)
+        status = self._lib.decode(self._context, batch)
         if status != 0:
             for sequence, _ in feeds:
                 self.roll_back(sequence, sequence.length)
@@ -175,7 +152,7 @@ class LlamaCppEngine(Engine):
         return self._rows(feeds, num_rows) if want_logits else [None] * len(feeds)
 
     def _rows(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], num_rows: int) -> list[Rows]:
-        pointer = self._lib.llama_get_logits(self._context)
+        pointer = self._lib.get_logits(self._context)
         # [num_rows, padded vocabulary], not copied: valid until the next forward
         logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
         ends = np.cumsum([len(token_ids) for _, token_ids in feeds])
@@ -187,27 +164,27 @@ class LlamaCppEngine(Engine):
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         # Between streams llama.cpp copies whole buffers or nothing; in a cache for all, cells may belong to several.
         end = length if self._shares_cache else -1
-        self._lib.llama_memory_seq_cp(self._memory, source.slot, target.slot, 0 if self._shares_cache else -1, end)
+        self._lib.memory_seq_cp(self._memory, source.slot, target.slot, 0 if self._shares_cache else -1, end)
         self.roll_back(target, length)
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
-        if not self._lib.llama_memory_seq_rm(self._memory, sequence.slot, length, -1):
+        if not self._lib.memory_seq_rm(self._memory, sequence.slot, length, -1):
             raise EngineError(
                 f"The KV cache of {self.name} cannot be rolled back to {length}.",
                 hint="Models with recurrent layers cannot be used for speculation.",
             )
 
     def release(self, sequence: Sequence) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, sequence.slot, -1, -1)
+        self._lib.memory_seq_rm(self._memory, sequence.slot, -1, -1)
         self._free_slots.append(sequence.slot)
 
     def kv_length(self, sequence: Sequence) -> int:
-        return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence.slot)) + 1
+        return int(self._lib.memory_seq_pos_max(self._memory, sequence.slot)) + 1
 
     def free(self) -> None:
-        self._lib.llama_batch_free(self._batch)
-        self._lib.llama_free(self._context)
-        self._lib.llama_model_free(self._model)
+        self._lib.batch_free(self._batch)
+        self._lib.free(self._context)
+        self._lib.model_free(self._model)
 
 
 _MADV_DONTNEED = 4
@@ -231,29 +208,29 @@ def _forget_mapped_pages(path: Path) -> None:
 
 
 def _read_vocab(lib: Any, model: Any) -> Vocab:
-    vocab = lib.llama_model_get_vocab(model)
+    vocab = lib.model_get_vocab(model)
     pieces = _read_pieces(lib, vocab)
-    bos, eos = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
-    template = lib.llama_model_chat_template(model, None)
+    bos, eos = lib.vocab_bos(vocab), lib.vocab_eos(vocab)
+    template = lib.model_chat_template(model, None)
     return Vocab(
         pieces,
         lambda text: _tokenize(lib, vocab, text),
-        special_ids=(i for i in range(len(pieces)) if lib.llama_vocab_is_control(vocab, i)),
-        end_ids=(i for i in range(len(pieces)) if lib.llama_vocab_is_eog(vocab, i)),
+        special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
+        end_ids=(i for i in range(len(pieces)) if lib.vocab_is_eog(vocab, i)),
         chat_template=template.decode() if template else None,
-        bos_text=pieces[bos].decode() if lib.llama_vocab_get_add_bos(vocab) and bos >= 0 else "",
+        bos_text=pieces[bos].decode() if lib.vocab_get_add_bos(vocab) and bos >= 0 else "",
         eos_text=pieces[eos].decode() if eos >= 0 else "",
     )
 
 
 def _read_pieces(lib: Any, vocab: Any) -> list[bytes]:
-    size = lib.llama_vocab_n_tokens(vocab)
-    while size and lib.llama_vocab_get_attr(vocab, size - 1) & lib.LLAMA_TOKEN_ATTR_UNUSED:
+    size = lib.vocab_n_tokens(vocab)
+    while size and lib.vocab_get_attr(vocab, size - 1) & TOKEN_ATTR_UNUSED:
         size -= 1  # rows that only pad the matrix to a round number
     buffer = ctypes.create_string_buffer(4096)
     pieces = []
     for token_id in range(size):
-        num_bytes = lib.llama_token_to_piece(vocab, token_id, buffer, len(buffer), 0, True)
+        num_bytes = lib.token_to_piece(vocab, token_id, buffer, len(buffer), 0, True)
         pieces.append(ctypes.string_at(buffer, max(num_bytes, 0)))
     return pieces
 
@@ -261,8 +238,8 @@ def _read_pieces(lib: Any, vocab: Any) -> list[bytes]:
 def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
     data = text.encode()
     room = len(data) + 8  # never more tokens than bytes
-    token_ids = (lib.llama_token * room)()
-    num_tokens = lib.llama_tokenize(vocab, data, len(data), token_ids, room, False, True)
+    token_ids = (ctypes.c_int32 * room)()
+    num_tokens = lib.tokenize(vocab, data, len(data), token_ids, room, False, True)
     if num_tokens < 0:
         raise EngineError("llama.cpp cannot tokenize this text.")
     return list(token_ids[:num_tokens])

@@ -15,7 +15,8 @@ from skydraft.errors import PromptError
 from skydraft.types import Media, Recordings
 
 if TYPE_CHECKING:
-    from skydraft.engines.base import Rows, Sequence
+    from skydraft.engines.base import Sequence
+    from skydraft.engines.rows import Rows
 
 
 class Model(ABC):

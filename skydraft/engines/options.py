@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from skydraft.errors import OptionError
 
 Quantization = Literal["none", "8bit", "4bit"]
+_BUSY_LOAD = 0.75
+_BUSY_SPREAD = 2.0
+
+
+def tell_nobody(line: str) -> None:
+    """Drop a notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowProfile:
     """Times and bit-equality of forwards of n rows, measured on this machine.
 
-    `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time; measured up
-    to `probed_len` tokens. `forward_ms[n - 1]`: best time of a forward of n rows, milliseconds. `date`: the day of
-    measuring, in ISO format; "" where nothing was measured.
+    `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time.
+    `forward_ms[n - 1]`: best time of a forward of n rows, milliseconds. `date`: when it was measured, in ISO format and
+    UTC; "" where nothing was measured. `spread`: slow times of one row over fast ones. `load`: the machine's load
+    average a core, before it was measured.
     """
 
     invariant_rows: int
     forward_ms: tuple[float, ...]
     date: str = ""
-    probed_len: int = 0
+    spread: float = 1.0
+    load: float = 0.0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether other work kept the machine busy meanwhile, so that its times are too long."""
+        return self.load > _BUSY_LOAD or self.spread > _BUSY_SPREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +45,10 @@ class EngineOptions:
     """How to run a model. Each engine uses the options that apply to it.
 
     `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all). `device` and
-    `dtype` are for transformers models, `quantization` for those on a GPU. `shared_cache` lets sequences of a GGUF
-    model share one KV cache, so that any feeds fit into one forward, and logits lose their bit-equality. `probe_again`
-    measures the row costs even if `profile_path` has them.
+    `dtype` are for transformers models, `quantization` for those on a GPU.
+    `shared_cache` lets sequences of a GGUF model share one KV cache, so that any feeds fit into one forward, and logits
+    lose their bit-equality. `probe_again` measures the row costs even if `profile_path` has them. `notify` gets what a
+    user should know, one line each.
     """
 
     context_len: int = 4096
@@ -46,6 +61,7 @@ class EngineOptions:
     quantization: Quantization = "none"
     profile_path: Path | None = None
     probe_again: bool = False
+    notify: Callable[[str], None] = field(default=tell_nobody, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.context_len < 16:

@@ -1,7 +1,6 @@
 """Measures what forwards of n rows give and cost on this machine, and remembers it beside the models.
 
-Kernels may take another path for another batch shape, or for a longer KV cache (llama.cpp splits the keys of a single
-row from 512 cells on), so bit-equality is probed at three lengths: short, past those 512, and near the context's end.
+It takes seconds, with a short text. `exactness` compares longer ones where they occur.
 """
 
 from __future__ import annotations
@@ -10,70 +9,73 @@ import math
 import os
 import time
 from contextlib import closing
-from datetime import date
-from itertools import accumulate, product
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 from pydantic import TypeAdapter
 
-from skydraft.engines.base import Engine, Sequence, on_host
+from skydraft.config import num_cores
+from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.engines.rows import on_host
 from skydraft.files import write_whole
 
 MAX_PROBED_ROWS = 8
-_SHORT_LEN, _LONG_LEN = 16, 544  # tokens; the second is past the first 512 cells of a KV cache
-_MAX_PREFILL_MS = 20_000.0  # after so much prefill, the third length is where it has come to
-_NUM_REPETITIONS = 3
+_PROBED_LEN = 16  # tokens before the probed rows
+_MAX_REPETITIONS = 3
+_ENOUGH_S = 2.0  # no further repetition begins after that
+_MIN_AGE = timedelta(minutes=5)  # of a doubtful profile that is measured again
 _LOCK_S = 5.0
 _PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
 def probe(engine: Engine) -> RowProfile:
-    """Feed the same tokens one by one and n at a time; compare bits at three lengths and take times at the first."""
-    end = max(engine.context_len - 16, engine.context_len // 2)
+    """Feed the same tokens one by one and n at a time; compare their bits and take the times."""
+    length = min(_PROBED_LEN, engine.context_len // 2)
     # Special tokens may stand for audio that is not there.
     plain_ids = np.setdiff1d(np.arange(engine.vocab.size), list(engine.vocab.special_ids))
-    token_ids = np.random.default_rng(0).choice(plain_ids, end + MAX_PROBED_ROWS).tolist()
-    max_rows = min(MAX_PROBED_ROWS, engine.max_output_rows)
-    invariant_rows, forward_ms = max_rows if engine.is_full_precision else 1, list[float]()
-    with closing(engine.begin(token_ids[: end + 1])) as sequence:
-        for length in sorted({min(length, end) for length in (_SHORT_LEN, _LONG_LEN, end)}):
-            if forward_ms and invariant_rows == 1:
-                break
-            while engine.prefill(sequence, token_ids[: length + 1]):
-                if length > _LONG_LEN and sequence.prefill_cost.forward_ms > _MAX_PREFILL_MS:
-                    break
-            feed = token_ids[sequence.length :][:MAX_PROBED_ROWS]
-            times, equal_rows = _compare(sequence, feed, invariant_rows if forward_ms else max_rows)
-            forward_ms, invariant_rows = forward_ms or times, min(invariant_rows, equal_rows)
-        # A row more does not save time: what took longer met a busy moment.
-        forward_ms = list(accumulate(reversed(forward_ms), min))[::-1]
-        return RowProfile(invariant_rows, tuple(forward_ms), date.today().isoformat(), sequence.length)
+    num_ids = min(length + MAX_PROBED_ROWS, engine.context_len)
+    token_ids = np.random.default_rng(0).choice(plain_ids, num_ids).tolist()
+    load = load_average()
+    with closing(engine.open(token_ids[: length + 1])) as sequence:
+        profile = _compare(sequence, token_ids[length:], min(num_ids - length, engine.max_output_rows))
+    if not engine.is_full_precision:
+        profile = replace(profile, invariant_rows=1)
+    return replace(profile, date=datetime.now(UTC).isoformat(timespec="minutes"), load=round(load, 2))
 
 
-def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[list[float], int]:
-    """(best time of a forward of n rows for each n, n up to which the rows of `feed` have the bits of one at a time).
-
-    Leaves the sequence as it was.
-    """
-    length = sequence.length
-    singly = [on_host(sequence.extend([token_id])).copy() for token_id in feed]  # also warms the engine up
-    forward_ms, invariant_rows = [math.inf] * max_rows, max_rows
-    # Not all repetitions of one n together: a busy moment should spoil one of them only.
-    for repetition, num_rows in product(range(_NUM_REPETITIONS), range(1, max_rows + 1)):
-        start = (len(feed) - num_rows) * repetition // (_NUM_REPETITIONS - 1)
-        sequence.truncate(length)
-        for token_id in feed[:start]:
-            sequence.extend([token_id])
+def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> RowProfile:
+    """Times of forwards of 1 to `max_rows` rows, and up to which their bits are those of one row at a time."""
+    length, singly, single_ms = sequence.length, [], []
+    for token_id in feed:
         began = time.perf_counter()
-        rows = on_host(sequence.extend(feed[start : start + num_rows]))
-        forward_ms[num_rows - 1] = min(forward_ms[num_rows - 1], round((time.perf_counter() - began) * 1e3, 3))
-        if num_rows > 1 and not np.array_equal(rows, np.concatenate(singly[start : start + num_rows])):
-            invariant_rows = min(invariant_rows, num_rows - 1)
-    sequence.truncate(length)
-    return forward_ms, invariant_rows
+        singly.append(on_host(sequence.extend([token_id])).copy())
+        single_ms.append((time.perf_counter() - began) * 1e3)
+    single_ms = sorted(single_ms[1:])  # the first one also warms the engine up
+    forward_ms, invariant_rows, begin = [math.inf] * max_rows, max_rows, time.perf_counter()
+    # Not all repetitions of one n together: a busy moment should spoil one of them only.
+    for repetition in range(_MAX_REPETITIONS):
+        if repetition and time.perf_counter() - begin > _ENOUGH_S:
+            break
+        for num_rows in range(1, max_rows + 1):
+            sequence.truncate(length)
+            began = time.perf_counter()
+            rows = on_host(sequence.extend(feed[:num_rows]))
+            forward_ms[num_rows - 1] = min(forward_ms[num_rows - 1], (time.perf_counter() - began) * 1e3)
+            if num_rows > 1 and not np.array_equal(rows, np.concatenate(singly[:num_rows])):
+                invariant_rows = min(invariant_rows, num_rows - 1)
+    # A row more does not save time: what took longer met a busy moment.
+    times = np.minimum.accumulate(forward_ms[::-1])[::-1].round(3)
+    spread = single_ms[-2] / max(single_ms[0], 1e-3) if len(single_ms) > 1 else 1.0
+    return RowProfile(invariant_rows, tuple(times.tolist()), spread=round(spread, 2))
+
+
+def load_average() -> float:
+    """How many processes have wanted a core in the last minute, for each core; 0 where the system does not say."""
+    return os.getloadavg()[0] / num_cores() if hasattr(os, "getloadavg") else 0.0
 
 
 def cpu_model() -> str:
@@ -88,16 +90,23 @@ def cpu_model() -> str:
 def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
     """The profile under `key` in the JSON file at `options.profile_path`; if there is none, probe and add it.
 
-    The key must name everything that could change the answer: file, library, processor, threads, cache types, context.
-    An unreadable file counts as empty.
+    The key must name everything that could change the answer: file, library, processor, threads, cache types. One that
+    was measured while the machine was busy is measured again once it is not. An unreadable file counts as empty.
     """
     path = options.profile_path
-    if path and not options.probe_again and (known := _read(path).get(key)):
+    known = _read(path).get(key) if path else None
+    if known and not options.probe_again and not _is_due(known):
         return known
+    options.notify(f"measuring {engine.name} on this machine{' again' if known else ''}: once, some seconds.")
     profile = probe(engine)
     if path:
         _remember(path, key, profile)
     return profile
+
+
+def _is_due(known: RowProfile) -> bool:
+    is_old = datetime.now(UTC) - datetime.fromisoformat(known.date) > _MIN_AGE
+    return known.is_doubtful and is_old and load_average() < max(known.load, 1.0) / 2
 
 
 def _read(path: Path) -> dict[str, RowProfile]:
@@ -105,8 +114,15 @@ def _read(path: Path) -> dict[str, RowProfile]:
         known = _PROFILES.validate_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    # Those without a date were not probed at all three lengths.
-    return {key: profile for key, profile in known.items() if profile.date and profile.forward_ms}
+    return {key: profile for key, profile in known.items() if profile.forward_ms and _has_time(profile)}
+
+
+def _has_time(profile: RowProfile) -> bool:
+    """Whether it says when it was measured; those of older versions say the day."""
+    try:
+        return datetime.fromisoformat(profile.date).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _remember(path: Path, key: str, profile: RowProfile) -> None:

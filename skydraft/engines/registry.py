@@ -17,7 +17,7 @@ from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel, MissingDependency, OptionError
 
 # Every engine takes these.
-_FOR_ALL = {"context_len", "max_sequences", "shared_cache", "profile_path", "probe_again"}
+_FOR_ALL = {"context_len", "max_sequences", "shared_cache", "profile_path", "probe_again", "notify"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import RowProfile
 from skydraft.engines.registry import EngineKind
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
 

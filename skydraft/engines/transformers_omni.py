@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.characters import from_json
-from skydraft.engines.base import Rows, Sequence
+from skydraft.engines.base import Sequence
 from skydraft.engines.checkpoint import first_line, is_omni, load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import EngineKind
+from skydraft.engines.rows import Rows
 from skydraft.engines.transformers_text import TAKES, Slot, TransformersEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, PromptError

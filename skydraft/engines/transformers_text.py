@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.checkpoint import first_line, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, EngineError
 

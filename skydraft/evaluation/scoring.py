@@ -13,8 +13,9 @@ import numpy as np
 
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
-from skydraft.engines.base import Engine, at_least_float32, namespace_of
+from skydraft.engines.base import Engine
 from skydraft.engines.base import Sequence as EngineSequence
+from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.engines.vocab import TokenIds
 from skydraft.evaluation.records import ScoreLine, signals_entry
 from skydraft.gating.gates import measure

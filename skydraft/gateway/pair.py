@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from skydraft import api
-from skydraft.config import MODES
+from skydraft.config import DEFAULT_MODE, MODES
 from skydraft.decoding.generation import Generation, Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
@@ -98,10 +98,8 @@ class ModelNames:
 
     @property
     def default_mode(self) -> str:
-        """`auto` for a pair that is known to be calibrated, else `quality`; `edge` without a target."""
-        if self._pair.cloud is None:
-            return "edge"
-        return "auto" if self._is_calibrated else "quality"
+        """That of the command line; `edge` without a target."""
+        return "edge" if self._pair.cloud is None else DEFAULT_MODE
 
     @property
     def is_default_known(self) -> bool:

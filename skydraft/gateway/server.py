@@ -158,11 +158,9 @@ def listen(options: ListenOptions) -> socket.socket:
     return listening
 
 
-def serve(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises OptionError if the port is taken."""
-    server = server_of(gateway, options, ready)
-    with listen(options) as listening:
-        try:
-            server.run([listening])
-        finally:
-            gateway.close()
+def serve(gateway: Gateway, options: ListenOptions, listening: socket.socket, ready: Callable[[int], None]) -> None:
+    """Serve on a listening socket until Ctrl-C or SIGTERM; `ready` gets its port."""
+    try:
+        server_of(gateway, options, ready).run([listening])
+    finally:
+        gateway.close()

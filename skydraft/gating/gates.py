@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from skydraft.characters import punctuation_density
-from skydraft.engines.base import at_least_float32, namespace_of
+from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
 from skydraft.types import DraftBlock, Round, Signals

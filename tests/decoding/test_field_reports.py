@@ -20,7 +20,8 @@ from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.target import LocalVerifier
 from skydraft.decoding.turns import GivenTurns
-from skydraft.engines.base import Engine, Rows, Sequence
+from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.gating.gates import Gate, GateSpec, History, Reason, ThresholdGate, parse_gate

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
-from skydraft.engines.base import on_host
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.prefix_cache import Parts
+from skydraft.engines.rows import on_host
 from skydraft.models import cache_dir, default_pair, known_models
 from skydraft.models.cache import model_path
 from skydraft.prompts.messages import asked

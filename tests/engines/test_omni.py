@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.engines.base import on_host
 from skydraft.engines.options import EngineOptions
+from skydraft.engines.rows import on_host
 from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.errors import EngineError
 from skydraft.types import Cost, Media

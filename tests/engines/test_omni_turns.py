@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.engines.base import on_host
 from skydraft.engines.options import EngineOptions
+from skydraft.engines.rows import on_host
 from skydraft.engines.toy import open_toy
 from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.engines.transformers_text import TransformersEngine

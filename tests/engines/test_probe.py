@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from skydraft.engines.probe import probe, profile_of
 from skydraft.engines.toy import ToyEngine
 
 from .tiny_toy import toy
+
+QUIET = "2026-11-21T08:30+00:00"
 
 
 class WideRowsDiffer(ToyEngine):
@@ -37,59 +41,70 @@ class ThreeRowsDiffer(WideRowsDiffer):
         return super().forward(feeds, want_logits=want_logits)
 
 
-@pytest.mark.parametrize("context_len", [16, 17, 31, 32, 100, 559, 560, 600, 2000])
+@pytest.mark.parametrize("context_len", [16, 17, 31, 32, 100, 2000])
 def test_probing_finds_how_many_rows_are_bit_equal(context_len: int) -> None:
     profile = probe(toy(context_len=context_len))
-    assert profile.invariant_rows == len(profile.forward_ms) == 8 and min(profile.forward_ms) > 0
-    assert profile.probed_len == max(context_len - 16, context_len // 2)
-    assert profile.date == date.today().isoformat()
+    assert profile.invariant_rows == len(profile.forward_ms) == 8 and min(profile.forward_ms) >= 0
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(profile.date)) < timedelta(minutes=2)
     assert probe(toy(ThreeRowsDiffer, context_len=context_len)).invariant_rows == 2  # four are equal again: no help
     assert probe(toy(WideRowsDiffer, context_len=context_len)).invariant_rows == 2
 
 
-@pytest.mark.parametrize(("from_len", "expected"), [(16, 3), (544, 3), (1984, 3), (1993, 8)])
-def test_rows_that_differ_further_on_only(from_len: int, expected: int) -> None:
-    engine = toy(WideRowsDiffer, context_len=2000)
-    engine.width, engine.from_len = 4, from_len
-    profile = probe(engine)
-    assert (profile.invariant_rows, len(profile.forward_ms), profile.probed_len) == (expected, 8, 1984)
-
-
-def test_what_takes_too_long_is_not_probed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = toy(context_len=2000)
-    engine.max_batch_rows = 100
-    monkeypatch.setattr(probing, "_MAX_PREFILL_MS", 0.0)
-    assert probe(engine).probed_len == 600  # to the end of the part that must be
-    ticks = iter(range(10**6))
-    monkeypatch.setattr("skydraft.engines.prefix_cache.time.perf_counter", lambda: next(ticks) / 1e3)  # 1 ms a part
-    monkeypatch.setattr(probing, "_MAX_PREFILL_MS", 10.5)
-    assert probe(engine).probed_len == 900  # after 11 parts, which end at 16, 100, 200, ... 500, 544, 600, ...
-
-
 @pytest.mark.parametrize(
-    ("limit", "value", "expected"), [("is_full_precision", False, (1, 8, 16)), ("max_output_rows", 5, (5, 5, 1984))]
+    ("limit", "value", "expected"), [("is_full_precision", False, (1, 8)), ("max_output_rows", 5, (5, 5))]
 )
 def test_sixteen_bits_are_not_compared_and_no_forward_is_too_wide(limit: str, value: Any, expected: Any) -> None:
     engine = toy(context_len=2000)
     setattr(engine, limit, value)
     profile = probe(engine)
-    assert (profile.invariant_rows, len(profile.forward_ms), profile.probed_len) == expected
+    assert (profile.invariant_rows, len(profile.forward_ms)) == expected
+
+
+class Clock:
+    """Time in which the n-th forward takes `forward_ms(n)`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, forward_ms: Callable[[int], float]) -> None:
+        self.now, self.num_forwards = 0.0, 0
+        forward = ToyEngine.forward
+
+        def timed(engine: ToyEngine, feeds: Any, *, want_logits: bool) -> Any:
+            if want_logits:
+                self.now += forward_ms(self.num_forwards) / 1e3
+                self.num_forwards += 1
+            return forward(engine, feeds, want_logits=want_logits)
+
+        monkeypatch.setattr(ToyEngine, "forward", timed)
+        monkeypatch.setattr(probing, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(probing, "load_average", lambda: 0.0)
 
 
 @pytest.mark.parametrize("quiet", [0, 1, 2])
 def test_two_busy_moments_of_three_leave_no_mark(quiet: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward takes 50 ms while the machine is busy, else 1 ms; each row count is timed once in each moment."""
-    engine, clock, num_timed = toy(context_len=32), 0.0, 0
+    clock = Clock(monkeypatch, lambda number: 1.0 if number < 8 or (number - 8) // 8 == quiet else 50.0)
+    profile = probe(toy(context_len=32))
+    assert set(profile.forward_ms) == {1.0} and clock.num_forwards == 8 + 3 * 8
+    assert profile.spread == 1.0 and not profile.is_doubtful
 
-    def perf_counter() -> float:
-        nonlocal clock, num_timed
-        num_timed += 1
-        clock += 1e-3 if (num_timed - 1) // 16 == quiet else 5e-2  # 8 row counts, two calls each
-        return clock
 
-    monkeypatch.setattr(ToyEngine, "prefill", lambda self, sequence, prompt: False)  # which takes times of its own
-    monkeypatch.setattr("skydraft.engines.probe.time.perf_counter", perf_counter)
-    assert set(probe(engine).forward_ms) == {1.0} and num_timed == 48
+def test_a_slow_machine_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda number: 300.0)
+    assert set(probe(toy(context_len=32)).forward_ms) == {300.0} and clock.num_forwards == 8 + 8
+
+
+def test_times_that_vary_are_doubtful_but_one_of_them_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, lambda number: 9.0 if number in (0, 3) else 1.0)
+    assert probe(toy(context_len=32)).spread == 1.0
+    Clock(monkeypatch, lambda number: 9.0 if number in (2, 3, 5) else 1.0)
+    profile = probe(toy(context_len=32))
+    assert profile.spread == 9.0 and profile.is_doubtful
+
+
+@pytest.mark.parametrize(("load", "doubtful"), [(0.1, False), (0.7, False), (0.8, True), (4.0, True)])
+def test_a_busy_machine_makes_a_profile_doubtful(load: float, doubtful: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "load_average", lambda: load)
+    profile = probe(toy(context_len=32))
+    assert profile.load == load and (profile.is_doubtful or profile.spread > 2) == (doubtful or profile.spread > 2)
 
 
 @pytest.fixture
@@ -101,9 +116,11 @@ def options(tmp_path: Path) -> EngineOptions:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[RowProfile]:
     """Profiles as they are measured, each with another number of rows."""
     profiles: list[RowProfile] = []
+    monkeypatch.setattr(probing, "load_average", lambda: 0.0)
 
     def measure(engine: object) -> RowProfile:
-        profiles.append(RowProfile(len(profiles) + 1, (1.5, 2.5), "2026-11-21", 544))
+        load = probing.load_average()
+        profiles.append(RowProfile(len(profiles) + 1, (1.5, 2.5), QUIET, load=load))
         return profiles[-1]
 
     monkeypatch.setattr(probing, "probe", measure)
@@ -115,7 +132,7 @@ def test_a_profile_is_measured_once_for_each_key(options: EngineOptions, measure
         assert profile_of(toy(), key, options).invariant_rows == expected
     assert profile_of(toy(), "a", options) == measured[0]
     assert json.loads(options.profile_path.read_text())["a"] == {  # type: ignore[union-attr]
-        "invariant_rows": 1, "forward_ms": [1.5, 2.5], "date": "2026-11-21", "probed_len": 544
+        "invariant_rows": 1, "forward_ms": [1.5, 2.5], "date": QUIET, "spread": 1.0, "load": 0.0
     }  # fmt: skip
 
 
@@ -126,14 +143,35 @@ def test_probing_again_replaces_what_was_remembered(options: EngineOptions, meas
     assert [profile_of(toy(), key, options).invariant_rows for key in "ab"] == [3, 2]
 
 
-def test_profiles_without_a_date_are_measured_again(options: EngineOptions, measured: list[RowProfile]) -> None:
+@pytest.mark.parametrize(
+    ("load_then", "load_now", "old_minutes", "again"),
+    [(0.1, 0.0, 60, False), (3.0, 0.2, 60, True), (3.0, 0.2, 1, False), (3.0, 2.0, 60, False), (0.9, 0.6, 60, False)],
+)
+def test_what_was_measured_on_a_busy_machine_is_measured_again_once_it_is_quiet(
+    load_then: float, load_now: float, old_minutes: int, again: bool, options: EngineOptions,
+    measured: list[RowProfile], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    told: list[str] = []
+    options = replace(options, notify=told.append)
+    date = (datetime.now(UTC) - timedelta(minutes=old_minutes)).isoformat()
+    _write(options, {"a": {"invariant_rows": 8, "forward_ms": [9.0], "date": date, "spread": 1.1, "load": load_then}})
+    monkeypatch.setattr(probing, "load_average", lambda: load_now)
+    assert profile_of(toy(), "a", options).invariant_rows == (1 if again else 8)
+    assert len(told) == again and all("again" in line for line in told)
+    assert profile_of(toy(), "a", options).invariant_rows == (1 if again else 8)
+
+
+def test_profiles_of_older_versions_are_measured_again(options: EngineOptions, measured: list[RowProfile]) -> None:
+    old = {"invariant_rows": 8, "forward_ms": [9.0]}
+    _write(options, {"a": old, "b": {**old, "date": QUIET}, "c": {**old, "date": "2026-11-20", "probed_len": 544}})
+    assert profile_of(toy(), "b", options) == RowProfile(8, (9.0,), QUIET) and not measured
+    assert [profile_of(toy(), key, options).invariant_rows for key in "ac"] == [1, 2]
+
+
+def _write(options: EngineOptions, profiles: dict[str, Any]) -> None:
     path = Path(options.profile_path or "")
     path.parent.mkdir()
-    old = {"invariant_rows": 8, "forward_ms": [9.0]}
-    path.write_text(json.dumps({"a": old, "b": {**old, "date": "2026-11-20", "probed_len": 544}}))
-    assert profile_of(toy(), "b", options) == RowProfile(8, (9.0,), "2026-11-20", 544) and not measured
-    assert profile_of(toy(), "a", options).invariant_rows == 1
-    assert set(json.loads(path.read_text())) == {"a", "b"}
+    path.write_text(json.dumps(profiles))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"date": "2026-11-21", "forward_ms": [1]}}'])

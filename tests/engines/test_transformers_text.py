@@ -13,8 +13,9 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.engines.base import Engine, Sequence, on_host
+from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions
+from skydraft.engines.rows import on_host
 from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
 

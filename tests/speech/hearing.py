@@ -8,7 +8,8 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.base import Rows, Sequence
+from skydraft.engines.base import Sequence
+from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import PromptError

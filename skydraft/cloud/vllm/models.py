@@ -14,8 +14,8 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
 from skydraft.cloud.vllm.pooling import BlockPooler, Computed
-from skydraft.engines.base import Rows
 from skydraft.engines.checkpoint import load_vocab
+from skydraft.engines.rows import Rows
 
 
 class JudgingPooler(Pooler):  # type: ignore[misc]  # vLLM has types that mypy is not shown

@@ -19,7 +19,7 @@ from skydraft.choosing.stopping import Stopping
 from skydraft.cloud.vllm.asking import ROWS_MISSING, UNKNOWN_CHOOSER, Asking, error_answer, read_params, verdict_answer
 from skydraft.config import DecodingParams
 from skydraft.decoding.verification import Verification, absorb_all
-from skydraft.engines.base import Rows
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.types import Cost, DraftBlock
 

@@ -1,0 +1,87 @@
+"""Keeps a promise of every engine: within `invariant_rows`, rows have the bits of one row at a time, at any length.
+
+The probe at the load sees a short text only. Kernels may take another path for a longer KV cache (llama.cpp has one
+from 512 cells on), so the first forward of a shape, with lengths up to a factor of two, is compared where it happens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from skydraft.engines.rows import Rows, namespace_of
+from skydraft.engines.vocab import TokenIds
+
+if TYPE_CHECKING:
+    from skydraft.engines.base import Engine, Sequence
+
+Feeds = Seq[tuple["Sequence", "Seq[int] | TokenIds"]]
+log = logging.getLogger("skydraft")
+_PROBED_LEN = 255  # tokens; the probe stands for shorter texts
+
+
+class RowCheck:
+    """Forwards with logits of one engine, compared with single rows once for each shape.
+
+    A shape is, for each sequence, its number of rows and its length to the next power of two.
+    """
+
+    def __init__(self) -> None:
+        self._is_equal: dict[tuple[tuple[int, int], ...], bool] = {}
+
+    def forward(self, engine: Engine, feeds: Feeds) -> list[Rows]:
+        """Feed and record all of `feeds`; on failure every sequence is as before. Returns rows per feed."""
+        num_rows = sum(len(token_ids) for _, token_ids in feeds)
+        lengths = [sequence.length for sequence, _ in feeds]
+        promised = num_rows > 1 and engine.is_probed and num_rows <= engine.invariant_rows
+        if not promised or max(lengths) <= _PROBED_LEN:
+            return _together(engine, feeds)
+        sizes = (length.bit_length() for length in lengths)
+        key = tuple(sorted(zip(sizes, (len(token_ids) for _, token_ids in feeds), strict=True)))
+        if self._is_equal.get(key):
+            return _together(engine, feeds)
+        try:
+            if key in self._is_equal:
+                return _singly(engine, feeds)
+            together = [_copied(rows) for rows in _together(engine, feeds)]
+            _go_back(feeds, lengths)
+            singly = _singly(engine, feeds)
+        except BaseException:
+            _go_back(feeds, lengths)
+            raise
+        self._is_equal[key] = all(map(_are_equal, together, singly))
+        if not self._is_equal[key]:
+            log.warning(
+                "%s: %d rows at once are not exact from %d tokens on; there they are computed one by one.",
+                engine.name, num_rows, 1 << (key[-1][0] - 1),
+            )  # fmt: skip
+        return singly
+
+
+def _together(engine: Engine, feeds: Feeds) -> list[Rows]:
+    rows = engine.forward(feeds, want_logits=True)
+    for sequence, token_ids in feeds:
+        sequence.record(token_ids)
+    return rows
+
+
+def _singly(engine: Engine, feeds: Feeds) -> list[Rows]:
+    singly = []
+    for sequence, token_ids in feeds:
+        rows = [_copied(_together(engine, [(sequence, [token_id])])[0]) for token_id in token_ids]
+        singly.append(namespace_of(rows[0]).concat(rows))
+    return singly
+
+
+def _copied(rows: Rows) -> Rows:
+    return namespace_of(rows).asarray(rows, copy=True)  # those of an engine are valid until the next forward only
+
+
+def _are_equal(first: Rows, second: Rows) -> bool:
+    return bool(namespace_of(first).all(first == second))
+
+
+def _go_back(feeds: Feeds, lengths: list[int]) -> None:
+    for (sequence, _), length in zip(feeds, lengths, strict=True):
+        sequence.truncate(length)

@@ -1,0 +1,197 @@
+"""The part of llama.h that the engine calls, as ctypes, over whichever build of llama.cpp this machine has.
+
+In order: the file that SKYDRAFT_LLAMA_LIBRARY names, llama-cpp-python (compiled here, fastest), xllamacpp (ready made).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_uint8, c_uint32, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skydraft.errors import MissingDependency
+
+VARIABLE = "SKYDRAFT_LLAMA_LIBRARY"
+TOKEN_ATTR_UNUSED = 1 << 1
+Progress = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
+_Log = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
+_WAIT_POLICY = "OMP_WAIT_POLICY"
+_F16 = 1
+_CPU_INFO = Path("/proc/cpuinfo")
+# embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified
+_SWITCHES = bytes((0, 1, 1, 1, 1, 0))
+
+
+class ModelParams(ctypes.Structure):
+    """The fields of llama_model_params up to those we set. The rest keeps its defaults, however long it is."""
+
+    _fields_ = (
+        ("devices", c_void_p), ("tensor_buft_overrides", c_void_p), ("n_gpu_layers", c_int32),
+        ("split_mode", c_int32), ("load_mode", c_int32), ("lazy_mode", c_int32), ("main_gpu", c_int32),
+        ("tensor_split", c_void_p), ("progress_callback", Progress), ("progress_callback_user_data", c_void_p),
+        ("rest", c_uint8 * 192),
+    )  # fmt: skip
+
+
+class ContextParams(ctypes.Structure):
+    """Like ModelParams. Between the types and the switches some versions have another field: see `set_unified`."""
+
+    _fields_ = (
+        ("n_ctx", c_uint32), ("n_batch", c_uint32), ("n_ubatch", c_uint32), ("n_seq_max", c_uint32),
+        ("n_rs_seq", c_uint32), ("n_outputs_max", c_uint32), ("n_outputs_max_per_seq", c_uint32),
+        ("n_threads", c_int32), ("n_threads_batch", c_int32), ("ctx_type", c_int32), ("rope_scaling_type", c_int32),
+        ("pooling_type", c_int32), ("attention_type", c_int32), ("flash_attn_type", c_int32), ("rope", c_float * 6),
+        ("yarn_orig_ctx", c_uint32), ("defrag_thold", c_float), ("cb_eval", c_void_p),
+        ("cb_eval_user_data", c_void_p), ("type_k", c_int32), ("type_v", c_int32), ("rest", c_uint8 * 256),
+    )  # fmt: skip
+
+    def set_unified(self, unified: bool) -> None:
+        """Whether all sequences share one KV cache."""
+        self.rest[bytes(self.rest).index(_SWITCHES) + len(_SWITCHES) - 1] = unified
+
+
+class Batch(ctypes.Structure):
+    """llama_batch: the tokens of one forward."""
+
+    _fields_ = (
+        ("n_tokens", c_int32), ("token", POINTER(c_int32)), ("embd", POINTER(c_float)), ("pos", POINTER(c_int32)),
+        ("n_seq_id", POINTER(c_int32)), ("seq_id", POINTER(POINTER(c_int32))), ("logits", POINTER(c_int8)),
+    )  # fmt: skip
+
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
+    "backend_init": (None,),
+    "log_set": (None, _Log, c_void_p),
+    "print_system_info": (c_char_p,),
+    "model_default_params": (ModelParams,),
+    "model_load_from_file": (c_void_p, c_char_p, ModelParams),
+    "model_free": (None, c_void_p),
+    "model_get_vocab": (c_void_p, c_void_p),
+    "model_n_ctx_train": (c_int32, c_void_p),
+    "model_chat_template": (c_char_p, c_void_p, c_char_p),
+    "context_default_params": (ContextParams,),
+    "init_from_model": (c_void_p, c_void_p, ContextParams),
+    "free": (None, c_void_p),
+    "set_n_threads": (None, c_void_p, c_int32, c_int32),
+    "n_seq_max": (c_uint32, c_void_p),
+    "get_memory": (c_void_p, c_void_p),
+    "memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
+    "memory_seq_rm": (c_bool, c_void_p, c_int32, c_int32, c_int32),
+    "memory_seq_pos_max": (c_int32, c_void_p, c_int32),
+    "batch_init": (Batch, c_int32, c_int32, c_int32),
+    "batch_free": (None, Batch),
+    "decode": (c_int32, c_void_p, Batch),
+    "get_logits": (POINTER(c_float), c_void_p),
+    "vocab_n_tokens": (c_int32, c_void_p),
+    "vocab_bos": (c_int32, c_void_p),
+    "vocab_eos": (c_int32, c_void_p),
+    "vocab_get_add_bos": (c_bool, c_void_p),
+    "vocab_get_attr": (c_int32, c_void_p, c_int32),
+    "vocab_is_control": (c_bool, c_void_p, c_int32),
+    "vocab_is_eog": (c_bool, c_void_p, c_int32),
+    "token_to_piece": (c_int32, c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool),
+    "tokenize": (c_int32, c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool),
+}
+
+
+class Library:
+    """llama.cpp: each function of `_FUNCTIONS` is a method, without its prefix. `name` says which build it is."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.name = name
+        with _patient_threads():
+            library = ctypes.CDLL(os.fspath(path))
+        for function, (result, *arguments) in _FUNCTIONS.items():
+            found = getattr(library, f"llama_{function}")
+            found.restype, found.argtypes = result, arguments
+            setattr(self, function, found)
+        self._check_layout()
+        self._quiet = _Log(lambda level, text, data: None)  # a callback must outlive the library that holds it
+        self.backend_init()
+        self.log_set(self._quiet, None)
+
+    def __getattr__(self, function: str) -> Any:
+        raise AttributeError(f"{self.name} has no function llama_{function}")
+
+    def _check_layout(self) -> None:
+        """Raise ValueError unless the defaults stand where this module has their fields."""
+        model, context = self.model_default_params(), self.context_default_params()
+        loading = (model.n_gpu_layers, model.split_mode, model.load_mode, model.lazy_mode, model.main_gpu)
+        sizes = (context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max, context.n_outputs_max)
+        kinds = (context.flash_attn_type, context.defrag_thold, context.type_k, context.type_v)
+        if (loading, sizes, kinds) != ((-1, 1, -1, 1, 0), (512, 2048, 512, 1, 0), (-1, -1.0, _F16, _F16)):
+            raise ValueError("its structures differ")
+        context.set_unified(False)
+
+
+@contextmanager
+def _patient_threads() -> Iterator[None]:
+    """Have the threads of an OpenMP that is loaded within the block sleep while they wait for each other.
+
+    By default they spin, for the whole time slice of any process that keeps the core of the one they wait for: then a
+    forward takes ten times as long, and more with two threads than with one. Only said while the library loads, since
+    other libraries of this process and its children bring an OpenMP of their own.
+    """
+    if _WAIT_POLICY in os.environ:
+        yield
+        return
+    os.environ[_WAIT_POLICY] = "passive"
+    try:
+        yield
+    finally:
+        del os.environ[_WAIT_POLICY]
+
+
+@cache
+def load_library() -> Library:
+    """llama.cpp, quiet. Raises MissingDependency where there is none that fits."""
+    faults = []
+    for path, name in _builds():
+        try:
+            return Library(path, name)
+        except (OSError, AttributeError, ValueError) as error:
+            faults.append(f"{name}: {str(error).splitlines()[0]}")
+    raise MissingDependency(
+        f"GGUF models need llama.cpp, and no build of it was found here{' that fits' if faults else ''}"
+        f"{''.join(f'; {fault}' for fault in faults)}.",
+        hint="Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'.",
+    )
+
+
+def _builds() -> list[tuple[Path, str]]:
+    if path := os.environ.get(VARIABLE):
+        return [(Path(path), path)]
+    compiled = [*_files("llama_cpp", "lib/libllama.so"), *_files("llama_cpp", "lib/libllama.dylib")]
+    found = [(path, f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}") for path in compiled]
+    if _runs_avx2():
+        name = "xllamacpp"
+        found += [(path, f"{name} {importlib.metadata.version(name)}") for path in _files(name, f"{name}.*.so")]
+    return found
+
+
+def _files(package: str, pattern: str) -> list[Path]:
+    """Files of an installed package, which is not imported."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    folders = spec.submodule_search_locations if spec else None
+    return [path for folder in folders or () for path in sorted(Path(folder).glob(pattern))]
+
+
+def _runs_avx2() -> bool:
+    """Whether a build for common processors runs here; on x86 it ends the process where AVX2 is missing."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    try:
+        return " avx2 " in _CPU_INFO.read_text()
+    except OSError:
+        return True

@@ -1,0 +1,103 @@
+"""One binding over several builds of llama.cpp: which one is taken, and what is said where none fits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from skydraft.engines import llama_library
+from skydraft.engines.llama_library import VARIABLE, Library, load_library
+from skydraft.errors import MissingDependency
+
+BUILDS = llama_library._builds()
+
+
+@pytest.mark.parametrize(("path", "name"), BUILDS, ids=[name for _, name in BUILDS])
+def test_each_build_that_is_installed_fits(path: Path, name: str) -> None:
+    library = Library(path, name)
+    assert library.name == name and "CPU" in library.print_system_info().decode()
+    params = library.context_default_params()
+    before = bytes(params)
+    params.set_unified(True)
+    changed = [at for at, (one, other) in enumerate(zip(before, bytes(params), strict=True)) if one != other]
+    assert len(changed) == 1  # one switch
+    with pytest.raises(AttributeError, match="has no function llama_nothing"):
+        library.nothing  # noqa: B018
+
+
+def test_the_compiled_build_comes_first() -> None:
+    names = [name.split()[0] for _, name in BUILDS]
+    assert names == sorted(names, key=["llama-cpp-python", "xllamacpp"].index)
+
+
+@pytest.fixture
+def fresh() -> object:
+    load_library.cache_clear()
+    yield
+    load_library.cache_clear()
+
+
+def test_a_build_of_ones_own_is_the_only_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = BUILDS[0]
+    monkeypatch.setenv(VARIABLE, str(path))
+    assert load_library().name == str(path)
+
+
+@pytest.mark.parametrize("content", [None, b"no library"])
+def test_one_that_does_not_load_is_named(
+    content: bytes | None, fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "libllama.so"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setenv(VARIABLE, str(path))
+    with pytest.raises(MissingDependency, match=str(path)) as error:
+        load_library()
+    assert "pip install" in error.value.line
+
+
+def test_a_library_without_the_functions_is_refused(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "libc.so.6" if sys.platform == "linux" else "libSystem.dylib")
+    with pytest.raises(MissingDependency, match="llama_backend_init"):
+        load_library()
+
+
+def test_other_structures_are_refused(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_library, "_F16", 7)
+    with pytest.raises(MissingDependency, match="structures differ"):
+        load_library()
+
+
+@pytest.mark.parametrize(("flags", "taken"), [("flags: sse avx2 fma", True), ("flags: sse avx", False)])
+def test_a_ready_made_build_needs_avx2(
+    flags: str, taken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cpuinfo").write_text(flags + "\n")
+    monkeypatch.setattr(llama_library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(
+        llama_library, "Path", lambda path: tmp_path / "cpuinfo" if "cpuinfo" in str(path) else Path(path)
+    )
+    assert any(name.startswith("xllamacpp") for _, name in llama_library._builds()) == (
+        taken and any(name.startswith("xllamacpp") for _, name in BUILDS)
+    )
+
+
+def test_threads_that_wait_sleep_and_nobody_else_is_told(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With threads that spin, another busy process makes a forward ten times as long (NOTES.md)."""
+    told: list[str | None] = []
+    cdll = llama_library.ctypes.CDLL
+
+    def opened(path: str) -> object:
+        told.append(os.environ.get("OMP_WAIT_POLICY"))
+        return cdll(path)
+
+    monkeypatch.setattr(llama_library.ctypes, "CDLL", opened)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    Library(*BUILDS[0])
+    assert told == ["passive"] and "OMP_WAIT_POLICY" not in os.environ
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    Library(*BUILDS[0])
+    assert told == ["passive", "active"] and os.environ["OMP_WAIT_POLICY"] == "active"
