@@ -35,7 +35,7 @@ from skydraft.protocol.address import is_url
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
 PURPOSES = {
-    "llamacpp": "GGUF models", "transformers": "hub checkpoints",
+    "prebuilt": "GGUF models", "llamacpp": "faster GGUF models", "transformers": "hub checkpoints",
     "grammar": "text that follows a grammar", "learn": "learning from corrections", "omni": "models that take speech",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "otel": "OpenTelemetry traces", "report": "reports of compare, and calibrate",
@@ -58,9 +58,10 @@ def _packages(console: Console) -> Iterator[str]:
             continue
         lacks = ", ".join(missing) if len(missing) < 6 else f"{len(missing)} packages"
         command = f"pip install 'skydraft[{extra}]'"
-        if extra == "llamacpp":  # pip compiles it, and the default pair needs it
+        if extra == "llamacpp":  # pip compiles it
             command = f"install a C++ compiler, then: {command}"
-            yield f"{', '.join(missing)} is missing, which runs {purpose}: {command}"
+        elif extra == "prebuilt" and _version("llama-cpp-python") is None:  # the default pair needs one of them
+            yield f"llama.cpp is missing, which runs {purpose}: {command}"
         console.print(f"  {extra:<12} missing {lacks}; for {purpose}: {command}")
     console.print()
 

@@ -58,8 +58,8 @@ def test_the_trace_tells_bytes_and_audits(invoke: Invoke, server: Serving, tmp_p
         (["--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
         (["--cloud", "localhost:1", "--mode", "edge"], "works alone"),
         (["--cloud", "localhost:1", "--execution", "exact"], "A server chooses its own"),
-        (["--cloud", "localhost:1", "--require-cloud"], "changes nothing"),
-        (["--cloud", "localhost:1", "--open", "ahead"], "opens at once"),
+        (["--cloud", "localhost:1", "-m", "lossless", "--require-cloud"], "changes nothing"),
+        (["--cloud", "localhost:1", "-m", "lossless", "--open", "ahead"], "opens at once"),
         (["--cloud", "nonsense:port"], "not a port"),
         (["--cloud", "localhost:1", "--cloud-timeout", "-1"], "seconds"),
         (["--cloud", "localhost:1", "--tls-ca", "/nonexistent"], "cannot be read"),
@@ -76,7 +76,7 @@ def test_wrong_use_is_one_line_and_exit_status_2(refused: Refused, options: list
 def test_a_cloud_that_is_not_there_is_one_line_and_exit_status_1(refused: Refused) -> None:
     away = ["--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3"]
     for says in ("did not answer", "doctor --cloud 127.0.0.1:9"):
-        refused("generate", "你好", *EDGE, *away, says=says, status=1)
+        refused("generate", "你好", *EDGE, "-m", "lossless", *away, says=says, status=1)
 
 
 def test_a_gated_run_without_its_cloud_says_so_once_and_succeeds(invoke: Invoke) -> None:

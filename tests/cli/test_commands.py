@@ -79,8 +79,8 @@ def test_the_source_is_passed_on(invoke: Invoke, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys.modules["skydraft.models.resolve"], "fetch_model", no_model)
     assert invoke("models", "fetch", SMALL, "--source", source)[0] == 1
     assert invoke("generate", "你好", "-m", "edge", "--source", source)[0] == 1
-    assert invoke("serve", "--source", source)[0] == 1
-    assert invoke("gateway", "--source", source)[0] == 1
+    assert invoke("serve", "--port", "0", "--source", source)[0] == 1
+    assert invoke("gateway", "--port", "0", "--source", source)[0] == 1
     assert asked == [source] * 4
 
 
@@ -190,8 +190,7 @@ def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch:
         "pip install 'skydraft[report]'",
         f"  dev          missing {len(names['dev'] - here.keys())} packages; for working on skydraft: "
         "pip install 'skydraft[dev]'",
-        "To do: llama-cpp-python is missing, which runs GGUF models: install a C++ compiler, then: "
-        "pip install 'skydraft[llamacpp]'",
+        "To do: llama.cpp is missing, which runs GGUF models: pip install 'skydraft[prebuilt]'",
     ):
         assert line in out.splitlines()
     assert sum("pip install" in line for line in out.splitlines()) == len(names)  # one is there, one twice

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from skydraft.cli import pair_options
+from skydraft.engines import llama_library
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 
 from ..starting import command as skydraft
@@ -103,13 +103,13 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     "lossy gate in lossless": (["你好", *TOYS, "--mode", "lossless", "--gate", "entropy:3"], 2, "lossy"),
     "lossy acceptance in lossless": (["你好", *TOYS, "--mode", "lossless", "--accept", "top:3"], 2, "lossy"),
     "unknown accept rule": (["你好", *TOYS, "--accept", "best"], 2, "accept rule"),
-    "eager without a signal": (["你好", *TOYS, "--eager"], 2, "--eager"),
+    "eager without a signal": (["你好", *TOYS, "--gate", "always", "--eager"], 2, "--eager"),
     "negative temperature": (["你好", *TOYS, "--temperature", "-1"], 2, "--temperature"),
     "temperature not a number": (["你好", *TOYS, "--temperature", "warm"], 2, "warm"),
     "no tokens asked for": (["你好", *TOYS, "--max-new-tokens", "0"], 2, "--max-new-tokens"),
     "context too short": (["你好", *TOYS, "--context", "2"], 2, "--context"),
     "threads for a toy": (["你好", *TOYS, "--threads", "2"], 2, "--threads does not apply"),
-    "lossless that is not exact": (["你好", *TOYS, "--execution", "throughput"], 2, "--execution"),
+    "lossless that is not exact": (["你好", *TOYS, "-m", "lossless", "--execution", "throughput"], 2, "--execution"),
     "bytes that are no text": (["\udcff", *TOYS], 2, "not valid UTF-8"),
     "unknown option": (["你好", *TOYS, "--speed", "9"], 2, "--speed"),
     "trace to nowhere": (["你好", *TOYS, "--trace", "/no/such/folder/t.jsonl"], 2, "/no/such/folder"),
@@ -151,13 +151,14 @@ def test_a_zh_style_needs_a_chinese_vocabulary(refused: Refused, monkeypatch: py
     refused("generate", "abc", *TOYS, "--style", "zh-short", says="Chinese")
 
 
-def test_a_missing_llama_cpp_names_the_package_and_the_compiler(
+def test_a_missing_llama_cpp_names_what_to_install(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setattr(llama_library, "_builds", list)
+    llama_library.load_library.cache_clear()
     path = tmp_path / "some.gguf"
     path.write_bytes(b"GGUF" + bytes(100))
-    for says in ("llama-cpp-python", "C++ compiler"):
+    for says in ("no build of it", "skydraft[prebuilt]", "skydraft[llamacpp]"):
         refused("generate", "你好", "--edge-model", str(path), "--mode", "edge", says=says, status=1)
 
 

@@ -15,7 +15,7 @@ TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
 
 def collect(invoke: Invoke, folder: Path, *prompts: str) -> None:
     for prompt in prompts:
-        status, _, err = invoke("generate", prompt, *TOYS, "-n", "12", "-q", "--learn", str(folder))
+        status, _, err = invoke("generate", prompt, *TOYS, "-m", "lossless", "-n", "12", "-q", "--learn", str(folder))
         assert status == 0
         assert "are kept in" in err and "learn forget" in err
 
@@ -26,8 +26,11 @@ def test_without_the_option_nothing_is_kept(invoke: Invoke, tmp_path: Path) -> N
 
 
 def test_the_text_is_the_same_and_what_was_said_is_there(invoke: Invoke, tmp_path: Path) -> None:
-    plain = invoke("generate", "你好", *TOYS, "-n", "12", "-q")[1]
-    assert invoke("generate", "你好", *TOYS, "-n", "12", "-q", "--learn", str(tmp_path / "l"))[1] == plain
+    plain = invoke("generate", "你好", *TOYS, "-m", "lossless", "-n", "12", "-q")[1]
+    assert (
+        invoke("generate", "你好", *TOYS, "-m", "lossless", "-n", "12", "-q", "--learn", str(tmp_path / "l"))[1]
+        == plain
+    )
     _, out, _ = invoke("learn", "export", str(tmp_path / "l"), "--text", *TOYS[:2])
     kept = json.loads(out)
     assert (kept["prompt"], kept["text"]) == ("你好", plain.strip())

@@ -40,7 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def test_what_is_said_of_colours_goes_before_what_is_guessed(
     tmp_path: Path, env: dict[str, str], color: str, expected: bool
 ) -> None:
-    args = ("generate", "你好", *TOYS, "--k", "5", "-n", "8", "--color", color)
+    args = ("generate", "你好", *TOYS, "-m", "lossless", "--k", "5", "-n", "8", "--color", color)
     status, screen = on_screen(tmp_path, *args, piped="err", **env)
     assert status == 0 and (COLOR in screen) is expected
     status, screen = on_screen(tmp_path, *args, piped="out", **env)
@@ -144,7 +144,7 @@ GENERATE = ["generate", "你好", *TOYS, "-n", "8", "--color", "never"]
     [
         (GENERATE, ["Loading toy:drift=0.4…", "Loading toy…"]),
         (["doctor", *TOYS], ["Loading toy:drift=0.4…", "Loading toy…", "Measuring a gate…"]),
-        (["doctor", *TOYS, "--probe-again"], ["Loading and measuring toy…"]),
+        (["doctor", *TOYS, "--probe-again"], ["Loading toy…"]),
         (["doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *TOYS[:2]], ["Asking 127.0.0.1:9…"]),
     ],
 )

@@ -17,24 +17,21 @@ from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel
 
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-PROGRESS = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
 NUM_TENSORS = 20
 
 
 class FakeLibrary:
     """Loads in `NUM_TENSORS` steps, logs each, and asks after each whether to go on. Ctrl-C comes during one step."""
 
-    llama_progress_callback = PROGRESS
-
     def __init__(self, interrupted_at: int | None) -> None:
         self.interrupted_at = interrupted_at
         self.log = LOG(lambda level, text, data: None)
         self.num_loaded, self.freed = 0, []
 
-    def llama_model_default_params(self) -> SimpleNamespace:
+    def model_default_params(self) -> SimpleNamespace:
         return SimpleNamespace(n_gpu_layers=0, progress_callback=None)
 
-    def llama_model_load_from_file(self, path: bytes, params: Any) -> int | None:
+    def model_load_from_file(self, path: bytes, params: Any) -> int | None:
         for step in range(NUM_TENSORS):
             if step == self.interrupted_at:
                 ctypes.CDLL(None)["raise"](signal.SIGINT)  # seen by Python in whatever of its code runs next
@@ -44,7 +41,7 @@ class FakeLibrary:
                 return None
         return 4711
 
-    def llama_model_free(self, model: int) -> None:
+    def model_free(self, model: int) -> None:
         self.freed.append(model)
 
 
@@ -70,9 +67,9 @@ def test_it_ends_the_loading_at_the_next_step(step: int) -> None:
     assert step + 1 <= library.num_loaded <= step + 2
 
 
-def test_a_model_that_is_there_by_then_is_freed() -> None:
+def test_a_model_that_is_there_by_then_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeLibrary(3)
-    library.llama_progress_callback = lambda go_on: lambda progress, data: True  # type: ignore[assignment]
+    monkeypatch.setattr("skydraft.engines.llamacpp.Progress", lambda go_on: lambda progress, data: True)
     with pytest.raises(KeyboardInterrupt):
         load(library)
     assert library.freed == [4711] and library.num_loaded == NUM_TENSORS
@@ -82,7 +79,7 @@ def test_without_it_or_in_another_thread_nothing_is_changed() -> None:
     library = FakeLibrary(None)
     with ThreadPoolExecutor(1) as pool:
         assert load(library) == pool.submit(load, library).result() == 4711 and library.freed == []
-    library.llama_model_load_from_file = lambda path, params: None  # type: ignore[method-assign]
+    library.model_load_from_file = lambda path, params: None  # type: ignore[method-assign]
     with pytest.raises(BrokenModel):
         load(library)
 
