@@ -77,9 +77,7 @@ def test_a_ready_made_build_needs_avx2(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(flags + "\n")
     monkeypatch.setattr(llama_library.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(
-        llama_library, "Path", lambda path: tmp_path / "cpuinfo" if "cpuinfo" in str(path) else Path(path)
-    )
+    monkeypatch.setattr(llama_library, "_CPU_INFO", tmp_path / "cpuinfo")
     assert any(name.startswith("xllamacpp") for _, name in llama_library._builds()) == (
         taken and any(name.startswith("xllamacpp") for _, name in BUILDS)
     )
