@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, DecodingParams, Execution
+from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
 from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
@@ -152,7 +152,7 @@ def generate(
     user's message may have "audio". With a `cache_scope`, any name, the next turn reuses the KV of this one on both
     sides; the text does not change. `EngineOptions.max_sequences` limits the conversations that an engine keeps.
 
-    `plan` comes from `make_plan` (default: that of mode quality). A plan with one model needs only that model, but a
+    `plan` comes from `make_plan` (default: lossless). A plan with one model needs only that model, but a
     remote cloud always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the
     draft model's uncertainty even if the gate does not need it. `execution` "throughput" verifies in one forward
     instead of within `invariant_rows`: faster on a GPU, but near ties may be decided differently; a server has its own
@@ -168,7 +168,7 @@ def generate(
     talk = turns if messages is None else conversation(messages)
     request = GenerateRequest(
         messages=spoken(talk, audio),
-        plan=plan or make_plan(DEFAULT_MODE),
+        plan=plan or make_plan(),
         params=params or DecodingParams(),
         raw=raw,
         share_audio=share_audio,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from skydraft.engines.llamacpp import LlamaCppEngine
@@ -70,5 +71,21 @@ def test_a_seat_given_up_in_another_thread_is_free_again(engine: LlamaCppEngine)
                 closing.join()
 
 
-def test_the_profile_tells_how_far_it_was_probed(engine: LlamaCppEngine) -> None:
-    assert engine.profile.probed_len == 48 and engine.profile.date and engine.invariant_rows >= 1
+def test_rows_stay_exact_past_the_lengths_that_were_probed(path: Path) -> None:
+    """Forwards of n rows at 300 and 600 tokens against one row at a time on a second sequence, and then once more."""
+    with open_engine("gguf", "draft", path, EngineOptions(context_len=1024, max_sequences=2, num_threads=2)) as engine:
+        assert engine.profile.date and engine.invariant_rows >= 1
+        ids = [token_id + 1000 for token_id in range(700)]
+        wide, single = engine.open(ids[:301]), engine.open(ids[:301])
+        for length in (300, 320, 600, 620):
+            for sequence in (wide, single):
+                while sequence.length < length:
+                    engine.forward([(sequence, ids[sequence.length :][:20])], want_logits=False)
+                    sequence.record(ids[sequence.length :][:20])
+            for num_rows in range(2, engine.invariant_rows + 1):
+                feed = ids[length:][:num_rows]
+                together = engine.extend_batch([(wide, feed)])[0].copy()
+                singly = np.concatenate([single.extend([token_id]).copy() for token_id in feed])
+                assert np.array_equal(together, singly), (length, num_rows)
+                wide.truncate(length)
+                single.truncate(length)
