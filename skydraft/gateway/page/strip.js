@@ -5,8 +5,8 @@ import { $, eachFrame, make } from './dom.js';
 import { ORIGINS, percent, shares, shown } from './figures.js';
 import { say, worded } from './language.js';
 
-const ROWS = ['calls', 'written', 'speed', 'agreement', 'tokens', 'rounds'];
-const EXPLAINED = ['calls', 'written'];
+const ROWS = ['calls', 'written', 'agreement', 'speed', 'tokens', 'rounds'];
+const EXPLAINED = ['calls', 'written', 'agreement', 'rounds'];
 const wide = matchMedia('(min-width: 1000px)');
 
 function noteOf(row, { agreed, audited }) {
@@ -17,8 +17,8 @@ function table(columns) {
   const heads = columns.map(({ name }) => make('th', { scope: 'col' }, name));
   const rows = ROWS.map((row) => {
     const cells = columns.map(({ figures }) => make('td', { 'data-figure': row, title: noteOf(row, figures) }, shown[row](figures)));
-    const title = EXPLAINED.includes(row) ? say(`figure.${row}.note`) : null;
-    return make('tr', {}, make('th', { scope: 'row', title }, say(`figure.${row}`)), ...cells);
+    const note = EXPLAINED.includes(row) ? make('p', { class: 'note' }, say(`figure.${row}.note`)) : null;
+    return make('tr', {}, make('th', { scope: 'row' }, say(`figure.${row}`), note), ...cells);
   });
   const corner = make('td', {});
   return [make('thead', {}, make('tr', {}, corner, ...heads)), make('tbody', {}, ...rows)];
