@@ -36,6 +36,11 @@ def test_a_terminal_and_both_themes_have_one_hue(look: Look) -> None:
         assert (hue is None) if name == "default" else (hue is not None and HUES[name][0] <= hue <= HUES[name][1])
 
 
+def test_the_documentation_has_the_words_of_the_table() -> None:
+    told = (PAGE.parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    assert [f"| `{origin}` | {look.meaning} |" in told for origin, look in LOOKS.items()] == [True] * len(LOOKS)
+
+
 def test_the_page_has_the_colours_lines_and_words_of_the_table() -> None:
     style, words = (PAGE.joinpath(name).read_text(encoding="utf-8") for name in ("theme.css", "words.js"))
     english = words[: words.index("const zh")]

@@ -158,7 +158,8 @@ def show_summary(generation: Generation, color: str, *, style: str | None = None
 def _summary(generation: Generation) -> str:
     stats = generation.stats
     parts = [f"{stats.num_tokens} tokens", f"{_number(stats.tokens_per_s)} tokens/s"]
-    parts += [f"{stats.num_rounds} rounds", f"{stats.num_escalated} escalated"]
+    calls = stats.num_escalated
+    parts += [f"{stats.num_rounds} rounds", "one call" if calls == 1 else f"{calls or 'no'} calls"]
     if stats.acceptance_rate is not None:
         parts.append(f"{stats.acceptance_rate:.0%} of drafts accepted")
     if stats.num_fallback_tokens:
@@ -167,7 +168,7 @@ def _summary(generation: Generation) -> str:
         parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
     parts.append(f"{_number(stats.cloud_calls_per_token)} calls/token")
     if stats.target_written_per_token:
-        parts[-1] += f" · target wrote {100 * stats.target_written_per_token:.0f} %"
+        parts[-1] += f" · large model wrote {100 * stats.target_written_per_token:.0f} %"
     if stats.cost is not None:
         parts.append(f"cost {stats.cost:.3g}")
     more = " (-n allows more)" if generation.finish_reason == "length" else ""

@@ -70,9 +70,9 @@ export class Strip {
     $('shares').replaceChildren(...parts(shareBar));
     $('outcomes').replaceChildren(...outcomeKey());
     const [first] = charted;
-    const known = shares(first.figures).filter(({ origin }) => ORIGINS.includes(origin));
-    const single = charted.length === 1;
-    $('legend').replaceChildren(...known.flatMap(({ origin, share }) => legendEntry(origin, single && share)));
+    const used = shares(first.figures).filter(({ origin }) => charted.some(({ figures }) => figures.origins[origin]));
+    const known = used.filter(({ origin }) => ORIGINS.includes(origin));
+    $('legend').replaceChildren(...known.flatMap(({ origin, share }) => legendEntry(origin, charted.length === 1 && share)));
   }
 
   #line(figures) {
