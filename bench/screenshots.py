@@ -54,7 +54,7 @@ def main() -> None:
             page.emulate_media(color_scheme=scheme)
             if page.locator("html").get_attribute("lang") != language:
                 page.click("#language")
-            page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+            page.locator(".turn").last.evaluate("turn => turn.scrollIntoView()")
             page.screenshot(path=str(args.folder / f"{name}.png"))
         browser.close()
 

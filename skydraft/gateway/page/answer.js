@@ -19,6 +19,7 @@ function runOf(part, text) {
   const { origin, round } = part;
   const span = make('span', { class: `run ${ORIGINS.includes(origin) ? origin : 'unknown'}`, tabindex: -1 }, text);
   span.classList.toggle('line-end', text.startsWith('\n'));
+  span.classList.toggle('seen', Boolean(part.seen));
   Object.assign(span.dataset, { origin: origin ?? '', round: round ?? '' });
   if (origin) title(span, part);
   return span;
@@ -98,6 +99,7 @@ export class Answer {
     this.figures.take(skydraft, ms);
     if (skydraft.notice) this.notices.append(make('li', {}, skydraft.notice));
     if (skydraft.stats) this.figures.settle(skydraft.stats);
+    if (skydraft.receipt) this.#sign(skydraft.receipt);
     if (reason) this.finishReason = reason;
   }
 
@@ -109,6 +111,21 @@ export class Answer {
     else this.#runs.push({ from, to: this.text.length, origin, round, reason });
     this.state.hidden = true;
     this.soon();
+  }
+
+  /** Splits runs where a server's knowledge of the text begins or ends; the receipt counts whole characters. */
+  #sign(receipt) {
+    this.figures.receipt = receipt;
+    if (this.calls.list.length) return; // the text is not all that was written
+    const letters = [...this.text];
+    const place = (count) => letters.slice(0, count).join('').length;
+    const seen = receipt.seen.map(({ chars }) => chars.map(place));
+    this.#runs = this.#runs.flatMap((run) => {
+      const cuts = [run.from, ...seen.flat().filter((at) => at > run.from && at < run.to), run.to];
+      return cuts.slice(1).map((to, at) =>
+        ({ ...run, from: cuts[at], to, seen: seen.some(([first, end]) => first <= cuts[at] && to <= end) }));
+    });
+    this.markdown.clear();
   }
 
   #mark(text, part) {
@@ -153,9 +170,16 @@ export class Answer {
       say(['meta.none', 'meta.one'][times] ?? 'meta.calls', { times, written: shown.written(this.figures) });
     }
     if (this.figures.inexact) say('meta.inexact');
+    if (this.figures.receipt) this.#sayReceipt(say, this.figures.receipt);
     if (this.figures.cost != null) say('meta.cost', { cost: this.figures.cost.toPrecision(3) });
     if (how === 'done' && this.finishReason === 'length') say('meta.length');
     if (how === 'stopped') say('meta.stopped');
+  }
+
+  #sayReceipt(say, { servers, prompt_tokens: prompt, seen, rejected, bytes_up: bytes }) {
+    const told = seen.reduce((sum, { tokens: [first, end] }) => sum + end - first, 0);
+    const args = { servers: servers.join(', '), prompt, told, rejected: rejected.length, kb: (bytes / 1000).toFixed(1) };
+    say(servers.length ? 'meta.seen' : 'meta.unseen', args);
   }
 
   fail(error) {

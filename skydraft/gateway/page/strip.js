@@ -69,6 +69,7 @@ export class Strip {
     $('charts').replaceChildren(...parts(roundsChart));
     $('shares').replaceChildren(...parts(shareBar));
     $('outcomes').replaceChildren(...outcomeKey());
+    $('seen-choice').hidden = !columns.some(({ figures }) => figures.receipt?.servers.length);
     const [first] = charted;
     const used = shares(first.figures).filter(({ origin }) => charted.some(({ figures }) => figures.origins[origin]));
     const known = used.filter(({ origin }) => ORIGINS.includes(origin));

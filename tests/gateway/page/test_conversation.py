@@ -10,7 +10,7 @@ import pytest
 
 from skydraft.origins import LOOKS
 
-from .browsing import Pages, answered, ask, expect, settled
+from .browsing import Pages, answered, ask, expect, grave, settled
 from .fake_gateway import MODES, PAGE, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
 
 pytestmark = pytest.mark.browser
@@ -155,6 +155,29 @@ def test_what_the_target_writes_on_is_no_call(page: Any, fake: FakeGateway) -> N
     assert notes[:2] == ["How often the small model asked the large one.", "Tokens that the large model wrote itself."]
     kinds = page.locator("#charts .round").evaluate_all("bars => bars.map((bar) => bar.classList[1])")
     assert kinds == ["verified", "written", "written"]
+
+
+def test_a_receipt_says_what_the_cloud_has_seen_and_marks_it(page: Any, fake: FakeGateway) -> None:
+    end = finish()
+    seen = [{"tokens": (1, 3), "chars": (3, 6)}]  # characters, of which the face is one and two units of JavaScript
+    end["skydraft"]["receipt"] = {"servers": ["box:7373"], "prompt_tokens": 9, "seen": seen, "calls": 1, "cost": None,
+                                  "rejected": [{"at": 3, "token_id": 5, "text": "x"}], "bytes_up": 1234}  # fmt: skip
+    here = {"servers": [], "prompt_tokens": 0, "seen": [], "calls": 1, "cost": None, "rejected": [], "bytes_up": 0}
+    own = finish()
+    own["skydraft"]["receipt"] = here
+    fake.replies = [[run("🙂a *", "skipped", 0), run("bc* d", "accepted", 1), end], [run("a", "edge", 0), own]]
+    answered(page, "Hello")
+    told = "box:7373 saw 9 prompt tokens, 2 tokens of this answer and 1 of rejected drafts (1.2 kB)"
+    expect(page.locator(".meta")).to_contain_text(told)
+    marks = "all => all.map((span) => [span.textContent, span.classList.contains('seen')])"
+    assert page.locator(".text .run").evaluate_all(marks) == [["🙂a ", False], ["bc", True], [" d", False]]
+    page.check("#seen")
+    paper = "all => all.map((span) => getComputedStyle(span).backgroundColor)"
+    clear, marked, also_clear = page.locator(".text .run").evaluate_all(paper)
+    assert clear == also_clear != marked
+    assert not grave(page)
+    answered(page, "And?", 2)
+    expect(page.locator(".meta").nth(1)).to_contain_text("nothing left this device")
 
 
 def test_regenerate_takes_another_seed(page: Any, fake: FakeGateway) -> None:

@@ -88,6 +88,18 @@ def test_the_list_opens_renames_and_deletes(page: Any, fake: FakeGateway) -> Non
     assert not is_kept(page, "First")
 
 
+def test_a_conversation_that_is_deleted_while_its_answer_comes_is_gone(page: Any, fake: FakeGateway) -> None:
+    fake.replies = [[run("Half", "edge", 0), threading.Event()]]
+    ask(page, "Hello")
+    expect(page.locator(".text")).to_have_text("Half")
+    assert kept(page) == ["Hello"]
+    for name in ("Delete", "Really delete?"):
+        page.get_by_role("button", name=name).click()
+    expect(page.locator("#saved-none")).to_be_visible()
+    page.wait_for_timeout(200)
+    assert not is_kept(page, "Half") and not is_kept(page, "Hello")
+
+
 def test_a_conversation_is_exported_as_json_and_as_markdown(page: Any, fake: FakeGateway, tmp_path: Path) -> None:
     fake.replies = [mixed_reply(), calling()]
     answered(page, "日落？")
