@@ -236,11 +236,17 @@ export class Conversation {
     sessionStorage.setItem(OPEN, id);
   }
 
-  /** Shows a conversation that the browser keeps; by default the one that this tab showed before a reload. */
-  async open(id = sessionStorage.getItem(OPEN)) {
-    const head = id && (await headOf(id));
-    if (!head) return;
-    const turns = await turnsOf(id);
+  /** Shows the conversation that this tab showed before a reload. */
+  async reopen() {
+    const id = sessionStorage.getItem(OPEN);
+    if (id) await this.open(id, () => !this.turns.length); // unless a question was asked meanwhile
+  }
+
+  /** Shows a conversation that the browser keeps, if it does and `isWanted` still. */
+  async open(id, isWanted = () => true) {
+    const head = await headOf(id);
+    const turns = head && (await turnsOf(id));
+    if (!turns || !isWanted()) return;
     this.clear();
     this.#become(id, head.changed);
     for (const { answers, audio, chosen, ...asks } of turns) {

@@ -87,7 +87,7 @@ $('new').addEventListener('click', () => {
 examples();
 watchTips();
 changed();
-conversation.open().catch(() => {}); // a browser that keeps nothing begins anew
+conversation.reopen().catch(() => {}); // a browser that keeps nothing begins anew
 link.ask();
 loadModels();
 if (matchMedia('(pointer: fine)').matches) $('question').focus();

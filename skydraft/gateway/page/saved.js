@@ -23,9 +23,11 @@ export class Saved {
     $('close-saved').addEventListener('click', () => $('saved').close());
   }
 
-  async #open() {
-    await this.#draw();
+  #open() {
+    $('saved-list').replaceChildren();
+    $('saved-none').hidden = true;
     $('saved').showModal();
+    this.#draw();
   }
 
   async #draw() {

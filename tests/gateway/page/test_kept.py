@@ -20,7 +20,7 @@ ANSWER = "The sea turns to copper as the sun sinks."
 def kept(page: Any) -> list[str]:
     """Titles in the list, which is opened."""
     page.click("#open-saved")
-    expect(page.locator("#saved")).to_be_visible()
+    page.locator("#saved-list li, #saved-none:not([hidden])").first.wait_for()
     return list(page.locator("#saved-list .entry span").all_inner_texts())
 
 
@@ -147,6 +147,7 @@ def test_two_tabs_that_go_on_with_one_conversation_lose_nothing(page: Any, fake:
     other.goto(fake.url)
     other.click("#open-saved")
     other.locator("#saved-list .entry").click()
+    expect(other.locator(".turn")).to_have_count(1)
     answered(other, "Left", 2)
     answered(page, "Right", 2)
     wait_for(lambda: is_kept(page, "Left", "Right"))

@@ -86,6 +86,46 @@ def test_each_letter_is_shown_once_in_its_place_with_its_origin(page: Any, fake:
     assert set(re.findall(r"\w+", hidden)) <= {"https", "example", "org", "list", "x", "python", "3", "4", "amp"}
 
 
+def test_any_text_is_written_once_in_its_order_and_growing_changes_nothing(page: Any) -> None:
+    assert page.evaluate(_LAW, 400) == []
+
+
+# Texts made of what means something in Markdown. What is written: each part of the text at most once and in its order,
+# in harmless elements, and the same whether the text was there at once or grew in steps. Returns texts that break this.
+_LAW = r"""async (count) => {
+  const { Markdown } = await import('/page/markdown.js');
+  const bits = [
+    '*', '**', '_', '`', '```', '```py\n', '~~', '#', '# ', '> ', '- ', '1. ', '[ ] ', '[', '](', ')', '![', '<', '>',
+    '<b>', '<!--', '&amp;', '&#0;', '\\', '$', '$$', '\\(', '\\]', '\n', '\n\n', '\n    ', ' ', '\t', '|', '|-|-|\n',
+    '---\n', '===', 'a', 'b c', '中', '，', '“', '🙂', 'https://a.b/c', 'javascript:x', 'x@y.z', 'www.a.b'];
+  let state = 1;
+  const random = (below) => { state = (state * 48271) % 2147483647; return state % below; };
+  const written = (steps) => {
+    const body = document.createElement('div');
+    const parts = [];
+    const markdown = new Markdown(body, (element, from, to, as) => {
+      if (from === to) return;
+      parts.push([from, to]);
+      element.append(as ?? steps.at(-1).slice(from, to));
+    });
+    for (const text of steps) { parts.length = 0; markdown.show(text, true); }
+    return [body, parts];
+  };
+  const broken = [];
+  for (let at = 0; at < count; at += 1) {
+    const text = Array.from({ length: 2 + random(40) }, () => bits[random(bits.length)]).join('');
+    const [whole, parts] = written([text]);
+    const ends = [0, ...parts.map(([, to]) => to)];
+    const isOrdered = parts.every(([from, to], at) => from >= ends[at] && to > from && to <= text.length);
+    const cuts = [random(text.length + 1), random(text.length + 1)].sort((a, b) => a - b);
+    const [grown] = written([...cuts.map((cut) => text.slice(0, cut)), text]);
+    const harmful = whole.querySelectorAll('img, script, style, iframe, b, a:not([href^="https:"], [href^="mailto:"])');
+    if (!isOrdered || grown.innerHTML !== whole.innerHTML || harmful.length) broken.push(text);
+  }
+  return broken;
+}"""
+
+
 def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
     fake.replies = [plain_reply(LONG)]
     answered(page, "Hello")
