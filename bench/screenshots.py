@@ -1,6 +1,6 @@
 """Pictures of the chat page, at a gateway over the demo pair.
 
-    python -m bench.screenshots FOLDER
+    python -m bench.screenshots FOLDER [--threads N]
 
 Wants Debian's packages chromium and fonts-noto-cjk.
 """
@@ -9,38 +9,53 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from bench.gateway import gateway, load_real
+import skydraft
+from bench.gateway import gateway
+from skydraft import EngineOptions
+from skydraft.gateway.pair import Pair
+from skydraft.models import default_pair
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-_QUESTION = "请用一句话描述海边日落的景色。"
-_NEXT = "再用一句话描述清晨的山谷。"
-_VIEWS: dict[str, dict[str, Any]] = {
-    "chat": {"viewport": {"width": 1280, "height": 800}, "locale": "en-US"},
-    "chat-dark-zh": {"viewport": {"width": 1280, "height": 800}, "locale": "zh-CN", "color_scheme": "dark"},
-    "chat-phone": {"viewport": {"width": 360, "height": 740}, "locale": "zh-CN"},
+_QUESTIONS = ("请用一句话描述海边日落的景色。", "Write a Python function that reverses a linked list.")
+_SETTINGS = '{"maxTokens": 160, "temperature": 0}'
+# Width, height, scheme of colours, language; each shows the same conversation.
+_VIEWS = {
+    "chat": (1280, 800, "light", "en"),
+    "chat-dark-zh": (1280, 800, "dark", "zh-CN"),
+    "chat-phone": (360, 740, "light", "zh-CN"),
 }
+
+
+def load(num_threads: int) -> Pair:
+    pair, options = default_pair(), EngineOptions(max_sequences=2, context_len=2048, num_threads=num_threads)
+    return Pair(skydraft.load(pair.draft, options), skydraft.load(pair.target, options))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with gateway(load_real()) as url, sync_playwright() as driver:
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    with gateway(load(args.threads)) as url, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=_FLAGS)
-        for name, view in _VIEWS.items():
-            page = browser.new_context(**view).new_page()
-            page.goto(url.removesuffix("/v1/chat/completions"))
-            page.evaluate("localStorage.clear()")
-            for number, question in enumerate((_QUESTION, _NEXT), 1):
-                page.fill("#question", question)
-                page.press("#question", "Enter")
-                page.locator('.answer[data-status="done"]').nth(number - 1).wait_for(timeout=300_000)
-            page.screenshot(path=str(folder / f"{name}.png"))
+        page = browser.new_context(locale="en-US").new_page()
+        page.add_init_script(f"localStorage['skydraft.settings'] ??= '{_SETTINGS}'")
+        page.goto(url.removesuffix("/v1/chat/completions"))
+        for number, question in enumerate(_QUESTIONS):
+            page.fill("#question", question)
+            page.press("#question", "Enter")
+            page.locator('.answer[data-status="done"]').nth(number).wait_for(timeout=300_000)
+        for name, (width, height, scheme, language) in _VIEWS.items():
+            page.set_viewport_size({"width": width, "height": height})
+            page.emulate_media(color_scheme=scheme)
+            if page.locator("html").get_attribute("lang") != language:
+                page.click("#language")
+            page.locator(".turn").last.evaluate("turn => turn.scrollIntoView()")
+            page.screenshot(path=str(args.folder / f"{name}.png"))
         browser.close()
 
 

@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "characters": set(),
     "files": set(),
+    "origins": {"types"},
     "grammars": {"errors"},
     "config": {"errors", "grammars"},
     "tracing": {"characters", "errors"},
@@ -35,10 +36,13 @@ ALLOWED: dict[str, set[str]] = {
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},
     "cloud": _CONTRACT | {"choosing", "decoding", "protocol", "__version__", "engines.checkpoint"},
     "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.probe", "engines.registry"},
-    "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "__version__"},
+    "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "origins", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "cloud.shares"},
     "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.trainable"},
-    "cli": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "evaluation", "cloud", "gateway", "learning", "__version__"},
+    "cli": _CONTRACT
+    | _QUESTIONS
+    | _MACHINERY
+    | {"api", "evaluation", "cloud", "gateway", "learning", "origins", "__version__"},
     "__init__": _LEAVES - {"characters", "files"} | {"api", "decoding", "engines.base", "engines.options", "prompts"},
 }
 _IN_VLLM = "cloud.vllm.models"  # vLLM alone imports it, in its worker process: both libraries are there
@@ -113,6 +117,7 @@ PLANTED = [
     ("errors", "import skydraft.types"),
     ("characters", "from skydraft.config import MODES"),
     ("files", "from skydraft.errors import SkydraftError"),
+    ("origins", "from skydraft.config import MODES"),
     ("grammars", "from skydraft.config import DecodingParams"),
     ("config", "from skydraft.types import Cost"),
     ("tracing", "from skydraft.decoding.generation import Generation"),

@@ -29,6 +29,7 @@ from rich.text import Text
 from skydraft.characters import json_line, one_line, visible
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.stats import CachedTokens, Stats
+from skydraft.origins import LOOKS
 from skydraft.types import Origin, Round, Token
 
 
@@ -103,18 +104,6 @@ def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]
         yield lambda: update(advance=1)
 
 
-# Origins differ by brightness and underline as well as by hue, for colour-blind readers and simple terminals.
-ORIGIN_STYLES: dict[Origin, str] = {
-    "accepted": "green",
-    "recovered": "bold underline yellow",
-    "bonus": "bold cyan",
-    "skipped": "default",
-    "edge": "default",
-    "cloud": "bold blue",
-    "edge-fallback": "reverse",
-}
-
-
 def console_for(color: str, *, stderr: bool = False) -> Console:
     """A console for stdout or stderr; `color` is auto, always or never. NO_COLOR and TERM=dumb affect only auto."""
     systems: dict[str, Literal["auto", "standard"] | None] = {"always": "standard", "never": None, "auto": "auto"}
@@ -133,8 +122,14 @@ def console_for(color: str, *, stderr: bool = False) -> Console:
 def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
     """Write the text of tokens at once, with unchanged tabs; coloured on a terminal."""
     for token in tokens:
-        style, text = Style.parse(ORIGIN_STYLES[token.origin]), harmless(token.text, console)
-        TERMINAL.write(style.render(text, color_system=ColorSystem.STANDARD) if is_colored(console) else text)
+        text = harmless(token.text, console)
+        TERMINAL.write(_coloured(text, LOOKS[token.origin].terminal) if is_colored(console) else text)
+
+
+def _coloured(text: str, style: str) -> str:
+    """The text in a style; a line break has none, since terminals would colour the rest of its line."""
+    parts = (Style.parse(style).render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
+    return "\n".join(parts)
 
 
 def is_colored(console: Console) -> bool:
@@ -149,8 +144,7 @@ def harmless(text: str, console: Console) -> str:
 
 def legend(origins: Sequence[Origin]) -> Text:
     """The used colours, by name."""
-    names = [origin for origin in ORIGIN_STYLES if origin in origins]
-    return Text("  ").join(Text(name, style=ORIGIN_STYLES[name]) for name in names)
+    return Text("  ").join(Text(name, style=look.terminal) for name, look in LOOKS.items() if name in origins)
 
 
 def show_summary(generation: Generation, color: str, *, style: str | None = None) -> None:
@@ -164,7 +158,8 @@ def show_summary(generation: Generation, color: str, *, style: str | None = None
 def _summary(generation: Generation) -> str:
     stats = generation.stats
     parts = [f"{stats.num_tokens} tokens", f"{_number(stats.tokens_per_s)} tokens/s"]
-    parts += [f"{stats.num_rounds} rounds", f"{stats.num_escalated} escalated"]
+    calls = stats.num_escalated
+    parts += [f"{stats.num_rounds} rounds", "one call" if calls == 1 else f"{calls or 'no'} calls"]
     if stats.acceptance_rate is not None:
         parts.append(f"{stats.acceptance_rate:.0%} of drafts accepted")
     if stats.num_fallback_tokens:
@@ -173,7 +168,7 @@ def _summary(generation: Generation) -> str:
         parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
     parts.append(f"{_number(stats.cloud_calls_per_token)} calls/token")
     if stats.target_written_per_token:
-        parts[-1] += f" · target wrote {100 * stats.target_written_per_token:.0f} %"
+        parts[-1] += f" · large model wrote {100 * stats.target_written_per_token:.0f} %"
     if stats.cost is not None:
         parts.append(f"cost {stats.cost:.3g}")
     more = " (-n allows more)" if generation.finish_reason == "length" else ""

@@ -15,6 +15,7 @@ import sacrebleu
 from skydraft import api
 from skydraft.cli.main import run
 from skydraft.evaluation.measures import MEASURES
+from skydraft.origins import LOOKS
 
 from ..comparing import compared, read_lines
 from ..evaluation.recount import Recount, tables_of
@@ -197,12 +198,20 @@ def test_tokens_are_marked_by_origin_and_boxed_where_the_target_disagrees(recoun
         assert score
         for at, origin in enumerate(line["origins"]):
             agrees = score["choices"][at] == line["token_ids"][at]
-            expected.append((origin, agrees, f"entropy {score['signals'][at][0]:.2f} nats"))
+            also = {"x": not agrees, "n": line["pieces"][at].startswith("\n")}
+            marks = {origin[0], *(mark for mark, has in also.items() if has)}
+            expected.append((origin, agrees, marks, f"entropy {score['signals'][at][0]:.2f} nats"))
     shown = re.findall('<i class="([^"]*)" title="([^"]+)">', page)
-    for (classes, tells), (origin, agrees, entropy) in zip(shown, expected, strict=True):
+    for (classes, tells), (origin, agrees, marks, entropy) in zip(shown, expected, strict=True):
         assert tells.startswith(f"{origin} · round ") and entropy in tells
-        assert classes.split() == ([origin[0]] if agrees else [origin[0], "x"])
+        assert set(classes.split()) == marks
         assert tells.endswith("target agrees") == agrees
+
+
+def test_origins_are_shown_and_explained_as_everywhere(page: str) -> None:
+    for origin, look in LOOKS.items():
+        assert f"color: light-dark({look.light}, {look.dark}); text-decoration: {look.line};" in page
+        assert f">{origin}</i></dt><dd>{look.meaning}</dd>" in page
 
 
 def test_acceptance_by_position(recount: Recount, summary: dict[str, Any]) -> None:

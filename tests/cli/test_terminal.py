@@ -178,7 +178,10 @@ def test_a_state_fits_on_its_line_and_is_gone_after_an_error(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("mode", "says"),
-    [("cloud", "0.05 calls/token · target wrote 100 % · ended by"), ("edge", " 0 calls/token · ended by")],
+    [
+        ("cloud", " one call · 0.05 calls/token · large model wrote 100 % · ended by"),
+        ("edge", " no calls · 0 calls/token · ended by"),
+    ],
 )
 def test_the_line_of_figures_says_how_much_the_target_wrote(invoke: Invoke, mode: str, says: str) -> None:
     assert says in invoke("generate", "你好", *TOYS, "-m", mode, "-n", "20", "--min-new-tokens", "20")[2]

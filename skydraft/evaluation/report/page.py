@@ -22,6 +22,7 @@ from skydraft.evaluation.report.answer import answer
 from skydraft.evaluation.report.plots import PLANE, all_plots, load_pyplot
 from skydraft.evaluation.summary import CategoryFigures, Figure, SettingFigures, Study, Summary, summarize
 from skydraft.evaluation.texts import load_sacrebleu
+from skydraft.origins import LOOKS
 
 # The columns of each table.
 HEADLINE = (
@@ -113,6 +114,7 @@ def render(findings: Findings, summary: Summary) -> str:
         plane=plots[0] if has_plane else None,
         texts=list(_texts(findings)),
         marks=ORIGIN_MARKS,
+        looks=LOOKS,
     )
 
 
@@ -224,5 +226,6 @@ def _piece(case: Case, index: int, rounds: Sequence[int]) -> Piece:
     if score:
         disagrees = score.choices[index] != line.token_ids[index]
         tells.append(f"entropy {score.signals[index][0]:.2f} nats")
-        tells.append(f"target: {_visible(score.choice_pieces[index])}" if disagrees else "target agrees")
+        choice = _visible(score.choice_pieces[index]).replace("\n", "↵")
+        tells.append(f"target: {choice}" if disagrees else "target agrees")
     return Piece(_visible(line.pieces[index]), ORIGIN_MARKS[line.origins[index]], disagrees, " · ".join(tells))

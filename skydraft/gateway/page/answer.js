@@ -1,11 +1,12 @@
-// One answer on the page: its runs of text by origin, its calls, its notices, what became of it, and its buttons.
+// One answer on the page: its text with origins, its calls, its notices, what became of it, and its buttons.
 
 import { Calls } from './calls.js';
-import { make, icon } from './dom.js';
+import { copyButton } from './clipboard.js';
+import { eachFrame, make, icon } from './dom.js';
 import { Figures, ORIGINS, shown } from './figures.js';
 import { worded } from './language.js';
+import { Markdown } from './markdown.js';
 
-const COPY = 'M7 7V4h9v9h-3M4 7h9v9H4z';
 const AGAIN = 'M15.5 10a5.5 5.5 0 1 1-1.7-4M14 3v3.2h-3.2';
 
 /** Origin, round and reason in words. */
@@ -14,29 +15,25 @@ function title(span, { origin, round, reason }) {
   worded(span, key, { origin: `@origin.${origin}`, round: round ?? '–', reason: `@reason.${reason}` }, 'wordTitle');
 }
 
-function runOf(part, first) {
-  const { origin, round, isCode } = part;
-  const span = make('span', { class: `run ${ORIGINS.includes(origin) ? origin : 'unknown'}`, tabindex: first ? 0 : -1 });
-  span.classList.toggle('code', isCode);
+function runOf(part, text) {
+  const { origin, round } = part;
+  const span = make('span', { class: `run ${ORIGINS.includes(origin) ? origin : 'unknown'}`, tabindex: -1 }, text);
+  span.classList.toggle('line-end', text.startsWith('\n'));
+  span.classList.toggle('seen', Boolean(part.seen));
   Object.assign(span.dataset, { origin: origin ?? '', round: round ?? '' });
   if (origin) title(span, part);
   return span;
 }
 
 export class Answer {
-  text = '';
-  figures = new Figures();
-  status = 'idle';
-  error = null;
-  #last = null;
-  #line = ''; // the line being written, which may open or close a block of code
-  #inCode = false;
+  chunks = []; // all that came of it: enough to show it again
+  #runs = []; // parts of the text by origin, round and reason
 
   constructor(mode, seed, does) {
-    this.mode = mode;
-    this.seed = seed;
+    Object.assign(this, { seed, does });
     this.name = make('h3', { class: 'name' });
     this.body = make('div', { class: 'text', role: 'group', tabindex: -1 });
+    this.markdown = new Markdown(this.body, (...part) => this.#put(...part));
     this.state = make('p', { class: 'state' });
     this.notices = make('ul', { class: 'notices' });
     this.failure = make('div', { class: 'failure', hidden: true });
@@ -46,15 +43,16 @@ export class Answer {
     this.calls = new Calls((results) => does.results(this, results));
     const parts = [this.name, this.body, this.calls.element, this.state, this.notices, this.failure, this.foot];
     this.element = make('article', { class: 'answer' }, ...parts);
-    this.does = does;
+    this.soon = eachFrame(() => does.follow(() => this.show()));
     this.setMode(mode);
+    this.start();
     this.body.addEventListener('keydown', (event) => this.#walk(event));
   }
 
   #makeButtons(does) {
     const button = (name, drawing, act) =>
       make('button', { type: 'button', class: `quiet ${name}`, onclick: act }, drawing && icon(drawing), worded(make('span'), name));
-    this.copyButton = button('copy', COPY, () => does.copy(this));
+    this.copyButton = copyButton(() => this.text);
     this.againButton = button('regenerate', AGAIN, () => does.regenerate(this));
     this.chooseButton = button('choose', null, () => does.choose(this));
     return make('div', { class: 'acts' }, this.copyButton, this.againButton, this.chooseButton);
@@ -66,15 +64,13 @@ export class Answer {
     worded(this.body, 'answer', { mode: `@mode.${mode}` }, 'wordLabel');
   }
 
-  start(now) {
+  start() {
     this.text = '';
     this.error = null;
-    this.#last = null;
-    this.#line = '';
-    this.#inCode = false;
+    this.chunks = [];
+    this.#runs = [];
     this.figures = new Figures();
-    this.figures.start(now);
-    this.body.replaceChildren();
+    this.markdown.clear();
     this.calls.clear();
     this.notices.replaceChildren();
     this.meta.replaceChildren();
@@ -92,58 +88,69 @@ export class Answer {
     this.copyButton.hidden = !this.text;
   }
 
-  /** Takes one chunk of the stream. */
-  take(chunk, now) {
-    const choice = chunk.choices?.[0];
-    const part = chunk.skydraft ?? {};
-    const { content, tool_calls: calls } = choice?.delta ?? {};
-    if (content) this.#write(content, part);
+  /** Takes one chunk of the stream, which came `ms` after the request. */
+  take({ choices, skydraft = {} }, ms) {
+    const { delta = {}, finish_reason: reason = null } = choices?.[0] ?? {};
+    this.chunks.push({ choices: [{ delta, finish_reason: reason }], skydraft, ms });
+    if (delta.content) this.#write(delta.content, skydraft);
     // What is not, or not all of it, in the answer's text: calls, as the model writes them.
-    if (part.text) this.#mark(part.text, part);
-    if (calls) this.calls.take(calls);
-    this.figures.take(part, now);
-    if (part.notice) this.notice(part.notice);
-    if (part.stats) this.figures.settle(part.stats);
-    if (choice?.finish_reason) this.finishReason = choice.finish_reason;
+    if (skydraft.text) this.#mark(skydraft.text, skydraft);
+    if (delta.tool_calls) this.calls.take(delta.tool_calls);
+    this.figures.take(skydraft, ms);
+    if (skydraft.notice) this.notices.append(make('li', {}, skydraft.notice));
+    if (skydraft.stats) this.figures.settle(skydraft.stats);
+    if (skydraft.receipt) this.#sign(skydraft.receipt);
+    if (reason) this.finishReason = reason;
   }
 
-  #write(content, part) {
+  #write(content, { origin, round, reason }) {
+    const last = this.#runs.at(-1);
+    const from = this.text.length;
     this.text += content;
+    if (last && last.origin === origin && last.round === round && last.reason === reason) last.to = this.text.length;
+    else this.#runs.push({ from, to: this.text.length, origin, round, reason });
     this.state.hidden = true;
-    for (const piece of content.split(/(?<=\n)/)) {
-      this.#line += piece;
-      const isFence = this.#line.startsWith('```');
-      this.#put(piece, { ...part, isCode: this.#inCode || isFence });
-      if (piece.endsWith('\n')) {
-        if (isFence) this.#inCode = !this.#inCode;
-        this.#line = '';
-      }
-    }
+    this.soon();
+  }
+
+  /** Splits runs where a server's knowledge of the text begins or ends; the receipt counts whole characters. */
+  #sign(receipt) {
+    this.figures.receipt = receipt;
+    if (this.calls.list.length) return; // the text is not all that was written
+    const letters = [...this.text];
+    const place = (count) => letters.slice(0, count).join('').length;
+    const seen = receipt.seen.map(({ chars }) => chars.map(place));
+    this.#runs = this.#runs.flatMap((run) => {
+      const cuts = [run.from, ...seen.flat().filter((at) => at > run.from && at < run.to), run.to];
+      return cuts.slice(1).map((to, at) =>
+        ({ ...run, from: cuts[at], to, seen: seen.some(([first, end]) => first <= cuts[at] && to <= end) }));
+    });
+    this.markdown.clear();
   }
 
   #mark(text, part) {
     this.state.hidden = true;
     this.calls.element.hidden = false;
-    const span = runOf(part, !this.calls.written.firstChild);
-    span.append(text);
-    this.calls.written.append(span);
+    this.calls.written.append(runOf(part, text));
+    this.calls.written.firstChild.tabIndex = 0;
   }
 
-  #put(piece, part) {
-    const last = this.#last;
-    if (last && ['origin', 'round', 'reason', 'isCode'].every((name) => last.part[name] === part[name])) {
-      last.node.appendData(piece);
-      return;
+  /** Shows the text as Markdown, or as it was written. */
+  show() {
+    this.markdown.show(this.text, this.does.isRendered());
+    const first = this.body.querySelector('.run[tabindex="0"]') ?? this.body.querySelector('.run');
+    if (first) first.tabIndex = 0;
+  }
+
+  /** Writes a part of the text into an element, a span for each of its runs, or `as` in place of it all. */
+  #put(element, from, to, as) {
+    let at = this.#runs.findLastIndex((run) => run.from <= from);
+    for (let begin = from; begin < to; at += 1) {
+      const end = Math.min(this.#runs[at].to, to);
+      element.append(runOf(this.#runs[at], as ?? this.text.slice(begin, end)));
+      if (as) return;
+      begin = end;
     }
-    const span = runOf(part, !last);
-    const node = document.createTextNode(piece);
-    span.append(node);
-    this.body.append(span);
-    this.#last = { part, node };
-  }
-
-  notice(words) {
-    this.notices.append(make('li', {}, words));
   }
 
   wait(seconds) {
@@ -153,23 +160,46 @@ export class Answer {
 
   finish(how) {
     this.#set(how);
-    const { tokens, firstMs } = this.figures;
+    this.show();
+    const { tokens, firstMs, calls } = this.figures;
     const say = (key, args) => this.meta.append(worded(make('span'), key, args));
     if (tokens) say('meta.done', { tokens, speed: shown.speed(this.figures) });
-    if (tokens && firstMs !== null) say('meta.first', { ms: Math.round(firstMs) });
-    if (tokens && how === 'done') say('meta.calls', { calls: shown.calls(this.figures), written: shown.written(this.figures) });
+    if (tokens && firstMs !== null) say('meta.first', { seconds: (firstMs / 1000).toFixed(1) });
+    if (tokens && how === 'done') {
+      const times = Math.round(calls);
+      say(['meta.none', 'meta.one'][times] ?? 'meta.calls', { times, written: shown.written(this.figures) });
+    }
     if (this.figures.inexact) say('meta.inexact');
+    if (this.figures.receipt) this.#sayReceipt(say, this.figures.receipt);
     if (this.figures.cost != null) say('meta.cost', { cost: this.figures.cost.toPrecision(3) });
     if (how === 'done' && this.finishReason === 'length') say('meta.length');
     if (how === 'stopped') say('meta.stopped');
   }
 
+  #sayReceipt(say, { servers, prompt_tokens: prompt, seen, rejected, bytes_up: bytes }) {
+    const told = seen.reduce((sum, { tokens: [first, end] }) => sum + end - first, 0);
+    const args = { servers: servers.join(', '), prompt, told, rejected: rejected.length, kb: (bytes / 1000).toFixed(1) };
+    say(servers.length ? 'meta.seen' : 'meta.unseen', args);
+  }
+
   fail(error) {
-    this.error = error;
+    this.error = error.message;
     const retry = make('button', { type: 'button', class: 'plain retry', onclick: () => this.does.retry(this) });
     this.failure.replaceChildren(make('p', {}, error.message), worded(retry, 'retry'));
     this.failure.hidden = false;
     this.finish('failed');
+  }
+
+  /** What a browser keeps of it; `restore` shows it again. */
+  get kept() {
+    const { mode, seed, error, chunks } = this;
+    return { mode, seed, error, chunks, status: this.status === 'busy' ? 'stopped' : this.status };
+  }
+
+  restore({ chunks, status, error }) {
+    for (const chunk of chunks) this.take(chunk, chunk.ms);
+    if (status === 'failed') this.fail({ message: error });
+    else this.finish(status);
   }
 
   get isEmpty() {
@@ -198,7 +228,8 @@ export class Answer {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const from = event.target.closest('.run');
     if (!step || !from) return;
-    const to = step > 0 ? from.nextElementSibling : from.previousElementSibling;
+    const runs = [...this.body.querySelectorAll('.run')];
+    const to = runs[runs.indexOf(from) + step];
     if (!to) return;
     event.preventDefault();
     from.tabIndex = -1;

@@ -16,6 +16,12 @@ export function base64(blob) {
   });
 }
 
+/** A kept sound with an address to hear it at. */
+export function heard(audio) {
+  const bytes = Uint8Array.from(atob(audio.data), (letter) => letter.charCodeAt(0));
+  return { ...audio, url: URL.createObjectURL(new Blob([bytes], { type: `audio/${audio.format}` })) };
+}
+
 /** Samples between -1 and 1 as a mono WAV file of 16 bits. */
 export function wavOf(samples, rate) {
   const view = new DataView(new ArrayBuffer(44 + 2 * samples.length));

@@ -60,9 +60,8 @@ export function roundsChart(figures, name) {
   svg.setAttribute('aria-label', `${name ? `${name}. ` : ''}${summary(rounds, recent)}`);
   svg.append(draw('line', { class: 'axis', x1: 0, x2: WIDTH, y1: HEIGHT + 0.5, y2: HEIGHT + 0.5 }));
   recent.forEach((record, at) => svg.append(barOf(record, at * pitch, Math.max(pitch - GAP, 1.5), most)));
-  const span = { first: recent[0].round, last: recent.at(-1).round };
-  const foot = make('p', { class: 'scale' }, make('span', {}, say('rounds.shown', span)), make('span', {}, say('rounds.most', { most })));
-  return make('div', { class: 'plot' }, svg, foot);
+  const caption = say('rounds.caption', { first: recent[0].round, last: recent.at(-1).round, most });
+  return make('div', { class: 'plot' }, svg, make('p', { class: 'note' }, caption));
 }
 
 /** The key to the chart: one small bar of each kind. */

@@ -1,26 +1,20 @@
-// Questions and answers in their order, and the requests that make them.
+// Turns in their order, the requests that make their answers, and the browser's copy of it all.
 
 import { Answer } from './answer.js';
 import { chat } from './api.js';
-import { player } from './composer.js';
+import { heard } from './audio.js';
+import { $ } from './dom.js';
 import { asked } from './formats.js';
-import { $, make } from './dom.js';
 import { askKey } from './key.js';
-import { worded } from './language.js';
+import { headOf, keep, turnsOf } from './kept.js';
+import { Turn } from './turn.js';
+
+const OPEN = 'skydraft.open'; // which conversation this tab shows
+const LONGEST_TITLE = 80;
+const KEEP_EVERY_MS = 2000; // while an answer comes
 
 const newSeed = () => crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
-
-/** What a turn asks: a question, or results of the calls before it. */
-function askedBy(turn) {
-  if (!turn.results) return [{ role: 'user', content: contentOf(turn) }];
-  return turn.results.map(({ id, content }) => ({ role: 'tool', tool_call_id: id, content }));
-}
-
-function contentOf({ text, audio }) {
-  if (!audio) return text;
-  const heard = { type: 'input_audio', input_audio: { data: audio.data, format: audio.format } };
-  return text ? [{ type: 'text', text }, heard] : [heard];
-}
+const newId = () => `${Date.now()}-${newSeed()}`;
 
 /** Keeps the end of the page in sight while it grows, unless the reader has gone up. */
 function follow(grow) {
@@ -48,6 +42,10 @@ function pause(seconds, signal, each) {
 
 export class Conversation {
   turns = [];
+  keeping = Promise.resolve();
+  #id = newId();
+  #changed = {}; // when this tab last kept it
+  #keptAt = 0;
   #running = new Map();
 
   constructor({ settings, announce, onChange, onNews }) {
@@ -64,41 +62,50 @@ export class Conversation {
 
   #begin(asks, modes) {
     const seed = newSeed();
-    const turn = { ...asks, chosen: 0, answers: modes.map((mode) => new Answer(mode, seed, this.#does)) };
-    turn.element = this.#drawTurn(turn);
-    this.turns.push(turn);
-    $('turns').append(turn.element);
+    const turn = this.#add(asks, modes.map((mode) => new Answer(mode, seed, this.#does)));
     turn.element.scrollIntoView({ block: 'start' });
     for (const answer of turn.answers) this.#run(turn, answer);
   }
 
-  #drawTurn({ text, audio, results, answers }) {
-    const said = make('div', { class: 'said' }, worded(make('h3', { class: 'hidden' }), 'you'));
-    if (audio) said.append(player(audio));
-    if (text) said.append(make('p', {}, text));
-    if (results) said.append(make('ul', { class: 'results' }, ...results.map(({ content }) => make('li', {}, content || '–'))));
-    const side = make('div', { class: 'answers' }, ...answers.map(({ element }) => element));
-    side.classList.toggle('several', answers.length > 1);
-    return make('section', { class: 'turn' }, said, side);
+  #add(asks, answers) {
+    const turn = new Turn(asks, answers, (...edited) => this.#edit(...edited));
+    this.turns.push(turn);
+    $('turns').append(turn.element);
+    return turn;
   }
 
-  // What the buttons of an answer do.
+  /** Asks anew from here on. What followed stays in the list of conversations, as it was. */
+  #edit(turn, text) {
+    if (this.busy) return;
+    const at = this.turns.indexOf(turn);
+    if (at < this.turns.length - 1) this.#become(newId());
+    for (const old of this.turns.splice(at)) old.element.remove();
+    const modes = turn.answers.length > 1 ? turn.answers.map(({ mode }) => mode) : [this.settings.values.mode];
+    this.send(text, turn.audio, modes);
+  }
+
+  // What the buttons of an answer do, and what it asks for.
   #does = {
-    copy: (answer) => this.#copy(answer),
+    follow,
+    isRendered: () => this.settings.values.rendered,
     retry: (answer) => this.#again(answer, answer.seed),
     regenerate: (answer) => this.#again(answer, newSeed()),
     results: (answer, results) => {
       if (this.busy) return;
-      const turn = this.#turnOf(answer);
-      turn.chosen = turn.answers.indexOf(answer);
+      this.#choose(answer);
       this.#begin({ results }, [answer.mode]);
     },
     choose: (answer) => {
-      const turn = this.#turnOf(answer);
-      turn.chosen = turn.answers.indexOf(answer);
-      this.#changed();
+      this.#choose(answer);
+      this.#place();
+      this.#keep();
     },
   };
+
+  #choose(answer) {
+    const turn = this.#turnOf(answer);
+    turn.chosen = turn.answers.indexOf(answer);
+  }
 
   #turnOf(answer) {
     return this.turns.find(({ answers }) => answers.includes(answer));
@@ -114,27 +121,15 @@ export class Conversation {
     answer.body.focus({ preventScroll: true }); // the button that was pressed is gone
   }
 
-  async #copy(answer) {
-    try {
-      await navigator.clipboard.writeText(answer.text);
-    } catch {
-      copyBySelection(answer.text);
-    }
-    const words = answer.copyButton.lastChild;
-    worded(words, 'copied');
-    this.announce('announce.copied');
-    setTimeout(() => worded(words, 'copy'), 1500);
-  }
-
   /** All that was said before and in `turn`; a question that was never answered is left out. */
   history(turn) {
     const { system } = this.settings.values;
     const messages = system.trim() ? [{ role: 'system', content: system.trim() }] : [];
     for (const past of this.turns.slice(0, this.turns.indexOf(turn))) {
       const answer = [past.answers[past.chosen], ...past.answers].find(({ isEmpty }) => !isEmpty);
-      if (answer) messages.push(...askedBy(past), answer.message);
+      if (answer) messages.push(...past.messages, answer.message);
     }
-    return [...messages, ...askedBy(turn)];
+    return [...messages, ...turn.messages];
   }
 
   #request(turn, answer) {
@@ -154,7 +149,7 @@ export class Conversation {
   async #run(turn, answer) {
     const stopper = new AbortController();
     this.#running.set(answer, stopper);
-    this.#changed();
+    this.#place();
     try {
       await this.#attempt(turn, answer, stopper.signal);
       follow(() => answer.finish('done'));
@@ -169,15 +164,18 @@ export class Conversation {
       }
     }
     this.#running.delete(answer);
-    follow(() => this.#changed());
+    follow(() => this.#place());
+    if (this.turns.includes(turn)) this.#keep();
     this.onNews();
   }
 
   async #attempt(turn, answer, signal, waited = false) {
-    answer.start(performance.now());
-    this.#changed();
+    answer.start();
+    this.#place();
+    this.#keep();
+    const began = performance.now();
     try {
-      for await (const chunk of chat(this.#request(turn, answer), signal)) this.#take(answer, chunk);
+      for await (const chunk of chat(this.#request(turn, answer), signal)) this.#take(answer, chunk, performance.now() - began);
     } catch (error) {
       if (error.status === 401 && (await askKey())) return this.#attempt(turn, answer, signal, waited);
       if (error.status !== 503 || error.retryAfter === null || waited) throw error;
@@ -187,13 +185,14 @@ export class Conversation {
     return undefined;
   }
 
-  #take(answer, chunk) {
-    follow(() => answer.take(chunk, performance.now()));
+  #take(answer, chunk, ms) {
+    answer.take(chunk, ms);
     if (chunk.skydraft?.notice) {
       this.announce('notice', { words: chunk.skydraft.notice });
       this.onNews();
     }
     this.onChange();
+    if (performance.now() - this.#keptAt > KEEP_EVERY_MS) this.#keep();
   }
 
   stop() {
@@ -201,29 +200,82 @@ export class Conversation {
   }
 
   clear() {
+    if (this.busy) this.#keep();
     this.stop();
     for (const { audio } of this.turns) if (audio) URL.revokeObjectURL(audio.url);
     this.turns = [];
     $('turns').replaceChildren();
-    this.#changed();
+    this.#become(newId());
+    this.#place();
   }
 
-  #changed() {
+  /** Shows all answers again, after a switch between Markdown and what was written. */
+  show() {
+    for (const answer of this.turns.flatMap(({ answers }) => answers)) answer.show();
+  }
+
+  #place() {
     const last = this.turns.at(-1);
+    $('turns').classList.toggle('busy', this.busy);
     for (const turn of this.turns) {
       turn.answers.forEach((answer, at) =>
         answer.place({ last: turn === last, several: turn.answers.length > 1, chosen: turn.chosen === at }));
     }
     this.onChange();
   }
-}
 
-// Pages without HTTPS have no clipboard of their own.
-function copyBySelection(text) {
-  const field = make('textarea', { class: 'hidden', 'aria-hidden': 'true' });
-  field.value = text;
-  document.body.append(field);
-  field.select();
-  document.execCommand('copy');
-  field.remove();
+  // The browser's copy
+
+  get id() {
+    return this.#id;
+  }
+
+  #become(id, changed = 0) {
+    this.#id = id;
+    this.#changed = { [id]: changed };
+    sessionStorage.setItem(OPEN, id);
+  }
+
+  /** Shows the conversation that this tab showed before a reload. */
+  async reopen() {
+    const id = sessionStorage.getItem(OPEN);
+    if (id) await this.open(id, () => !this.turns.length); // unless a question was asked meanwhile
+  }
+
+  /** Shows a conversation that the browser keeps, if it does and `isWanted` still. */
+  async open(id, isWanted = () => true) {
+    const head = await headOf(id);
+    const turns = head && (await turnsOf(id));
+    if (!turns || !isWanted()) return;
+    this.clear();
+    this.#become(id, head.changed);
+    for (const { answers, audio, chosen, ...asks } of turns) {
+      const shown = answers.map(({ mode, seed }) => new Answer(mode, seed, this.#does));
+      this.#add({ ...asks, audio: audio && heard(audio) }, shown).chosen = chosen;
+      shown.forEach((answer, at) => answer.restore(answers[at]));
+    }
+    this.#place();
+    window.scrollTo(0, document.documentElement.scrollHeight);
+  }
+
+  /** Keeps the turns as they are now, after what is being kept already. */
+  #keep() {
+    const [id, turns] = [this.#id, this.turns.map((turn) => turn.kept)];
+    this.#keptAt = performance.now();
+    sessionStorage.setItem(OPEN, id);
+    this.keeping = this.keeping.then(() => this.#keepAs(id, turns)).catch(() => this.announce('saved.failed'));
+  }
+
+  async #keepAs(id, turns) {
+    const before = await headOf(id);
+    if (before && before.changed !== (this.#changed[id] ?? before.changed)) {
+      this.#become(newId()); // another tab went on with it
+      return this.#keep();
+    }
+    const [{ text, audio }] = turns;
+    const title = before?.title ?? (text || audio?.name || '–').slice(0, LONGEST_TITLE);
+    const changed = Date.now();
+    if (id === this.#id) this.#changed = { [id]: changed };
+    return keep({ id, title, changed }, turns);
+  }
 }

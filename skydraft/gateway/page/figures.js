@@ -14,18 +14,13 @@ export class Figures {
   origins = {};
   rounds = [];
   firstMs = null;
-  #began = null;
 
-  start(now) {
-    this.#began = now;
-  }
-
-  /** Counts the `skydraft` part of one chunk. */
-  take(part, now) {
+  /** Counts the `skydraft` part of one chunk, which came `ms` after the request. */
+  take(part, ms) {
     const tokens = part.num_tokens ?? 0;
-    if (tokens && this.firstMs === null) this.firstMs = now - this.#began;
+    if (tokens && this.firstMs === null) this.firstMs = ms;
     this.tokens += tokens;
-    if (tokens) this.seconds = (now - this.#began) / 1000;
+    if (tokens) this.seconds = ms / 1000;
     if (part.origin) this.origins[part.origin] = (this.origins[part.origin] ?? 0) + tokens;
     if (part.record) this.#round(part.record);
   }

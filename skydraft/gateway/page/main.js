@@ -8,12 +8,13 @@ import { Figures, sum } from './figures.js';
 import { askKey } from './key.js';
 import { worded } from './language.js';
 import { Link } from './link.js';
+import { Saved } from './saved.js';
 import { Settings } from './settings.js';
 import { Strip } from './strip.js';
 import { watchTips } from './tip.js';
 
 const strip = new Strip();
-const settings = new Settings(() => strip.draw());
+const settings = new Settings(() => strip.draw(), () => conversation.show());
 const announce = (key, args) => worded($('announce'), key, args);
 const conversation = new Conversation({ settings, announce, onChange: changed, onNews: news });
 const composer = new Composer({
@@ -23,10 +24,13 @@ const composer = new Composer({
   onStop: () => conversation.stop(),
 });
 const link = new Link(loadModels);
+new Saved(conversation, announce);
 
 function changed() {
   composer.setBusy(conversation.busy);
-  $('welcome').hidden = conversation.turns.length > 0;
+  const isNew = !conversation.turns.length;
+  $('welcome').hidden = !isNew;
+  $('strip').hidden = isNew; // its figures would all be empty
   const last = conversation.turns.at(-1)?.answers ?? [];
   const all = { word: 'figures.all', figures: sum(conversation.turns.flatMap((turn) => turn.answers.map((a) => a.figures))) };
   if (last.length > 1) {
@@ -83,6 +87,7 @@ $('new').addEventListener('click', () => {
 examples();
 watchTips();
 changed();
+conversation.reopen().catch(() => {}); // a browser that keeps nothing begins anew
 link.ask();
 loadModels();
 if (matchMedia('(pointer: fine)').matches) $('question').focus();

@@ -7,7 +7,7 @@ import { guessLanguage, setLanguage, worded, currentLanguage } from './language.
 const NAME = 'skydraft.settings';
 const DEFAULTS = {
   mode: '', secondMode: '', compare: false, temperature: 0.7, maxTokens: 512, system: '',
-  theme: 'system', language: '', coloured: true, tools: '', toolChoice: 'auto', schema: '',
+  theme: 'system', language: '', coloured: true, rendered: true, seen: false, tools: '', toolChoice: 'auto', schema: '',
 };
 
 function remembered() {
@@ -19,9 +19,9 @@ function remembered() {
 }
 
 export class Settings {
-  constructor(onLanguage) {
+  constructor(onLanguage, onRendered) {
     this.values = remembered();
-    this.onLanguage = onLanguage;
+    Object.assign(this, { onLanguage, onRendered });
     if (!this.values.language) this.values.language = guessLanguage();
     this.#wire();
     this.#apply();
@@ -46,6 +46,9 @@ export class Settings {
     $('theme-choice').value = theme;
     $('language-choice').value = language;
     $('coloured').checked = coloured;
+    document.body.classList.toggle('shows-seen', this.values.seen);
+    $('seen').checked = this.values.seen;
+    $('rendered').checked = this.values.rendered;
     $('temperature').value = temperature;
     $('temperature-value').textContent = Number(temperature).toFixed(2);
     if (document.activeElement !== $('max-tokens')) $('max-tokens').value = maxTokens;
@@ -85,6 +88,11 @@ export class Settings {
     $('theme-choice').addEventListener('change', (event) => this.set({ theme: event.target.value }));
     $('language-choice').addEventListener('change', (event) => this.set({ language: event.target.value }));
     $('coloured').addEventListener('change', (event) => this.set({ coloured: event.target.checked }));
+    $('seen').addEventListener('change', (event) => this.set({ seen: event.target.checked }));
+    $('rendered').addEventListener('change', (event) => {
+      this.set({ rendered: event.target.checked });
+      this.onRendered();
+    });
     $('temperature').addEventListener('input', (event) => this.set({ temperature: Number(event.target.value) }));
     $('system').addEventListener('input', (event) => this.set({ system: event.target.value }));
     for (const name of ['tools', 'schema']) {

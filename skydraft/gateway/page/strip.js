@@ -5,8 +5,8 @@ import { $, eachFrame, make } from './dom.js';
 import { ORIGINS, percent, shares, shown } from './figures.js';
 import { say, worded } from './language.js';
 
-const ROWS = ['calls', 'written', 'speed', 'agreement', 'tokens', 'rounds'];
-const EXPLAINED = ['calls', 'written'];
+const ROWS = ['calls', 'written', 'agreement', 'speed', 'tokens', 'rounds'];
+const EXPLAINED = ['calls', 'written', 'agreement', 'rounds'];
 const wide = matchMedia('(min-width: 1000px)');
 
 function noteOf(row, { agreed, audited }) {
@@ -17,8 +17,8 @@ function table(columns) {
   const heads = columns.map(({ name }) => make('th', { scope: 'col' }, name));
   const rows = ROWS.map((row) => {
     const cells = columns.map(({ figures }) => make('td', { 'data-figure': row, title: noteOf(row, figures) }, shown[row](figures)));
-    const title = EXPLAINED.includes(row) ? say(`figure.${row}.note`) : null;
-    return make('tr', {}, make('th', { scope: 'row', title }, say(`figure.${row}`)), ...cells);
+    const note = EXPLAINED.includes(row) ? make('p', { class: 'note' }, say(`figure.${row}.note`)) : null;
+    return make('tr', {}, make('th', { scope: 'row' }, say(`figure.${row}`), note), ...cells);
   });
   const corner = make('td', {});
   return [make('thead', {}, make('tr', {}, corner, ...heads)), make('tbody', {}, ...rows)];
@@ -69,10 +69,11 @@ export class Strip {
     $('charts').replaceChildren(...parts(roundsChart));
     $('shares').replaceChildren(...parts(shareBar));
     $('outcomes').replaceChildren(...outcomeKey());
+    $('seen-choice').hidden = !columns.some(({ figures }) => figures.receipt?.servers.length);
     const [first] = charted;
-    const known = shares(first.figures).filter(({ origin }) => ORIGINS.includes(origin));
-    const single = charted.length === 1;
-    $('legend').replaceChildren(...known.flatMap(({ origin, share }) => legendEntry(origin, single && share)));
+    const used = shares(first.figures).filter(({ origin }) => charted.some(({ figures }) => figures.origins[origin]));
+    const known = used.filter(({ origin }) => ORIGINS.includes(origin));
+    $('legend').replaceChildren(...known.flatMap(({ origin, share }) => legendEntry(origin, charted.length === 1 && share)));
   }
 
   #line(figures) {

@@ -19,8 +19,10 @@ def test_axe_finds_nothing_grave(open_page: Pages, theme: str) -> None:
     answered(page, "Hello")
     page.click("#compare")
     assert grave(page) == []
-    page.click("#open-settings")
-    assert grave(page) == []
+    for opens in ("#open-saved", "#open-settings"):
+        page.click(opens)
+        assert grave(page) == []
+        page.keyboard.press("Escape")
 
 
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
@@ -33,8 +35,28 @@ def test_nothing_is_wider_than_a_small_phone(open_page: Pages, locale: str) -> N
     page.click("#strip-toggle")
     expect(page.locator("#figures")).to_be_visible()
     assert not is_too_wide(page)
-    page.click("#open-settings")
-    assert not is_too_wide(page)
+    for opens in ("#open-saved", "#open-settings"):
+        page.click(opens)
+        assert not is_too_wide(page)
+        page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
+def test_no_mode_is_cut_on_a_small_phone(open_page: Pages, locale: str) -> None:
+    page = open_page(locale=locale, viewport=NARROW)
+    page.click("#compare")
+    page.locator("#second-mode option").first.wait_for(state="attached")
+    assert page.evaluate(_CUT) == []
+
+
+# Options wider than the place for them, which ends at the select's arrow.
+_CUT = """() => [...document.querySelectorAll('.row select')].flatMap((select) => {
+  const style = getComputedStyle(select);
+  const pen = document.createElement('canvas').getContext('2d');
+  pen.font = `${style.fontSize} ${style.fontFamily}`;
+  const room = select.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 18;
+  return [...select.options].filter(({ text }) => pen.measureText(text).width > room).map(({ text }) => text);
+})"""
 
 
 def test_a_conversation_of_two_turns(page: Any) -> None:
@@ -81,7 +103,7 @@ def test_the_keyboard_reaches_every_control_in_sight(page: Any) -> None:
         name, outline = page.evaluate(focused)
         reached[name] = outline
     del reached["question"]  # its box has the outline
-    controls = ["new", "language", "theme", "open-settings", "mode", "compare", "send", "strip-body"]
+    controls = ["new", "open-saved", "language", "theme", "open-settings", "mode", "compare", "send"]
     assert [reached.get(name, "not reached") for name in controls] == ["solid"] * len(controls)
 
 

@@ -30,7 +30,7 @@ def test_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
     expect(page.locator("#announce")).to_have_text(GONE)
     expect(page.locator("#link")).to_have_text("Cloud gone, going on alone")
     lost = page.locator(".run.edge-fallback").first
-    expect(lost).to_have_attribute("title", "Cloud gone. Round 1. Should have been checked: the draft was unsure.")
+    expect(lost).to_have_attribute("title", "edge-fallback. Round 1. Should have been checked: the draft was unsure.")
     assert lost.evaluate("span => getComputedStyle(span).textDecorationStyle") == "dashed"
     expect(page.locator("#charts .round.fallback")).to_have_count(1)
     fake.cloud = "up"

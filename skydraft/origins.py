@@ -1,0 +1,44 @@
+"""What each origin of a token means and looks like: the only table, for the terminal, the report and the chat page.
+
+The names are those of JSON (`skydraft.types.Origin`). The chat page has copies in words.js and theme.css, which a test
+compares with this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skydraft.types import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One origin: its meaning, and the same hue for a terminal and for light and dark pages.
+
+    Origins also differ by a line under the text (CSS `text-decoration`, or attributes of a terminal), for colour-blind
+    readers and simple terminals.
+    """
+
+    meaning: str
+    terminal: str
+    light: str
+    dark: str
+    line: str
+
+
+LOOKS: dict[Origin, Look] = {
+    "accepted": Look("Drafted by the small model, confirmed by the large one.",
+                     "green", "#1a6b48", "#82d0a6", "underline solid 1.5px"),
+    "recovered": Look("Written by the large model in place of a wrong draft.",
+                      "bold underline yellow", "#9c460a", "#f0ab6c", "underline wavy 1.5px"),
+    "bonus": Look("Written by the large model after a draft without mistakes.",
+                  "bold cyan", "#0c6685", "#7ccbe8", "underline double 1.5px"),
+    "skipped": Look("Drafted by the small model, which was sure. Not checked.",
+                    "default", "#4f5863", "#b5bdc7", "underline dotted 1.5px"),
+    "edge": Look("Written by the small model alone.",
+                 "default", "#24272b", "#dedbd4", "none"),
+    "cloud": Look("Written by the large model itself, without a draft.",
+                  "bold blue", "#2f4bb3", "#a3b8ff", "underline solid 2.5px"),
+    "edge-fallback": Look("Drafted by the small model while the cloud was gone. Not checked.",
+                          "reverse magenta", "#a3204f", "#f692b1", "underline dashed 1.5px"),
+}  # fmt: skip

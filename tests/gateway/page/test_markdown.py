@@ -1,0 +1,228 @@
+"""Markdown in answers: what it becomes, that each letter keeps its origin, and that hostile text does nothing."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from skydraft.origins import LOOKS
+
+from .browsing import Pages, answered, ask, expect, grave, is_too_wide
+from .fake_gateway import FakeGateway, Step, finish, plain_reply, run
+
+pytestmark = pytest.mark.browser
+LONG = r"""# Reversing a list
+
+A **linked list** is reversed by *turning each pointer*: see [the article](https://example.org/list "x") or https://example.org/a_b，然后继续。
+
+```python
+def reverse(head):
+    return [*head][::-1]  # **not bold**, and a comment that is much too long for the width of a small phone
+```
+
+| step | pointer | cost |
+|:-----|:-------:|-----:|
+| one | `next` | 1 |
+| two | | $O(n)$ |
+
+3. First, keep `previous`.
+   - nested *item*
+   - [x] done
+4. Then move on.
+
+> **注意：**请先保存。他说**“重要”**的话。
+> second line
+
+The cost is $a_1 * b_2 * c$ and \(x^2_i\), $5 or $6. A &amp; B, \*not\* arr[i], ~~gone~~.
+
+\[
+\sum_{i=1}^{n} x_i * y_i
+= b
+\]
+
+---
+Done."""
+HOSTILE = """<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>
+
+<style>body { display: none }</style>
+
+<iframe src="//evil.example"></iframe>
+
+[click](javascript:alert(3)) [too](JaVa\tScript:alert(4)) [data](data:text/html,<script>alert(5)</script>)
+[there](<javascript:alert(6)>) ![pic](http://evil.example/x.png) ![](javascript:alert(7)) <javascript:alert(8)>
+[here](/v1/models) [an entity](java&#115;cript:alert(9)) [![in](http://evil.example/y.png)](vbscript:x)
+"""
+
+
+def letters(text: str, seed: int = 1) -> list[Step]:
+    """An answer in which each letter is a round of its own, so that each span says which letter it holds."""
+    chosen = random.Random(seed)
+    origins = [chosen.choice(list(LOOKS)) for _ in text]
+    return [*(run(letter, origin, at) for at, (letter, origin) in enumerate(zip(text, origins, strict=True))), finish()]
+
+
+def shown(page: Any) -> list[tuple[int, str, str]]:
+    """(round, text, class) of each run."""
+    spans = "all => all.map((span) => [Number(span.dataset.round), span.textContent, span.classList[1]])"
+    return [(number, text, kind) for number, text, kind in page.locator(".text .run").evaluate_all(spans)]
+
+
+def test_each_letter_is_shown_once_in_its_place_with_its_origin(page: Any, fake: FakeGateway) -> None:
+    reply = letters(LONG)
+    fake.replies = [reply]
+    answered(page, "Hello")
+    runs = shown(page)
+    changed = {"&": "&", "[": "☑"}  # a reference, the box of a task
+    for number, text, kind in runs:
+        assert kind == reply[number]["skydraft"]["origin"]  # type: ignore[index]
+        assert text == LONG[number] or changed[LONG[number]] == text
+    numbers = [number for number, *_ in runs]
+    assert numbers == sorted(set(numbers))
+    hidden = "".join(letter for at, letter in enumerate(LONG) if at not in set(numbers))
+    assert not re.search(r"[^\s#*`|:\-\[\]()>.~\\/\"\w;]", hidden)
+    assert set(re.findall(r"\w+", hidden)) <= {"https", "example", "org", "list", "x", "python", "3", "4", "amp"}
+
+
+def test_any_text_is_written_once_in_its_order_and_growing_changes_nothing(page: Any) -> None:
+    assert page.evaluate(_LAW, 400) == []
+
+
+# Texts made of what means something in Markdown. What is written: each part of the text at most once and in its order,
+# in harmless elements, and the same whether the text was there at once or grew in steps. Returns texts that break this.
+_LAW = r"""async (count) => {
+  const { Markdown } = await import('/page/markdown.js');
+  const bits = [
+    '*', '**', '_', '`', '```', '```py\n', '~~', '#', '# ', '> ', '- ', '1. ', '[ ] ', '[', '](', ')', '![', '<', '>',
+    '<b>', '<!--', '&amp;', '&#0;', '\\', '$', '$$', '\\(', '\\]', '\n', '\n\n', '\n    ', ' ', '\t', '|', '|-|-|\n',
+    '---\n', '===', 'a', 'b c', '中', '，', '“', '🙂', 'https://a.b/c', 'javascript:x', 'x@y.z', 'www.a.b'];
+  let state = 1;
+  const random = (below) => { state = (state * 48271) % 2147483647; return state % below; };
+  const written = (steps) => {
+    const body = document.createElement('div');
+    const parts = [];
+    const markdown = new Markdown(body, (element, from, to, as) => {
+      if (from === to) return;
+      parts.push([from, to]);
+      element.append(as ?? steps.at(-1).slice(from, to));
+    });
+    for (const text of steps) { parts.length = 0; markdown.show(text, true); }
+    return [body, parts];
+  };
+  const broken = [];
+  for (let at = 0; at < count; at += 1) {
+    const text = Array.from({ length: 2 + random(40) }, () => bits[random(bits.length)]).join('');
+    const [whole, parts] = written([text]);
+    const ends = [0, ...parts.map(([, to]) => to)];
+    const isOrdered = parts.every(([from, to], at) => from >= ends[at] && to > from && to <= text.length);
+    const cuts = [random(text.length + 1), random(text.length + 1)].sort((a, b) => a - b);
+    const [grown] = written([...cuts.map((cut) => text.slice(0, cut)), text]);
+    const harmful = whole.querySelectorAll('img, script, style, iframe, b, a:not([href^="https:"], [href^="mailto:"])');
+    if (!isOrdered || grown.innerHTML !== whole.innerHTML || harmful.length) broken.push(text);
+  }
+  return broken;
+}"""
+
+
+def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
+    fake.replies = [plain_reply(LONG)]
+    answered(page, "Hello")
+    text = page.locator(".text")
+    expect(text.locator("h4")).to_have_text("Reversing a list")
+    expect(text.locator("strong")).to_have_text(["linked list", "注意：", "“重要”"])
+    expect(text.locator("em")).to_have_text(["turning each pointer", "item"])
+    expect(text.locator("del")).to_have_text("gone")
+    expect(text.locator("pre code")).to_have_text(LONG[LONG.index("def") : LONG.index("\n```\n\n|")])
+    expect(text.locator("th")).to_have_text(["step", "pointer", "cost"])
+    expect(text.locator("td")).to_have_text(["one", "next", "1", "two", "", "$O(n)$"])
+    sides = text.locator("th").evaluate_all("all => all.map((cell) => getComputedStyle(cell).textAlign)")
+    assert sides == ["left", "center", "right"]
+    expect(text.locator("ol > li")).to_have_count(2)
+    expect(text.locator("ol")).to_have_attribute("start", "3")
+    expect(text.locator("ol ul li")).to_have_text(["nested item", "☑ done"])
+    expect(text.locator("blockquote p")).to_contain_text("second line")
+    expect(text).to_contain_text(r"$a_1 * b_2 * c$ and \(x^2_i\), $5 or $6. A & B, *not* arr[i]")
+    expect(text.locator(".formula")).to_have_text("\\[\n\\sum_{i=1}^{n} x_i * y_i\n= b\n\\]")
+    links = text.locator("a").evaluate_all("all => all.map((a) => [a.href, a.textContent, a.target, a.rel])")
+    safe = ["_blank", "noopener noreferrer"]
+    assert links == [
+        ["https://example.org/list", "the article", *safe],
+        ["https://example.org/a_b", "https://example.org/a_b", *safe],
+    ]
+    expect(text.locator("hr")).to_have_count(1)
+    assert not grave(page)
+
+
+def test_hostile_text_is_shown_and_does_nothing(page: Any, fake: FakeGateway) -> None:
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    fake.replies = [plain_reply(HOSTILE)]
+    answered(page, "<i>Hello</i> **there**")
+    expect(page.locator(".said p")).to_have_text("<i>Hello</i> **there**")
+    for part in (
+        "<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>",
+        "[click](javascript:alert(3))",
+    ):
+        expect(page.locator(".text")).to_contain_text(part)
+    assert page.locator(".turn :is(img, b, i, iframe, style, script, object)").count() == 0
+    hrefs = page.locator(".text a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+    assert hrefs == ["http://evil.example/x.png", "http://evil.example/y.png"]  # links to pictures, which nobody loads
+
+
+_HARD = (">", "- ", "[", "*a ", "`", "$", "\\(", "<!--", "|-")
+
+
+@pytest.mark.parametrize("text", [*(part * 3000 for part in _HARD), "|" * 3000 + "\n" + "|-" * 3000])
+def test_text_that_is_hard_to_read_is_read_in_time(page: Any, fake: FakeGateway, text: str) -> None:
+    fake.replies = [plain_reply(text + "\n\nthe **end**")]
+    answered(page, "Hello")
+    expect(page.locator(".text")).to_contain_text("the")
+
+
+def test_while_it_comes_it_is_shown_as_it_will_be_and_what_is_complete_stays(page: Any, fake: FakeGateway) -> None:
+    fake.replies = [[each for step in letters(LONG) for each in (step, 0.002)]]
+    ask(page, "Hello")
+    first = page.locator(".text .block").first
+    expect(page.locator(".text .block")).to_have_count(3, timeout=20_000)
+    first.evaluate("block => { block.dataset.mine = 'yes'; }")
+    expect(page.locator('.answer[data-status="done"]')).to_have_count(1, timeout=30_000)
+    expect(first).to_have_attribute("data-mine", "yes")
+    streamed = page.locator(".text").inner_html().replace(' data-mine="yes"', "")
+    for _ in range(2):
+        page.locator("#rendered").click()
+    assert page.locator(".text").inner_html() == streamed
+
+
+def test_one_switch_shows_it_as_it_was_written_and_one_hides_origins(page: Any, fake: FakeGateway) -> None:
+    fake.replies = [[run("**a**", "accepted", 0), run("\n", "recovered", 1), run("*b*", "bonus", 2), finish()]]
+    answered(page, "Hello")
+    expect(page.locator(".text .run")).to_have_text(["a", "", "b"])
+    page.uncheck("#rendered")
+    assert page.locator(".text").evaluate("text => text.textContent") == "**a**\n*b*"
+    sign = "span => getComputedStyle(span, '::before').content"
+    assert page.locator(".text .run").nth(1).evaluate(sign).startswith('"↵"')
+    assert "↵" not in (page.locator(".text").text_content() or "")
+    page.uncheck("#coloured")
+    assert page.locator(".text .run").nth(1).evaluate(sign) == "none"
+    lines = "all => all.map((span) => getComputedStyle(span).textDecorationLine)"
+    assert set(page.locator(".text .run").evaluate_all(lines)) == {"none"}
+    page.reload()
+    assert not page.is_checked("#rendered") and not page.is_checked("#coloured")
+
+
+def test_code_is_copied_alone(open_page: Pages, fake: FakeGateway) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    fake.replies = [plain_reply("> Try\n>\n> ```py\n> a = 1\n>\n>   b\n> ```\n")]
+    answered(page, "Hello")
+    page.locator(".text .copy").click()
+    assert page.evaluate("navigator.clipboard.readText()") == "a = 1\n\n  b"
+    expect(page.locator("#announce")).to_have_text("Copied.")
+
+
+def test_a_long_answer_fits_a_small_phone(open_page: Pages, fake: FakeGateway) -> None:
+    fake.replies = [plain_reply(LONG)]
+    page = open_page(viewport={"width": 360, "height": 740}, locale="zh-CN", color_scheme="dark")
+    answered(page, "Hello")
+    assert not is_too_wide(page)
+    assert not grave(page)
