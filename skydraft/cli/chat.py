@@ -98,7 +98,7 @@ def chat(
     with ExitStack() as stack:
         edge, target = stack.enter_context(cloud.sides(models, plan=None))
         assert edge is not None
-        names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} verifies"
+        names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} checks"
         click.echo(f"skydraft: {names}; mode {gate.plan.mode or 'of your gate'}. /help lists the commands.", err=True)
 
         for line, is_fenced in stack.enter_context(_lines()):

