@@ -113,7 +113,7 @@ def connect(
     behaviour |= {"timeout_s": timeout_s, "require": require, "open_ahead": open_ahead}
     if isinstance(address, str) and is_url(address):
         if tls_name:
-            raise OptionError("--tls-name does not apply to a server without skydraft.")
+            raise OptionError("--tls-name does not apply to a server without skydraft.", hint="Remove it.")
         stock = StockServer(
             address, api=api, model=model, key=token, tls_ca=tls_ca, insecure=insecure,
             prices=parse_prices(price) if price is not None else None, max_cost=max_cost,
@@ -121,7 +121,10 @@ def connect(
         return Cloud(stock, **behaviour)
     given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}
     if unfit := [option for option, value in given.items() if value not in (None, False)]:
-        raise OptionError(f"{unfit[0]} needs a server without skydraft, at http://… or https://….")
+        raise OptionError(
+            f"{unfit[0]} needs a server without skydraft, at http://… or https://….",
+            hint="Remove it, or give such an address.",
+        )
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
     return Cloud(Servers(ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses), **behaviour)
 
@@ -205,7 +208,9 @@ def _fitting(request: GenerateRequest, target: Target) -> GenerateRequest:
             raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
         return request
     if request.execution == "exact":
-        raise OptionError("--execution exact does not apply to a server without skydraft, which is not exact.")
+        raise OptionError(
+            "--execution exact does not apply to a server without skydraft, which is not exact.", hint="Remove it."
+        )
     if request.execution or not plan.drafts or not plan.verifies or plan.is_gated:
         return request
     if plan.mode != "lossless" or plan.k is not None:

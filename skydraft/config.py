@@ -98,7 +98,9 @@ class DecodingParams:
         if 0 < self.temperature < _LOWEST_TEMPERATURE:
             raise OptionError(f"--temperature must be 0 (not random) or at least {_LOWEST_TEMPERATURE:g}.")
         if isinstance(self.stop, str):
-            raise OptionError("Stop strings must be a tuple of texts, not a single text.")
+            raise OptionError(
+                "Stop strings must be a tuple of texts, not a single text.", hint='For example stop=("\\n",).'
+            )
         if not all(self.stop):
             raise OptionError("--stop must not be empty.", hint="Give at least one character.")
         biased = [token_id for token_id, _ in self.logit_bias]
@@ -141,7 +143,9 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
     known = {field.name for field in fields(DecodingParams)}
     if unknown := sorted(given.keys() - known):
-        raise OptionError(f"Unknown decoding option: {', '.join(unknown)}.")
+        raise OptionError(
+            f"Unknown decoding option: {', '.join(unknown)}.", hint="skydraft generate --help lists them."
+        )
     chosen = {name: value for name, value in given.items() if value is not None}
     if "stop" in chosen:
         chosen["stop"] = tuple(chosen["stop"])

@@ -117,7 +117,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 def compare(
     workload: Workload, chosen: ComparisonChoice, links: LinkChoice, models: ModelChoice, decoding: DecodingChoice
 ) -> None:
-    """Run prompts in several modes, interleaved and warm; write records, figures and a report to DIR.
+    """Run prompts in several modes, in turn; write records, figures and a report to DIR.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """

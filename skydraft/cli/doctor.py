@@ -127,7 +127,7 @@ _check_section = Section("checks", "What to check", CheckChoice, [
 @server_section
 @models_section
 def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
-    """Check the installation, measure both models, and list the steps to repair it.
+    """Check the installation, measure both models, and list what to repair.
 
     With --cloud: check the access to the server, and measure whether drafting pays over the link. The exit status is 1
     if there is something to repair.
@@ -148,7 +148,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
-        console.print("All is well.", style="green")
+        console.print("Nothing to repair.", style="green")
     return 1 if problems else 0
 
 
@@ -215,7 +215,7 @@ def _show_profile(console: Console, side: str, engine: Engine) -> None:
         f"  one row {single:.1f} ms ({1e3 / single:.0f} tokens/s alone), invariant_rows {profile.invariant_rows}"
     )
     rows = "  ".join(f"{n}: {ms / single:.2f}" for n, ms in enumerate(profile.forward_ms, 1))
-    console.print(f"  forward of n rows, in units of one: {rows}")
+    console.print(f"  forward of n rows, relative to one row: {rows}")
     if profile.date:
         console.print(f"  measured {measured(profile, datetime.now(UTC))}; again with: --probe-again")
 

@@ -85,7 +85,7 @@ def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
     )
     console.print(f"round trip   p50 {rtt_ms:.2f} ms, p95 {late_ms:.2f} ms ({NUM_PINGS} health checks)")
     rows = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(info.forward_ms, 1))
-    console.print(f"t_v(n), ms   {rows}   (as the server measured when it first loaded the model)")
+    console.print(f"target, ms   {rows}   (a forward of n rows, as the server measured it at its first start)")
     return info, rtt_ms
 
 
@@ -104,7 +104,7 @@ def _measure_link(
         f"{report.bytes_per_token:.1f} bytes a token ({len(PROMPTS)} prompts, {report.num_tokens} tokens)"
     )
     console.print(f"on the link  {report.wire_ms:.2f} ms a round beside the two models' forwards")
-    console.print(f"t_d          {costs.draft_ms:.1f} ms a drafted token on this machine")
+    console.print(f"draft model  {costs.draft_ms:.1f} ms a drafted token on this machine")
     console.print(f"\nstreaming    {costs.tokens_per_s(alpha, 0):.1f} tokens/s (mode cloud)")
     console.print(f"speculation  {costs.tokens_per_s(alpha, k):.1f} tokens/s at best, with k = {k}")
     if report.gain > 1:

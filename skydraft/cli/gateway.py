@@ -126,7 +126,10 @@ def gateway(
     if work.edge_only and (cloud.address or models.cloud_model):
         raise OptionError("--edge-only uses no target, but one was given.", hint="Remove one of them.")
     if work.edge_only and keep.learns:
-        raise OptionError("--learn does not apply to --edge-only: nothing is checked, so nothing is learned.")
+        raise OptionError(
+            "--learn does not apply to --edge-only: nothing is checked, so nothing is learned.",
+            hint="Remove one of them.",
+        )
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
         listening = stack.enter_context(listen(door.listen))

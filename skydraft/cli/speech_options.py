@@ -64,7 +64,7 @@ class SpeechChoice:
     def share(self, gate: GateChoice, cloud: CloudChoice) -> ShareAudio:
         """The part of a recording that the target gets. Raises OptionError if the user must choose and did not."""
         if self.share_audio and not gate.plan.verifies:
-            raise OptionError("--share-audio does not apply here: the draft model works alone.")
+            raise OptionError("--share-audio does not apply here: the draft model works alone.", hint="Remove it.")
         if self.share_audio is None and cloud.address and gate.plan.verifies:
             raise OptionError(
                 "With --cloud, choose which part of a recording may leave this device.",

@@ -37,7 +37,10 @@ class Keyring:
         self._stamp = _stamp(path) if path else None
         self._labels = _read(path) if path else {}
         if path and not self._labels:
-            raise OptionError(f"The token file {path} holds no tokens, so every client would be refused.")
+            raise OptionError(
+                f"The token file {path} holds no tokens, so every client would be refused.",
+                hint="Write lines: LABEL TOKEN.",
+            )
         if path:
             warn_if_shared(path)
 
@@ -90,7 +93,9 @@ def _read(path: Path) -> dict[str, str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise OptionError(f"The token file {path} cannot be read: {reason}.") from error
+        raise OptionError(
+            f"The token file {path} cannot be read: {reason}.", hint="Check its name and its permissions."
+        ) from error
     labels: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):
@@ -103,7 +108,10 @@ def _read(path: Path) -> dict[str, str]:
                 hint="Make one with: openssl rand -hex 24.",
             )
         if match["token"] in labels:
-            raise OptionError(f"Line {number} of the token file {path} has the same token as a line before it.")
+            raise OptionError(
+                f"Line {number} of the token file {path} has the same token as a line before it.",
+                hint="Give each label a token of its own.",
+            )
         labels[match["token"]] = match["label"]
     return labels
 

@@ -29,7 +29,10 @@ def check_certificate(cert: Path, key: Path) -> None:
             hint="Give the two that belong together.",
         ) from error
     except OSError as error:
-        raise OptionError(f"The certificate {cert} or its key {key} cannot be read: {error.strerror}.") from error
+        raise OptionError(
+            f"The certificate {cert} or its key {key} cannot be read: {error.strerror}.",
+            hint="Check their names and permissions.",
+        ) from error
 
 
 def _shake_hands(greeted: ssl.SSLContext, greeting: ssl.SSLContext) -> None:

@@ -61,7 +61,9 @@ class ServeOptions:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or none.")
         if self.tls_cert is not None and self.insecure:
-            raise OptionError("--insecure turns encryption off, so --tls-cert does not apply.")
+            raise OptionError(
+                "--insecure turns encryption off, so --tls-cert does not apply.", hint="Remove one of them."
+            )
         if not 0 <= self.grace_s < float("inf"):
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
         if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
@@ -200,7 +202,10 @@ def _metrics(model: str, options: ServeOptions) -> Any:
     try:
         metrics.serve(options.metrics_port, options.host)
     except OSError as error:
-        raise OptionError(f"Metrics cannot be served on port {options.metrics_port}: {error.strerror}.") from error
+        raise OptionError(
+            f"Metrics cannot be served on port {options.metrics_port}: {error.strerror}.",
+            hint="Choose another --metrics-port.",
+        ) from error
     return metrics
 
 

@@ -233,7 +233,10 @@ class VerifierService:
             async with self._compiling[owner]:
                 held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._judge.served.vocab)
         except MissingDependency as error:
-            raise GrammarRefused("This server follows no grammars: it has no llguidance.") from error
+            raise GrammarRefused(
+                "This server follows no grammars: it has no llguidance.",
+                hint="On the server: pip install 'skydraft[grammar]'.",
+            ) from error
         finally:
             self._places.give_back(owner)
         yield
@@ -268,13 +271,17 @@ class VerifierService:
         num_ids = len(opening.prompt.token_ids)
         if num_ids > self._limits.max_prompt:
             raise LimitExceeded(
-                f"The prompt has {num_ids} tokens; this server accepts up to {self._limits.max_prompt}."
+                f"The prompt has {num_ids} tokens; this server accepts up to {self._limits.max_prompt}.",
+                hint="Shorten it, or start the server with a larger --max-prompt.",
             )
         self._check_fits(opening.num_ids)
 
     def _check_fits(self, num_ids: int) -> None:
         if num_ids >= self._context_len:
-            raise LimitExceeded(f"{num_ids} tokens do not fit in the context of {self._context_len}.")
+            raise LimitExceeded(
+                f"{num_ids} tokens do not fit in the context of {self._context_len}.",
+                hint="Shorten the text, or start the server with a larger --context.",
+            )
 
     def _span(self, call: OpenCall | VerifyCall, owner: str) -> AbstractContextManager[Note]:
         return request_span(self._tracing, call, owner) if self._tracing else nullcontext(_note_nothing)

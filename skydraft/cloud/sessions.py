@@ -148,7 +148,10 @@ class Sessions:
                 hint="Begin the text again, or start the server as it was.",
             )
         if opening.model not in ("", self._served.name):
-            raise UnknownModel(f"This server runs {self._served.name}, not {opening.model}.")
+            raise UnknownModel(
+                f"This server runs {self._served.name}, not {opening.model}.",
+                hint="Name that model, or another server.",
+            )
         self.check_ids(opening.prompt.token_ids, opening.committed_ids)
         return self._seats.target(opening)
 

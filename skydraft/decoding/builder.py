@@ -134,7 +134,10 @@ def _turns(
     if plan.k is not None:
         return GivenTurns(plan.k, hand_back), None
     if draft is None:
-        raise OptionError("--k auto weighs drafting against verifying, so it needs both models.")
+        raise OptionError(
+            "--k auto weighs drafting against verifying, so it needs both models.",
+            hint="Give --k a number, or add the other model.",
+        )
     if facts is None:
         return GivenTurns(DEFAULT_K, hand_back), None  # no costs are known yet
     costs = CostModel(

@@ -33,17 +33,25 @@ class Plan:
         if self.top < 0:
             raise OptionError(f"The rank R of --accept top:R must be at least 1, not {self.top}.")
         if not self.drafts and kind != "always":
-            raise OptionError(f"Where the target works alone, the gate {kind} has nothing to decide.")
+            raise OptionError(
+                f"Where the target works alone, the gate {kind} has nothing to decide.",
+                hint="Remove the gate, or choose --mode quality.",
+            )
         if self.eager and not self.gate.needs_signals:
             raise OptionError(
-                f"--eager does not apply to the gate {kind}, which does not look at how unsure a token is."
+                f"--eager does not apply to the gate {kind}, which does not look at how unsure a token is.",
+                hint="Remove --eager, or choose a gate such as entropy:3.25.",
             )
         if self.top and not self.verifies:
-            raise OptionError("--accept does not apply to the gate never, which checks nothing.")
+            raise OptionError("--accept does not apply to the gate never, which checks nothing.", hint="Remove it.")
         if self.k is None and kind == "never":
-            raise OptionError("--k auto does not apply to the gate never, which checks nothing.")
+            raise OptionError(
+                "--k auto does not apply to the gate never, which checks nothing.", hint="Give --k a number."
+            )
         if self.hand_back != HandBack() and not self.verifies:
-            raise OptionError("--hand-back does not apply to the gate never, where no model corrects the draft.")
+            raise OptionError(
+                "--hand-back does not apply to the gate never, where no model corrects the draft.", hint="Remove it."
+            )
         if self.hand_back is None and (self.k is not None or self.is_gated):
             raise OptionError("Without a hand-back costs decide who writes, so every block is checked, with --k auto.")
 
@@ -84,7 +92,10 @@ def make_plan(
     }  # fmt: skip
     unfit = [option for option, is_given in given.items() if is_given]
     if spec.k is None and unfit:
-        raise OptionError(f"{unfit[0]} does not apply in mode {name}, where one model works alone.")
+        raise OptionError(
+            f"{unfit[0]} does not apply in mode {name}, where one model works alone.",
+            hint="Remove it, or choose --mode quality.",
+        )
     if name == "lossless" and (top or (gate is not None and parse_gate(gate).kind != "always")):
         raise OptionError(
             f"{'--accept top' if top else f'--gate {gate}'} is lossy, and mode lossless is not.",

@@ -55,7 +55,10 @@ class GenerateRequest:
         if not self.messages:
             raise PromptError("There is no prompt.", hint="Give a prompt, or --audio FILE.")
         if self.raw and len(self.messages) > 1:
-            raise OptionError("--raw continues a single text, without a system prompt or earlier messages.")
+            raise OptionError(
+                "--raw continues a single text, without a system prompt or earlier messages.",
+                hint="Remove --raw, or give one prompt alone.",
+            )
         if self.traceparent and not is_traceparent(self.traceparent):
             raise OptionError(f"{one_line(self.traceparent[:80])} is not a traceparent header.")
         if self.execution is not None:
@@ -67,7 +70,11 @@ class GenerateRequest:
             )
         if self.has_audio and self.share_audio == "none" and not self.plan.drafts:
             raise OptionError(
-                "--share-audio none does not apply where the target works alone: no model would hear the recording."
+                "--share-audio none does not apply where the target works alone: no model would hear the recording.",
+                hint="Use --share-audio features.",
             )
         if self.calibration and self.plan.gate.kind != "calibrated":
-            raise OptionError(f"A calibration has no effect on the gate {self.plan.gate.kind}.")
+            raise OptionError(
+                f"A calibration has no effect on the gate {self.plan.gate.kind}.",
+                hint="Remove it, or choose --mode auto.",
+            )

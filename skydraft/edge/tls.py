@@ -51,13 +51,19 @@ class ServerOptions:
     def __post_init__(self) -> None:
         host, _ = parse_address(self.address)
         if self.token is not None and not re.fullmatch(r"[\x21-\x7e]+", self.token):
-            raise OptionError("The token is empty, or has a character that cannot be sent.")
+            raise OptionError(
+                "The token is empty, or has a character that cannot be sent.", hint="Check the file of the token."
+            )
         if self.insecure and (self.tls_ca or self.tls_name):
-            raise OptionError("--insecure turns encryption off, so --tls-ca and --tls-name do not apply.")
+            raise OptionError(
+                "--insecure turns encryption off, so --tls-ca and --tls-name do not apply.", hint="Remove one of them."
+            )
         if self.tls_ca:
             check_certificates(self.tls_ca)
         if self.tls_name and not self.uses_tls:
-            raise OptionError(f"The connection to {host} is not encrypted, so --tls-name does not apply.")
+            raise OptionError(
+                f"The connection to {host} is not encrypted, so --tls-name does not apply.", hint="Remove it."
+            )
 
     @property
     def target(self) -> str:

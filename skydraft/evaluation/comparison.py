@@ -65,7 +65,9 @@ class ComparisonRequest:
         check_execution(self.execution)
         names = [mode.name for mode in self.modes]
         if not names or len(set(names)) < len(names):
-            raise OptionError("A comparison needs modes, each of them once.")
+            raise OptionError(
+                "A comparison needs modes, each of them once.", hint="For example --modes edge,cloud,quality."
+            )
         if min(self.repetitions, self.link_prompts) < 1 or min((self.link_kbps, *self.rtts_ms)) < 0:
             raise OptionError("Repetitions and prompts are at least 1, round trips and bandwidths not below 0.")
         if self.execution == "throughput" and any(mode.plan.mode == "lossless" for mode in self.modes):
@@ -77,12 +79,15 @@ class ComparisonRequest:
             raise OptionError("--emulate-rtt names the same round trip twice.")
         calibrated = any(mode.plan.gate.kind == "calibrated" for mode in self.modes)
         if self.calibration and not calibrated:
-            raise OptionError("--calibration is for calibrated gates, and no mode here has one.")
+            raise OptionError(
+                "--calibration is for calibrated gates, and no mode here has one.",
+                hint="Add auto to --modes, or remove it.",
+            )
         # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
         if self.share_audio == "none":
             if not self.recordings:
-                raise OptionError("--share-audio is about recordings, and no prompt has one.")
+                raise OptionError("--share-audio is about recordings, and no prompt has one.", hint="Remove it.")
             if any(mode.is_target_alone for mode in self.modes):
                 raise OptionError("Without shared audio, mode cloud would hear nothing.", hint="Leave that mode out.")
 

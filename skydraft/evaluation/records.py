@@ -174,7 +174,7 @@ def read_records(path: Path) -> Records:
     """All complete lines. An incomplete last line of an interrupted run is left out. Raises RecordsError."""
     lines = list(_parse(path))
     if not lines or not isinstance(lines[0], RunLine):
-        raise RecordsError(f"{path} does not begin with a line of kind run.")
+        raise RecordsError(f"{path} does not begin with a line of kind run.", hint="Name the folder of a comparison.")
     if sum(isinstance(line, RunLine) for line in lines) > 1:
         raise RecordsError(f"{path} holds more than one run.")
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
@@ -188,7 +188,9 @@ def _parse(path: Path) -> Iterator[AnyLine]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise RecordsError(f"{path} cannot be read: {error.strerror}.") from error
+        raise RecordsError(
+            f"{path} cannot be read: {error.strerror}.", hint="Name the folder of a comparison."
+        ) from error
     is_older = b'"plan"' in lines[0] and b'"hand_back"' not in lines[0]
     for number, line in enumerate(lines, 1):
         if not line:

@@ -43,7 +43,9 @@ def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str,
         content = path.read_bytes()
         text = content.decode("utf-8-sig")
     except OSError as error:
-        raise PromptError(f"The prompt file {path} cannot be read: {error.strerror}.") from error
+        raise PromptError(
+            f"The prompt file {path} cannot be read: {error.strerror}.", hint="Check its name."
+        ) from error
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, for example with iconv.") from error
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -54,7 +56,7 @@ def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str,
     chosen = [prompt for prompt in prompts if not categories or prompt.category in categories][:limit]
     if not chosen:
         of = f" of the categories {', '.join(categories)}" if categories else ""
-        raise PromptError(f"{path} holds no prompt{of}.")
+        raise PromptError(f"{path} holds no prompt{of}.", hint="Write one prompt a line.")
     return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(chosen))
 
 
@@ -71,7 +73,10 @@ def _read_json(path: Path, number: int, line: str) -> PromptEntry:
             hint='It needs at least {"prompt": "…"}.',
         ) from error
     if not entry.prompt.strip() and not entry.audio:
-        raise PromptError(f"Line {number} of {path} has neither a prompt nor audio.")
+        raise PromptError(
+            f"Line {number} of {path} has neither a prompt nor audio.",
+            hint='Write {"prompt": "..."} or {"audio": "FILE"}.',
+        )
     references = entry.references + ((entry.reference,) if entry.reference else ())
     return PromptEntry(
         id=entry.id or f"line-{number}",

@@ -136,7 +136,9 @@ def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], N
         )
         config.load()
     except (OSError, ssl.SSLError) as error:
-        raise OptionError(f"The certificate cannot be used: {error.strerror or error}.") from error
+        raise OptionError(
+            f"The certificate cannot be used: {error.strerror or error}.", hint="Give PEM files that belong together."
+        ) from error
     return _Server(config, options, gateway, ready)
 
 

@@ -193,7 +193,9 @@ def read_calibration(path: Path) -> Calibration:
         return _parse(str(path), path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise RecordsError(f"The calibration {path} cannot be read: {reason}.") from error
+        raise RecordsError(
+            f"The calibration {path} cannot be read: {reason}.", hint="Make one with skydraft calibrate."
+        ) from error
 
 
 def _parse(name: str, text: str) -> Calibration:
@@ -201,12 +203,17 @@ def _parse(name: str, text: str) -> Calibration:
         parsed = from_json(text)
         schema = parsed.get("schema") if isinstance(parsed, dict) else None
         if isinstance(schema, int) and schema > SCHEMA:
-            raise RecordsError(f"The calibration {name} has schema {schema}; this version reads up to {SCHEMA}.")
+            raise RecordsError(
+                f"The calibration {name} has schema {schema}; this version reads up to {SCHEMA}.",
+                hint="Update skydraft, or run skydraft calibrate.",
+            )
         return Calibration.model_validate(parsed)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise RecordsError(f"{name} is not a calibration: {where}: {first['msg']}.") from error
+        raise RecordsError(
+            f"{name} is not a calibration: {where}: {first['msg']}.", hint="Make one with skydraft calibrate."
+        ) from error
     except ValueError as error:
         raise RecordsError(
             f"The calibration {name} is not JSON: {error}.", hint="Make it again with: skydraft calibrate."

@@ -87,7 +87,8 @@ class GateSpec:
         if self.kind in ("always", "never"):
             if self.content_rules:
                 raise OptionError(
-                    f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which does not look at the text."
+                    f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text.",
+                    hint="Remove it, or choose a gate such as entropy:3.25.",
                 )
         elif self.kind not in SIGNALS:
             raise _no_gate(self.kind)

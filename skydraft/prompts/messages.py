@@ -74,6 +74,8 @@ def _message(number: int, given: Any) -> Message:
         raise PromptError(f"The content of message {number} of the conversation must be a text.", hint=hint)
     audio = given.get("audio")
     if audio is not None and not isinstance(audio, Audio):
-        raise PromptError(f"The audio of message {number} must come from load_audio.")
+        raise PromptError(
+            f"The audio of message {number} must come from load_audio.", hint="Call skydraft.load_audio(FILE) first."
+        )
     more = tuple((key, given[key]) for key in _KEYS if given.get(key) is not None)
     return Message(given["role"], content, more, (audio,) if audio else ())

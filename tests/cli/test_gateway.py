@@ -34,9 +34,7 @@ def test_it_says_where_it_is_answers_and_stops(tmp_path: Path, number: signal.Si
         assert line, printed
         printed += line
     url = re.search(r"http://localhost:\d+", printed)
-    assert (
-        url and "toy:drift=0.2 drafts, toy checks (no key is required)" in printed and "skydraft-auto" not in printed
-    )
+    assert url and "toy:drift=0.2 drafts, toy checks (no key is required)" in printed and "skydraft-auto" not in printed
     body = {"model": "skydraft", "messages": [{"role": "user", "content": "语速"}], "max_tokens": 5}
     request = urllib.request.Request(f"{url.group()}/v1/chat/completions", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=30) as reply:

@@ -1,4 +1,4 @@
-"""Figures of the README, the modes page and the notes that are taken from the committed report say what its summary says."""
+"""Figures in the README, docs/modes.md and the notes that come from the committed report are those of its summary."""
 
 from __future__ import annotations
 

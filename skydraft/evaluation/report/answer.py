@@ -91,7 +91,7 @@ def _over(link_ms: float, settings: dict[str, SettingFigures], chosen: str) -> s
     ]
     num_prompts = settings[chosen].num_prompts
     speeds = " and ".join(parts) or "not measured against streaming"
-    return f"Over a link of {link_ms:g} ms, in units of streaming the target: {speeds} ({num_prompts} prompts)."
+    return f"Over a link of {link_ms:g} ms, relative to streaming the target: {speeds} ({num_prompts} prompts)."
 
 
 def _avoid(summary: Summary, chosen: str, places: Sequence[dict[str, SettingFigures]]) -> list[str]:

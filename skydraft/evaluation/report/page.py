@@ -80,7 +80,10 @@ def write_report(records: Records, folder: Path) -> Path:
         target = folder / "report.html"
         target.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"{folder} cannot be written: {error.strerror}.") from error
+        raise OptionError(
+            f"{folder} cannot be written: {error.strerror}.",
+            hint="Check its permissions, or choose another folder with --out.",
+        ) from error
     return target
 
 
