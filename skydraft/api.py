@@ -148,8 +148,8 @@ def generate(
 ) -> Generation:
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
-    Nothing is generated yet: iterate over the returned generation for tokens as they come, or call its `run()`, and
-    then read its `text`. Raises UsageError before anything is computed.
+    Nothing is generated yet: read the returned generation's `text`, or iterate over it for tokens as they come. Raises
+    UsageError before anything is computed.
 
     `messages` are a conversation instead of a prompt: each has a role and a content, as in OpenAI's interface, and a
     user's message may have "audio". With a `cache_scope`, any name, the next turn reuses the KV of this one on both

@@ -70,7 +70,7 @@ def sample(scores: npt.NDArray[Any], params: DecodingParams, position: int) -> i
 
 def no_number() -> EngineError:
     """The error for logits that are NaN."""
-    return EngineError("The model gave logits that are not numbers.", hint="The model file may be damaged.")
+    return EngineError("The model gave logits that are not numbers.", hint="Fetch the model again.")
 
 
 def sample_on_device(rows: Any, params: Seq[DecodingParams], positions: Seq[int]) -> list[int]:

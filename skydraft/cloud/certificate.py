@@ -23,7 +23,7 @@ def check_certificate(cert: Path, key: Path) -> None:
             f"The certificate {cert} cannot be used: {error.verify_message}.", hint="Make or ask for a new one."
         ) from error
     except ssl.SSLError as error:
-        reason = (error.reason or "it is no PEM file").replace("_", " ").lower()
+        reason = (error.reason or "it is not a PEM file").replace("_", " ").lower()
         raise OptionError(
             f"The certificate {cert} and the key {key} cannot be used: {reason}.",
             hint="Give the two that belong together.",

@@ -19,7 +19,7 @@ def check_certificates(pem: bytes) -> None:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
         raise OptionError(
-            "The file of --tls-ca is no certificate in PEM form.", hint="Give the file that signs."
+            "The file of --tls-ca is not a certificate in PEM form.", hint="Give the file that signs."
         ) from error
 
 

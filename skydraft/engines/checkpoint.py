@@ -60,7 +60,9 @@ def check_device(torch: Any, name: str) -> Any:
     """The torch device of that name. Raises OptionError when there is none."""
     kind, _, index = name.partition(":")
     if name != "cpu" and (kind != "cuda" or not (index.isdecimal() or name == "cuda")):
-        raise OptionError(f"--device must be cpu or cuda, not '{name}'.", hint="A second GPU is cuda:1.")
+        raise OptionError(
+            f"--device must be cpu or cuda, not '{name}'.", hint="Use cpu, cuda, or cuda:1 for a second GPU."
+        )
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise OptionError(f"torch sees no device {name} here.", hint="Use --device cpu.")
     return torch.device(name)

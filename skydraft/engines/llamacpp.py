@@ -171,7 +171,7 @@ class LlamaCppEngine(Engine):
         if not self._lib.memory_seq_rm(self._memory, sequence.slot, length, -1):
             raise EngineError(
                 f"The KV cache of {self.name} cannot be rolled back to {length}.",
-                hint="Models with recurrent layers cannot be used for speculation.",
+                hint="Use a model without recurrent layers.",
             )
 
     def release(self, sequence: Sequence) -> None:

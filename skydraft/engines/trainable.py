@@ -134,7 +134,9 @@ def write_changed(base: Path, out: Path, changes: Mapping[str, Callable[[], Matr
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     wanted = {gguf_name(name): change for name, change in changes.items()}
     if missing := sorted(wanted.keys() - tensors.keys()):
-        raise OptionError(f"{base.name} has no matrix {missing[0]}.", hint="The adapter is of another model.")
+        raise OptionError(
+            f"{base.name} has no matrix {missing[0]}.", hint="Name the model that the adapter was trained for."
+        )
     places = _places(reader, wanted)
     with out.open("wb") as target:
         target.write(_header(bytes(reader.data[: reader.data_offset]), reader, places, notes))

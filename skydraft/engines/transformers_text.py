@@ -92,7 +92,7 @@ class TransformersEngine(Engine):
         if unfit := sorted(kinds - {_GROWING, _EMPTY}):
             raise EngineError(
                 f"The KV cache of {self.name} cannot be rolled back: it has layers of the kind {unfit[0]}.",
-                hint="Models with recurrent layers cannot be used for speculation.",
+                hint="Use a model without recurrent layers.",
             )
 
     def _weight_files(self) -> list[Path]:

@@ -225,7 +225,8 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
         raise RecordsError(f"Line {number} of {path} is not UTF-8.") from error
     except json.JSONDecodeError as error:
         raise RecordsError(
-            f"Line {number} of {path} is not valid JSON: {error.msg}.", hint="Is the file whole?"
+            f"Line {number} of {path} is not valid JSON: {error.msg}.",
+            hint="Restore the file, or run the comparison again.",
         ) from error
     schema = content.get("schema") if isinstance(content, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:

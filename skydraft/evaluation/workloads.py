@@ -69,8 +69,7 @@ def _read_json(path: Path, number: int, line: str) -> PromptEntry:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise PromptError(
-            f"Line {number} of {path} is not a prompt: {where}: {first['msg']}.",
-            hint='It needs at least {"prompt": "…"}.',
+            f"Line {number} of {path} is not a prompt: {where}: {first['msg']}.", hint='Write at least {"prompt": "…"}.'
         ) from error
     if not entry.prompt.strip() and not entry.audio:
         raise PromptError(

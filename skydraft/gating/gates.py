@@ -83,7 +83,9 @@ class GateSpec:
 
     def __post_init__(self) -> None:
         if unknown := [rule for rule in self.content_rules if rule not in _CONTENT_RULES]:
-            raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Known: {', '.join(_CONTENT_RULES)}.")
+            raise OptionError(
+                f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {', '.join(_CONTENT_RULES)}."
+            )
         if self.kind in ("always", "never"):
             if self.content_rules:
                 raise OptionError(

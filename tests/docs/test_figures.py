@@ -88,6 +88,15 @@ def test_the_conditions_beside_the_table_are_those_of_the_run() -> None:
     assert f"Measured on {run['num_prompts']} prompts" in README
 
 
+def test_the_figures_in_the_sentences_of_the_readme_are_those_of_the_tables() -> None:
+    text = " ".join(README.split())
+    assert f"{value('quality', 'target_agreement'):.0%}".replace("%", " %") + " of the tokens are what it would" in text
+    assert 0.45 < value("quality", "target_written_per_token") < 0.55 and "it writes half of the tokens" in text
+    (row,) = re.findall(r"^\| `quality` \|(.*)\|$", (ROOT / "docs/measuring.md").read_text(encoding="utf-8"), re.M)
+    speeds = sorted(float(cell) for cell in row.split("|"))
+    assert f"`quality` is {speeds[0]} to {speeds[-1]} times as fast" in text
+
+
 def test_the_notes_have_the_gates_of_the_summary() -> None:
     for mode in ("auto", "auto;k=12;hand-back=0", "auto;gate=calibrated:0.9", "quality", "lossless;k=5", "fluency"):
         (row,) = re.findall(rf"^\| `{re.escape(mode)}`[^|]*\| ([^|]*)\| ([^|]*)\| ([^|]*)\|$", NOTES, re.M)
