@@ -303,9 +303,7 @@ def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> 
         return (remove_merged(name, cache),)
     model = known_model(name, models)
     if not _leftovers(model, cache):
-        raise UnknownModel(
-            f"{name} is not on this machine, so there is nothing to remove.", hint="skydraft models list shows what is."
-        )
+        raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")
     busy = f"{model.name} is being fetched by another process."
     with disk_errors_named(cache), locked(lock_path(model, cache), busy):
         paths = _leftovers(model, cache)
