@@ -15,6 +15,7 @@ from .following import PORTS, Reader, is_free
 PAGES = (
     "README.md",
     "docs/security.md",
+    "docs/tasks.md",
     "docs/two-machines.md",
     "docs/gateway.md",
     "docs/models.md",
