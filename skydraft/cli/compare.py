@@ -128,7 +128,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 def compare(
     workload: Workload, chosen: ComparisonChoice, links: LinkChoice, models: ModelChoice, decoding: DecodingChoice
 ) -> None:
-    """Run prompts or tasks in several modes, interleaved and warm; write records, figures and a report to DIR.
+    """Run prompts or tasks in several modes, interleaved; write records, figures and a report to DIR.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """

@@ -137,7 +137,7 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
 
 def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resamples: Resamples) -> TaskMode:
     mine = scores(setting)
-    calls, written = (setting.sums(BY_NAME[name]) for name in ("cloud_calls_per_token", "target_written_per_token"))
+    calls, written = (_per_token(setting, name) for name in ("cloud_calls_per_token", "target_written_per_token"))
     over_cloud = recovered = over_line = mended = broken = as_cloud = None
     if cloud:
         theirs = scores(cloud)
@@ -165,6 +165,12 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
         num_broken=broken,
         num_as_cloud=as_cloud,
     )
+
+
+def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
+    """Both sides of a measure a token; an empty text counts as one token."""
+    above, below = setting.sums(BY_NAME[name])
+    return above, np.maximum(below, 1)
 
 
 def _ratio(sides: tuple[Floats, Floats], resamples: Resamples) -> Figure:

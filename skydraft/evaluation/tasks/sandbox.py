@@ -24,7 +24,7 @@ _START_S = 20  # most that making the namespaces may take on a busy machine; the
 
 @dataclass(frozen=True, slots=True)
 class CodeLimits:
-    """CodeLimits of one program: seconds, bytes of memory a process, bytes of all files together, and processes."""
+    """Limits of one program: seconds, bytes of memory a process, bytes of all files together, and processes."""
 
     seconds: int = 10
     memory: int = 512 << 20
@@ -40,7 +40,7 @@ class Outcome:
     note: str
 
 
-def run(program: str, limits: CodeLimits = CodeLimits()) -> Outcome:  # frozen
+def run(program: str, limits: CodeLimits = CodeLimits()) -> Outcome:
     """Run a Python program, with the standard library alone. Raises OptionError where this machine cannot isolate it.
 
     An outcome is passed only if the last statement was reached, so that an early exit fails whatever its status.
@@ -54,8 +54,10 @@ def run(program: str, limits: CodeLimits = CodeLimits()) -> Outcome:  # frozen
         )
     *said, last = [line for line in str(found["tail"]).splitlines() if line.strip()] or [""]
     passed = found["status"] == 0 and last == word
-    note = "" if passed else (last if last != word else (said or [""])[-1])
-    return Outcome(passed, note[:200] or f"ended with status {found['status']}" * (not passed))
+    if passed:
+        return Outcome(True, "")
+    note = last if last != word else (said or [""])[-1]
+    return Outcome(False, note[:200] or f"ended with status {found['status']}")
 
 
 def _start(program: str, limits: CodeLimits) -> dict[str, object]:
