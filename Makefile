@@ -170,7 +170,7 @@ TASK_MODES := edge,cloud,lossless;k=5,fluency,quality,auto;gate=calibrated:0.9,a
 SPEECH := --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud
 tasks: models $(VENV)/.tasks
 	$(BIN)/python -m bench.tasks build/tasks
-	$(BIN)/skydraft compare --tasks $(TASK_SETS) --limit 200 --modes "$(TASK_MODES)" --run-code --no-scores \
+	$(BIN)/skydraft compare --tasks $(TASK_SETS) --limit 150 --modes "$(TASK_MODES)" --run-code --no-scores \
 		--out build/tasks/texts
 	$(BIN)/skydraft compare --tasks build/tasks/captions.jsonl $(SPEECH) --modes "edge,cloud,lossless;k=5,fluency,quality" \
 		--no-scores --out build/tasks/speech

@@ -72,3 +72,21 @@ def test_there_are_60_tasks_whose_answers_fit() -> None:
             jsonschema.validate(row["answer"]["arguments"], parameters)
         else:
             jsonschema.validate(row["answer"], row["schema"])
+
+
+def test_task_files_judge_right_answers_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import tasks
+    from skydraft.evaluation.tasks.sets import read_tasks
+
+    monkeypatch.setattr("sys.argv", ["tasks", str(tmp_path)])
+    assert tasks.main() == 0
+    truth = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
+    said = {line["id"]: line["references"] for line in map(json.loads, truth.read_text(encoding="utf-8").splitlines())}
+    entries = read_tasks(f"{tmp_path}/schemas.jsonl,{tmp_path}/captions.jsonl").prompts
+    assert len(entries) == 120
+    for entry in entries:
+        assert entry.task
+        check: Any = entry.task.check
+        answers = said[entry.id.rpartition("/")[2]] if entry.audio else [json.dumps(check.answer, ensure_ascii=False)]
+        assert [check.judge(answer).score for answer in answers] == [1] * len(answers)
+        assert check.judge("不知道").score == 0 and bool(entry.task.grammar) != bool(entry.audio)
