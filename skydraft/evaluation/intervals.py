@@ -87,4 +87,4 @@ def share(values: Floats) -> Figure:
 
 def rounded(value: float) -> float:
     """Five digits, for the file."""
-    return round(float(value), 5)
+    return round(float(value), 5) + 0.0  # no -0.0
