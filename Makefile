@@ -164,7 +164,8 @@ demo-speech: $(READY)
 bench-speech: $(READY)
 	$(BIN)/python -m bench.speech
 
-# What each mode scores on tasks with checks: TASK_TIME. A killed run goes on where it stopped.
+# What each mode scores on tasks with checks: some 30 hours on two idle cores (estimated), so TASK_SETS may name fewer sets.
+# A killed run goes on where it stopped.
 TASK_SETS := human-eval,gsm-symbolic,arithmetic,calendar,logic,zh-words,zh-extract,build/tasks/schemas.jsonl
 TASK_MODES := edge,cloud,lossless;k=5,fluency,quality,auto;gate=calibrated:0.9,auto,auto;gate=calibrated:0.99,auto;hand-back=0
 SPEECH := --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud
