@@ -1,7 +1,7 @@
 # make demo | llamacpp | demo-speech | test | test-long | test-browser | test-conformance | test-vllm | test-stock | lint | docs
 #    | screenshots | report
 #    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
-#    | bench-learn | bench-link.
+#    | bench-learn | bench-link | tasks.
 # Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -14,7 +14,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
 .PHONY: bench-link setup models demo llamacpp test test-long test-browser test-conformance test-vllm stock test-stock lint protocol docs screenshots bench bench-identity \
-	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report
+	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report tasks
 
 setup: $(READY)
 
@@ -163,3 +163,21 @@ demo-speech: $(READY)
 
 bench-speech: $(READY)
 	$(BIN)/python -m bench.speech
+
+# What each mode scores on tasks with checks: some 30 hours on two idle cores (estimated), so TASK_SETS may name fewer sets.
+# A killed run goes on where it stopped.
+TASK_SETS := human-eval,gsm-symbolic,arithmetic,calendar,logic,zh-words,zh-extract,build/tasks/schemas.jsonl
+TASK_MODES := edge,cloud,lossless;k=5,fluency,quality,auto;gate=calibrated:0.9,auto,auto;gate=calibrated:0.99,auto;hand-back=0
+SPEECH := --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud
+tasks: models $(VENV)/.tasks
+	$(BIN)/python -m bench.tasks build/tasks
+	$(BIN)/skydraft compare --tasks $(TASK_SETS) --limit 150 --modes "$(TASK_MODES)" --run-code --no-scores \
+		--out build/tasks/texts
+	$(BIN)/skydraft compare --tasks build/tasks/captions.jsonl $(SPEECH) --modes "edge,cloud,lossless;k=5,fluency,quality" \
+		--no-scores --out build/tasks/speech
+
+# reasoning-gym pins an older tabulate than ours.
+$(VENV)/.tasks: $(READY)
+	grep -v '^tabulate==' requirements.lock > $(VENV)/pins.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/pins.txt --editable '.[tasks]'
+	touch $@

@@ -23,8 +23,8 @@ from bench.learn import PARAMS, PRODUCTS, Row, kept, prompts_of
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
+from skydraft.evaluation.intervals import Resamples
 from skydraft.evaluation.scoring import Scorer
-from skydraft.evaluation.summary import Resamples
 from skydraft.gating.calibration import CalibratedGate
 from skydraft.learning.adapter import open_learned
 from skydraft.models import cache_dir, default_pair

@@ -29,7 +29,7 @@ from skydraft.cli.main import run
 from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
-from skydraft.evaluation.summary import Resamples
+from skydraft.evaluation.intervals import Resamples
 from skydraft.learning.adapter import merged_with, read_adapter
 from skydraft.learning.collect import Collector
 from skydraft.models import cache_dir

@@ -24,7 +24,7 @@ from bench.workload import machine, prompts
 from skydraft.config import DEFAULT_K
 from skydraft.engines.base import Engine
 from skydraft.engines.checkpoint import load_library, quiet
-from skydraft.evaluation.summary import Resamples
+from skydraft.evaluation.intervals import Resamples
 from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import prompt_ids

@@ -22,13 +22,13 @@ import numpy as np
 
 import skydraft
 from bench.server import ServerProcess
-from bench.structured_checks import is_right
 from bench.structured_speed import speed
 from bench.structured_summary import found_in, show
 from bench.workload import drafting, machine
 from skydraft import DecodingParams, Engine, EngineOptions, Generation, api
 from skydraft.choosing.chooser import Chooser
 from skydraft.decoding.request import GenerateRequest
+from skydraft.evaluation.tasks.checks import is_same
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
@@ -186,7 +186,7 @@ def tasks(chosen: list[Line], to: Path, num_threads: int, ways: list[str]) -> No
                         known[generation.token_ids] = judged(cloud, request, generation)
                     line |= known[generation.token_ids]
                 line = kept.add(key, line)
-            right = is_right(found_in(line["text"], task), task["answer"])
+            right = is_same(found_in(line["text"], task), task["answer"])
             said.append(f"{way}: {'right' if right else 'wrong'}")
         print(f"{number + 1}/{len(chosen)} {task['id']} {', '.join(said)}", flush=True)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from bench.structured_checks import complaint, is_right, read_answer, read_call
+from skydraft.evaluation.tasks.checks import complaint, is_same, json_values, read_call
 
 Line = dict[str, Any]
 
@@ -22,15 +22,15 @@ def show(lines: list[Line], schemas: list[Line], tasks: list[Line]) -> None:
             fitted.append({**line, "complaint": said})
         elif task := task_of.get(key.split()[0]):
             found = found_in(line["text"], task)
-            done.append({**line, "found": found, "right": is_right(found, task["answer"])})
+            done.append({**line, "found": found, "right": is_same(found, task["answer"])})
     _show_schemas(fitted)
     _show_tasks(done)
 
 
 def found_in(text: str, task: Line) -> Any:
     """What a text answers to a task, in a call or an object; None where there is none."""
-    names = [tool["function"]["name"] for tool in task.get("tools", ())]
-    return read_call(text, names) if names else read_answer(text)
+    names = tuple(tool["function"]["name"] for tool in task.get("tools", ()))
+    return read_call(text, names) if names else next(json_values(text), None)
 
 
 def _share(part: float, whole: float) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from skydraft.evaluation.tasks import checks
+
 jsonschema = pytest.importorskip("jsonschema")
-checks: Any = pytest.importorskip("bench.structured_checks")
 BENCH = Path(__file__).parent.parent / "bench"
 CALL = {"name": "f", "arguments": {"a": 1}}
 
@@ -29,20 +30,20 @@ def lines(name: str) -> list[Any]:
     ],
 )
 def test_a_call_is_found_however_it_is_wrapped(text: str) -> None:
-    assert checks.read_call(text, ["f"]) == CALL
+    assert checks.read_call(text, ("f",)) == CALL
 
 
 @pytest.mark.parametrize("text", ["", "f(a=1)", '{"name": "f"}', '{"name": "g", "arguments": {}}', '{"name": "f"'])
 def test_what_is_no_call_is_none(text: str) -> None:
-    assert checks.read_call(text, ["f"]) is None
+    assert checks.read_call(text, ("f",)) is None
 
 
 def test_an_answer_is_found_in_a_fence_and_strings_are_compared_without_spaces() -> None:
-    assert checks.read_answer('```json\n{"a": "x y", "b": 2.0}\n```') == {"a": "x y", "b": 2}
-    assert checks.is_right({"a": "x y", "b": [2.0]}, {"b": [2], "a": "xy"})
+    assert next(checks.json_values('```json\n{"a": "x y", "b": 2.0}\n```')) == {"a": "x y", "b": 2}
+    assert checks.is_same({"a": "x y", "b": [2.0]}, {"b": [2], "a": "xy"})
     for wrong in ({"a": 1}, {"a": True}, {"a": "1"}, {"a": [1]}, {"a": None}, {}, None):
-        assert not checks.is_right(wrong, {"a": 0}) and not checks.is_right(wrong, {"a": 2})
-    assert not checks.is_right({"a": True}, {"a": 1}) and not checks.is_right({"a": 1}, {"a": 1, "b": 2})
+        assert not checks.is_same(wrong, {"a": 0}) and not checks.is_same(wrong, {"a": 2})
+    assert not checks.is_same({"a": True}, {"a": 1}) and not checks.is_same({"a": 1}, {"a": 1, "b": 2})
 
 
 def test_a_text_that_does_not_fit_is_complained_of() -> None:
@@ -71,3 +72,21 @@ def test_there_are_60_tasks_whose_answers_fit() -> None:
             jsonschema.validate(row["answer"]["arguments"], parameters)
         else:
             jsonschema.validate(row["answer"], row["schema"])
+
+
+def test_task_files_judge_right_answers_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import tasks
+    from skydraft.evaluation.tasks.sets import read_tasks
+
+    monkeypatch.setattr("sys.argv", ["tasks", str(tmp_path)])
+    assert tasks.main() == 0
+    truth = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
+    said = {line["id"]: line["references"] for line in map(json.loads, truth.read_text(encoding="utf-8").splitlines())}
+    entries = read_tasks(f"{tmp_path}/schemas.jsonl,{tmp_path}/captions.jsonl").prompts
+    assert len(entries) == 120
+    for entry in entries:
+        assert entry.task
+        check: Any = entry.task.check
+        answers = said[entry.id.rpartition("/")[2]] if entry.audio else [json.dumps(check.answer, ensure_ascii=False)]
+        assert [check.judge(answer).score for answer in answers] == [1] * len(answers)
+        assert check.judge("不知道").score == 0 and bool(entry.task.grammar) != bool(entry.audio)

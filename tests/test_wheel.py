@@ -28,7 +28,7 @@ from skydraft import __version__
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
-FOR_DEVELOPERS = {"all", "dev", "conformance"}
+FOR_DEVELOPERS = {"all", "dev", "conformance", "tasks"}  # tasks: a dozen packages, for measuring alone
 LIMIT_S = 120
 
 # Runs at the start of each Python of the fresh environment: beyond loopback nothing can be reached.

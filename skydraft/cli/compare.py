@@ -24,6 +24,7 @@ from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
 from skydraft.evaluation.report.page import check_installed, write_report
 from skydraft.evaluation.runner import alone_in
+from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, read_calibration
 from skydraft.gating.hand_back import HandBack, parse_hand_back
@@ -38,7 +39,13 @@ _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
 
 
-def _workload(path: Path, limit: int | None, categories: str) -> Workload:
+def _workload(path: Path | None, tasks: str | None, limit: int | None, categories: str) -> Workload:
+    if tasks is not None:
+        if path or categories:
+            raise OptionError("--tasks is instead of --prompts, and takes no --categories.")
+        return read_tasks(tasks, limit=limit)
+    if path is None:
+        raise OptionError("There is nothing to compare the modes on.", hint="Give --prompts FILE or --tasks NAME.")
     return read_prompts(path, limit=limit, categories=tuple(filter(None, categories.split(","))))
 
 
@@ -53,8 +60,9 @@ def _together(paths: Sequence[Path], limit: int | None) -> Workload:
 
 
 prompts_section = Section("workload", "Prompts", _workload, [
-    option("--prompts path", "FILE", "Prompts: .jsonl, or one a line.", required=True, type=Path),
-    option("--limit", "N", "Use the first N prompts only.", type=_NUMBER),
+    option("--prompts path", "FILE", "Prompts: .jsonl, or one a line.", type=Path),
+    option("--tasks", "A,B,…", f"Tasks with checks instead: files, or {', '.join(SETS)} (with :dev: the other half)."),
+    option("--limit", "N", "Use the first N prompts only (of each set of tasks).", type=_NUMBER),
     option("--categories", "A,B,…", "Use prompts of these categories only (default: all).", default=""),
 ])  # fmt: skip
 
@@ -90,6 +98,7 @@ class ComparisonChoice:
     execution: Execution
     calibration: Path | None
     share_audio: ShareAudio
+    run_code: bool
     no_scores: bool
     no_report: bool
     out: Path
@@ -102,6 +111,8 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--execution", None, "As in generate.", type=Execution, default="exact"),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
+    option("--run-code", None, "Run code that models write for tasks, isolated from this machine (Linux only).",
+           is_flag=True),
     option("--no-scores", None, "Do not score the texts with both models (agreement, NLL).", is_flag=True),
     option("--no-report", None, "Write only records; skydraft report makes the page later.", is_flag=True),
     option("--out", "DIR", "Folder for the results.", default="comparison", type=Path),
@@ -117,7 +128,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 def compare(
     workload: Workload, chosen: ComparisonChoice, links: LinkChoice, models: ModelChoice, decoding: DecodingChoice
 ) -> None:
-    """Run prompts in several modes, in turn; write records, figures and a report to DIR.
+    """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
@@ -132,6 +143,7 @@ def compare(
         chosen.share_audio,
         read_calibration(chosen.calibration) if chosen.calibration else None,
         scores=not chosen.no_scores,
+        run_code=chosen.run_code,
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
     if not chosen.no_report:

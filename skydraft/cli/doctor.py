@@ -39,7 +39,8 @@ PURPOSES = {
     "grammar": "text that follows a grammar", "learn": "learning from corrections", "omni": "models that take speech",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "otel": "OpenTelemetry traces", "report": "reports of compare, and calibrate",
-    "conformance": "tests with other people's clients", "dev": "working on skydraft",
+    "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
+    "dev": "working on skydraft",
 }  # fmt: skip
 _EXTRA = re.compile(r"([\w.-]+).*; extra == \W(\w+)\W")
 

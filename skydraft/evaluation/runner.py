@@ -1,7 +1,7 @@
 """Runs prompts in several modes, interleaved (A B A B), so that compared times come from the same minutes.
 
 Runs are warm, and each finished generation becomes a line of records.jsonl at once. An interrupted run continues where
-it stopped. Texts are scored after all runs, so that scoring is in no measured time.
+it stopped. Texts are judged and scored after all runs, so that this is in no measured time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -22,6 +22,7 @@ from skydraft.evaluation.records import (
     PromptEntry,
     RunLine,
     ScoreLine,
+    VerdictLine,
     drop_cut_line,
     keys,
     read_records,
@@ -168,6 +169,25 @@ class Comparison:
         with self.path.open("a", encoding="utf-8") as file:
             for prompt, mode, token_ids in todo:
                 write_line(file, score(prompt, mode, token_ids))
+                done()
+
+    def unjudged(self) -> dict[tuple[str, tuple[int, ...]], str]:
+        """Texts of tasks without a verdict, each once, by prompt and tokens."""
+        records = read_records(self.path)
+        tasks = {prompt.id for prompt in records.run.prompts if prompt.task}
+        judged = {(line.prompt, line.token_ids) for line in records.verdicts}
+        texts = {(line.prompt, line.token_ids): line.text for line in records.generations if line.prompt in tasks}
+        return {key: text for key, text in texts.items() if key not in judged}
+
+    def judge(self, done: Done) -> None:
+        """Judge the texts without a verdict; `done` is called after each."""
+        tasks = {prompt.id: prompt.task for prompt in self._run.prompts}
+        todo = self.unjudged()
+        with self.path.open("a", encoding="utf-8") as file:
+            for (prompt, token_ids), text in todo.items():
+                if task := tasks[prompt]:
+                    verdict = task.check.judge(text)
+                    write_line(file, VerdictLine(prompt=prompt, token_ids=token_ids, **asdict(verdict)))
                 done()
 
 

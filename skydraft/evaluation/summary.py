@@ -6,36 +6,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from skydraft.decoding.cost_model import expected_tokens, measured_alpha
 from skydraft.decoding.stats import percentile, token_gaps
-from skydraft.evaluation.findings import Findings, Floats, Setting, setting_name
+from skydraft.evaluation.findings import Findings, Setting, setting_name
+from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, rounded, with_interval
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
 from skydraft.evaluation.records import Line, RunFacts
+from skydraft.evaluation.tasks.figures import TaskSet, task_sets
 from skydraft.evaluation.texts import References, score_references
-
-NUM_RESAMPLES = 2000
-LEVEL = 0.95
-
-
-class Figure(Line):
-    """A value with its interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def cell(self, digits: int) -> tuple[str, str]:
-        """The value and the interval for a table; "" if the interval has no width."""
-        value, low, high = (f"{number:.{digits}f}" for number in (self.value, self.low, self.high))
-        return value, "" if value == low == high else f"{low} to {high}"
-
-    def shown(self, digits: int) -> str:
-        """The value, and the interval in brackets if there is one."""
-        value, interval = self.cell(digits)
-        return f"{value} ({interval})" if interval else value
 
 
 class Acceptance(Line):
@@ -133,40 +113,7 @@ class Summary(Line):
     bootstrap: Bootstrap = Bootstrap()
     settings: tuple[SettingFigures, ...]
     study: Study | None = None
-
-
-class Resamples:
-    """Draws of prompts with replacement, the same for every figure and mode, so that differences are paired."""
-
-    def __init__(self, num_prompts: int, seed: int = 0) -> None:
-        draws = np.random.default_rng(seed).integers(num_prompts, size=(NUM_RESAMPLES, num_prompts))
-        # [NUM_RESAMPLES, num_prompts]: number of draws of each prompt
-        self._weights: Floats = np.stack([np.bincount(draw, minlength=num_prompts) for draw in draws]).astype(float)
-
-    def ratio(self, parts: Floats, wholes: Floats) -> tuple[float, float] | None:
-        """Interval of sum(parts) / sum(wholes), both [num_prompts]; None if the divisor is 0."""
-        above, below = self._weights @ parts, self._weights @ wholes
-        return _interval(above[below > 0] / below[below > 0])
-
-    def ratio_of_ratios(self, a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> tuple[float, float] | None:
-        """Interval of (sum a0 / sum a1) / (sum b0 / sum b1)."""
-        sums = [self._weights @ values for values in (*a, *b)]
-        above, below = sums[0] * sums[3], sums[1] * sums[2]
-        fine = (below > 0) & (sums[3] > 0)
-        return _interval(above[fine] / below[fine])
-
-    def difference(self, a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> tuple[float, float] | None:
-        """Interval of sum a0 / sum a1 - sum b0 / sum b1."""
-        sums = [self._weights @ values for values in (*a, *b)]
-        fine = (sums[1] > 0) & (sums[3] > 0)
-        return _interval((sums[0] / np.where(fine, sums[1], 1) - sums[2] / np.where(fine, sums[3], 1))[fine])
-
-
-def _interval(values: Floats) -> tuple[float, float] | None:
-    if not len(values):
-        return None
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    tasks: tuple[TaskSet, ...] = ()
 
 
 def summarize(findings: Findings, study: Study | None = None) -> Summary:
@@ -177,6 +124,7 @@ def summarize(findings: Findings, study: Study | None = None) -> Summary:
         run=SummarisedRun.model_construct(**facts, num_prompts=len(findings.run.prompts)),
         settings=tuple(_setting(findings, setting, by_link[setting.link_ms]) for setting in findings.settings),
         study=study,
+        tasks=tuple(task_sets(findings)),
     )
 
 
@@ -215,8 +163,8 @@ def _by_category(setting: Setting) -> dict[str, CategoryFigures]:
         agreement, calls = (part.value(name) for name in ("target_agreement", "cloud_calls_per_token"))
         figures[category] = CategoryFigures(
             num_prompts=len(cases_of),
-            target_agreement=None if agreement is None else _rounded(agreement),
-            cloud_calls_per_token=None if calls is None else _rounded(calls),
+            target_agreement=None if agreement is None else rounded(agreement),
+            cloud_calls_per_token=None if calls is None else rounded(calls),
         )
     return figures
 
@@ -225,7 +173,7 @@ def _figure(setting: Setting, measure: Measure, resamples: Resamples) -> Figure 
     above, below = setting.sums(measure)
     if not below.sum() or (interval := resamples.ratio(above, below)) is None:
         return None
-    return _with_interval(above.sum() / below.sum(), interval)
+    return with_interval(above.sum() / below.sum(), interval)
 
 
 def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Figure]:
@@ -238,12 +186,8 @@ def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) ->
         ours, theirs = setting.sums(BY_NAME["tokens_per_s"]), other.sums(BY_NAME["tokens_per_s"])
         if interval := resamples.ratio_of_ratios(ours, theirs):
             value = (ours[0].sum() / ours[1].sum()) / (theirs[0].sum() / theirs[1].sum())
-            ratios[name] = _with_interval(value, interval)
+            ratios[name] = with_interval(value, interval)
     return ratios
-
-
-def _with_interval(value: float, interval: tuple[float, float]) -> Figure:
-    return Figure(value=_rounded(value), low=_rounded(interval[0]), high=_rounded(interval[1]))
 
 
 def _acceptance(setting: Setting) -> Acceptance | None:
@@ -256,17 +200,13 @@ def _acceptance(setting: Setting) -> Acceptance | None:
     return Acceptance(
         k=k,
         num_blocks=len(accepted),
-        alpha=_rounded(alpha),
-        by_position=tuple(_rounded(sum(n >= i for n in accepted) / len(accepted)) for i in range(1, k + 1)),
-        theory=tuple(_rounded(alpha**n) for n in range(1, k + 1)),
-        rounds_per_token=_rounded(1 / per_round) if always else None,
-        rounds_per_token_theory=_rounded(1 / expected_tokens(alpha, k)) if always else None,
+        alpha=rounded(alpha),
+        by_position=tuple(rounded(sum(n >= i for n in accepted) / len(accepted)) for i in range(1, k + 1)),
+        theory=tuple(rounded(alpha**n) for n in range(1, k + 1)),
+        rounds_per_token=rounded(1 / per_round) if always else None,
+        rounds_per_token_theory=rounded(1 / expected_tokens(alpha, k)) if always else None,
     )
 
 
 def _counts(values: Sequence[str]) -> dict[str, int]:
     return {value: values.count(value) for value in sorted(set(values))}
-
-
-def _rounded(value: float) -> float:
-    return round(float(value), 5)

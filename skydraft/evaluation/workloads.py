@@ -39,16 +39,7 @@ def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str,
 
     A line has a prompt, and optionally id, category, references and audio (a path beside the file). Raises PromptError.
     """
-    try:
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise PromptError(
-            f"The prompt file {path} cannot be read: {error.strerror}.", hint="Check its name."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, for example with iconv.") from error
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    content, lines = read_lines(path, "prompt file")
     read = _read_json if path.suffix in (".jsonl", ".json") else _read_plain
     prompts = [read(path, number, line) for number, line in lines]
     if len({prompt.id for prompt in prompts}) < len(prompts):
@@ -58,6 +49,18 @@ def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str,
         of = f" of the categories {', '.join(categories)}" if categories else ""
         raise PromptError(f"{path} holds no prompt{of}.", hint="Write one prompt a line.")
     return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(chosen))
+
+
+def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
+    """The content of a file, and its lines that are not empty, with their numbers. Raises PromptError."""
+    try:
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise PromptError(f"The {what} {path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, for example with iconv.") from error
+    return content, [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:

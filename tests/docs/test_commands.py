@@ -21,6 +21,7 @@ PAGES = (
     "docs/python.md",
     "docs/two-machines.md",
     "docs/measuring.md",
+    "docs/tasks.md",
     "docs/speech.md",
     "docs/learning.md",
     "docs/models.md",
@@ -52,6 +53,7 @@ NOT_RUN_BLOCKS = {
     "from langchain_openai import ChatOpenAI": "LangChain: make test-conformance",
     "OPENAI_API_BASE_URL=http://localhost:8137/v1 OPENAI_API_KEY=none open-webui serve": "not run, as the page says",
     "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
+    "pip install 'skydraft[tasks,grammar]'": "installed by make tasks",
     'skydraft generate "请用一句话介绍一款雨伞。" --mode quality --edge-adapter adapter.safetensors': "tests/learning",
 }
 # What a reader has done before: (page, first line of a block) -> commands.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.evaluation.findings import Floats
-from skydraft.evaluation.summary import LEVEL, NUM_RESAMPLES, Resamples
+from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Resamples
 
 from ..toys import law
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,24 @@ import jinja2
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan
 from skydraft.errors import OptionError
-from skydraft.evaluation.findings import Findings, Setting
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.gate_study import oracle_ratio, study
-from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
+from skydraft.evaluation.intervals import Figure
+from skydraft.evaluation.measures import BY_NAME, MEASURES
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.report.answer import answer
+from skydraft.evaluation.report.coloured import ORIGIN_MARKS, Coloured, coloured
 from skydraft.evaluation.report.plots import PLANE, all_plots, load_pyplot
-from skydraft.evaluation.summary import CategoryFigures, Figure, SettingFigures, Study, Summary, summarize
+from skydraft.evaluation.report.task_sections import section
+from skydraft.evaluation.summary import CategoryFigures, SettingFigures, Study, Summary, summarize
 from skydraft.evaluation.texts import load_sacrebleu
 from skydraft.origins import LOOKS
 
 # The columns of each table.
 HEADLINE = (
-    "target_agreement", "cloud_calls_per_token", "target_written_per_token", "target_rows_per_token", "acceptance_rate",
-    "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms", "target_nll",
+    "task_score", "target_agreement", "cloud_calls_per_token", "target_written_per_token", "target_rows_per_token",
+    "acceptance_rate", "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms", "target_nll",
 )  # fmt: skip
 LINKED = (
     "cloud_calls_per_token", "target_written_per_token", "mean_acceptance_length", "bytes_per_token", "tokens_per_s",
@@ -47,19 +50,6 @@ GATES = {
     "agreement of {} allows",
 }
 _OTHER_GATE = "that its gate, at {}, does not let pass"
-ORIGIN_MARKS = {
-    "accepted": "a", "recovered": "r", "bonus": "b", "skipped": "s", "edge": "e", "cloud": "c", "edge-fallback": "f",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A token on the page: its text, its class by origin, whether the target disagrees, and its tooltip."""
-
-    text: str
-    mark: str
-    disagrees: bool
-    tells: str
 
 
 def check_installed(*, has_references: bool) -> None:
@@ -115,6 +105,7 @@ def render(findings: Findings, summary: Summary) -> str:
         oracle=_oracle(findings, summary.study),
         plots=plots[1:] if has_plane else plots,
         plane=plots[0] if has_plane else None,
+        tasks=[section(of, findings) for of in summary.tasks],
         texts=list(_texts(findings)),
         marks=ORIGIN_MARKS,
         looks=LOOKS,
@@ -205,30 +196,9 @@ def _oracle(findings: Findings, gate_study: Study | None) -> list[tuple[str, str
     return rows
 
 
-def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[tuple[str, str, list[Piece]]]]]:
+def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
     """Each prompt with its texts in process: (mode, how it ended, tokens)."""
     shown = [setting for setting in findings.settings if setting.link_ms is None]
     for number, cases in enumerate(shown[0].cases if shown else ()):
-        yield cases[0].prompt, [_text(setting, setting.cases[number][0]) for setting in shown]
-
-
-def _text(setting: Setting, case: Case) -> tuple[str, str, list[Piece]]:
-    rounds = [record.round for record in case.generation.records for _ in range(record.num_committed)]
-    return setting.name, case.generation.finish, [_piece(case, index, rounds) for index in range(case.num_tokens)]
-
-
-def _visible(text: str) -> str:
-    """The text with symbols for control characters; line breaks and tabs stay."""
-    return "".join(chr(0x2400 + ord(char)) if ord(char) < 32 and char not in "\n\t" else char for char in text)
-
-
-def _piece(case: Case, index: int, rounds: Sequence[int]) -> Piece:
-    line, score = case.generation, case.score
-    tells = [line.origins[index], f"round {rounds[index]}"]
-    disagrees = False
-    if score:
-        disagrees = score.choices[index] != line.token_ids[index]
-        tells.append(f"entropy {score.signals[index][0]:.2f} nats")
-        choice = _visible(score.choice_pieces[index]).replace("\n", "↵")
-        tells.append(f"target: {choice}" if disagrees else "target agrees")
-    return Piece(_visible(line.pieces[index]), ORIGIN_MARKS[line.origins[index]], disagrees, " · ".join(tells))
+        if cases[0].prompt.task is None:  # of tasks only the examples are shown
+            yield cases[0].prompt, [coloured(setting.name, setting.cases[number][0]) for setting in shown]

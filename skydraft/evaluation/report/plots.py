@@ -12,6 +12,7 @@ from skydraft.errors import MissingDependency
 from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.gate_study import entropies
 from skydraft.evaluation.summary import Point, Study
+from skydraft.evaluation.tasks.figures import TaskSet
 
 # Okabe and Ito's palette for colour-blind readers
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -47,14 +48,16 @@ def _drawn(draw: Callable[[Any], None], width: float = 6.2, height: float = 4.2)
     """A plot by `draw` on a pair of axes, as an <svg> element."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
-    try:
-        draw(axes)
-        target = io.StringIO()
-        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
-    finally:
-        pyplot.close(figure)
-    text = target.getvalue()
-    return text[text.index("<svg") :]
+    draw(axes)
+    return _svg(figure)
+
+
+def _svg(figure: Any) -> str:
+    """A figure as an <svg> element. Closes it."""
+    target = io.StringIO()
+    figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
+    load_pyplot().close(figure)
+    return target.getvalue()[target.getvalue().index("<svg") :]
 
 
 def calls_against_written(findings: Findings, study: Study | None) -> str | None:
@@ -116,6 +119,29 @@ def _with_agreement(findings: Findings) -> list[Setting]:
         for setting in findings.settings
         if setting.link_ms is None and setting.mode.style is None and setting.value("target_agreement") is not None
     ]
+
+
+def score_against_cost(of: TaskSet) -> str:
+    """The plane of a set of tasks: score against calls a token, and against tokens written a token."""
+    pyplot = load_pyplot()
+    figure, panels = pyplot.subplots(1, 2, figsize=(9.4, 4.2), layout="constrained", sharey=True)
+    ends = [mode for mode in of.modes if mode.mode in ("edge", "cloud")]
+    for axes, name, label in zip(panels, ("calls", "written"), ("calls a token", "written a token"), strict=True):
+        for number, mode in enumerate(of.modes):
+            score = mode.score
+            axes.errorbar(
+                [getattr(mode, name).value], [score.value],
+                [[max(score.value - score.low, 0)], [max(score.high - score.value, 0)]],
+                fmt=_MARKS[number % len(_MARKS)], color=_COLORS[number % len(_COLORS)], markersize=7, elinewidth=0.8,
+                label=mode.mode,
+            )  # fmt: skip
+        if len(ends) == 2:
+            axes.plot([getattr(mode, name).value for mode in ends], [mode.score.value for mode in ends], "-",
+                      color="#888888", linewidth=1.2, label="whole answers at random", zorder=0)  # fmt: skip
+        axes.set(xlabel=label, xlim=(-0.01, None))
+    panels[0].set(ylabel="score")
+    panels[1].legend(fontsize=7.5, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+    return _svg(figure)
 
 
 def speed_against_rtt(findings: Findings) -> str | None:

@@ -1,0 +1,117 @@
+"""What each check reads out of a text, and what it takes for right."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from skydraft.errors import MissingDependency
+from skydraft.evaluation.tasks.checks import Check, Json, Number, OneOf, complaint, is_same
+
+_CHECK: TypeAdapter[Any] = TypeAdapter(Check)
+PATTERNS = {"speaker": {"male": "先生|男士", "female": "女士"}, "rate": {"fast": "快", "slow": "慢"}}
+CAPTION = {"kind": "fields", "answer": {"speaker": "female", "rate": "slow"}, "patterns": PATTERNS}
+SCHEMA = {"type": "object", "properties": {"a": {"multipleOf": 0.1}}, "required": ["a"]}
+
+
+def judge(check: dict[str, Any], text: str) -> tuple[float, str]:
+    verdict = _CHECK.validate_python(check).judge(text)
+    assert (verdict.score == 1) == (verdict.note == "")
+    return verdict.score, verdict.answer
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "found"),
+    [
+        ({"kind": "exact", "answer": "Paris"}, "Well.\n**Answer:** paris.\nBye", (1, "paris")),
+        ({"kind": "exact", "answer": ["是", "对"]}, "答案是：“对”。", (1, "对")),
+        ({"kind": "exact", "answer": "Paris"}, "Paris is it", (0, "Paris is it")),
+        ({"kind": "exact", "answer": "Paris"}, "", (0, "")),
+        ({"kind": "number", "answer": 42}, "6×7＝42，所以共４２个。", (1, "42")),
+        ({"kind": "number", "answer": 1234}, "Answer: 1,200 + 34 = 1,234 (of 5000)", (1, "1234")),
+        ({"kind": "number", "answer": -3}, "5-8 = −3", (1, "-3")),
+        ({"kind": "number", "answer": 3}, "8-3", (1, "3")),
+        ({"kind": "number", "answer": 7}, "So \\boxed{7}. That took 3 steps.", (1, "7")),
+        ({"kind": "number", "answer": 7}, "答案：7元\n答案：", (1, "7")),
+        ({"kind": "number", "answer": 0.5, "tolerance": 0.01}, "about .5 or 0.505", (1, "0.505")),
+        ({"kind": "number", "answer": 7}, "seven", (0, "")),
+        ({"kind": "number", "answer": 7}, "Answer: 8. Not 7.", (0, "8")),
+        ({"kind": "choice", "answer": "B"}, "A is wrong. The answer is **(b)**, not C", (1, "b")),
+        ({"kind": "choice", "answer": "B"}, "Not A, so B", (1, "B")),
+        ({"kind": "choice", "answer": "B"}, "Before", (0, "")),
+        ({"kind": "choice", "answer": "周一", "choices": ["周一", "周二"]}, "是周一", (1, "周一")),
+        ({"kind": "regex", "pattern": r"(\d{4})年", "answer": "1998"}, "在1998年", (1, "1998")),
+        ({"kind": "regex", "pattern": "是"}, "不是", (1, "是")),
+        ({"kind": "regex", "pattern": "是"}, "没", (0, "")),
+        ({"kind": "json", "answer": {"a": [1, "x"]}}, '```json\n{"a": [1.0, "x "]}\n```', (1, '{"a": [1.0, "x "]}')),
+        ({"kind": "json", "answer": {"a": 1}}, '{"a": true}', (0, '{"a": true}')),
+        ({"kind": "json", "answer": [1]}, '{"a": [1]}', (1, "[1]")),
+        ({"kind": "json", "answer": [1]}, "[1", (0, "")),
+        ({"kind": "call", "answer": {"name": "f", "arguments": {}}, "names": ["f"]}, '{"name": "f", "parameters": {}}',
+         (1, '{"name": "f", "arguments": {}}')),
+        ({"kind": "call", "answer": {"name": "f", "arguments": {}}, "names": ["f"]}, "f()", (0, "")),
+        (CAPTION, "一位女士，说得慢，不快。", (1, '{"speaker": "female", "rate": "slow"}')),
+        (CAPTION, "一位女士，说得快。", (0.5, '{"speaker": "female", "rate": "fast"}')),
+        (CAPTION, "", (0, '{"speaker": null, "rate": null}')),
+    ],
+)  # fmt: skip
+def test_an_answer_is_read_and_compared(check: dict[str, Any], text: str, found: tuple[float, str]) -> None:
+    assert judge(check, text) == found
+
+
+def test_a_schema_wants_the_whole_text_to_fit() -> None:
+    pytest.importorskip("jsonschema")
+    assert judge({"kind": "schema", "schema": SCHEMA}, '{"a": 39.9}')[0] == 1
+    for text in ('{"a": 39.95}', "{}", 'Here: {"a": 1}', '{"a": '):
+        assert judge({"kind": "schema", "schema": SCHEMA}, text)[0] == 0
+    assert complaint("[" * 100_000, SCHEMA).startswith("no JSON")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        {"kind": "none"}, {"kind": "number"}, {"kind": "number", "answer": "x"}, {"kind": "regex", "pattern": "("},
+        {"kind": "choice", "answer": "A", "choices": ["A"]}, {"kind": "exact", "answer": "a", "more": 1}, {"answer": 1},
+    ],
+)  # fmt: skip
+def test_what_is_no_check_is_refused(check: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        _CHECK.validate_python(check)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8"), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), st.sampled_from(["", "好的：", "{x} ", "[1, "]))
+def test_json_is_found_whatever_is_before_it(value: dict[str, Any], before: str) -> None:
+    text = before + json.dumps(value, ensure_ascii=False)
+    assert Json(kind="json", answer=value).judge(text).score == 1
+    assert is_same(value, json.loads(json.dumps(value)))
+
+
+@given(st.integers(-(10**9), 10**9), st.sampled_from(["{}", "答案：{}。", "Answer: ${}.", "是 {:,} 个", "1 + 1 = {}"]))
+def test_a_number_is_read_however_it_is_written(number: int, written: str) -> None:
+    check = Number(kind="number", answer=number)
+    assert check.judge(written.format(number)).score == 1
+    assert check.judge(written.format(number + 1)).score == 0
+
+
+@given(st.text(max_size=60))
+def test_no_text_breaks_a_check(text: str) -> None:
+    for check in (Number(kind="number", answer=1), OneOf(kind="choice", answer="A"), Json(kind="json", answer={})):
+        assert 0 <= check.judge(text).score <= 1
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
+    with pytest.raises(MissingDependency, match="reasoning-gym"):
+        judge({"kind": "gym", "dataset": "aiw", "entry": {"answer": "1", "metadata": {}}}, "1")

@@ -1,0 +1,132 @@
+"""The figures of a set of tasks, against the records counted once more."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skydraft.evaluation.findings import Findings
+from skydraft.evaluation.intervals import share
+from skydraft.evaluation.records import PromptEntry, Records, VerdictLine, read_records
+from skydraft.evaluation.tasks.figures import MIN_GAP, SHARES, TaskMode, TaskSet, least, task_sets
+from skydraft.evaluation.tasks.task import Task
+
+from .. import lines
+
+MODES = ("edge", "cloud", "quality", "lossless")
+Scores = list[tuple[float, float, float]]  # of edge, cloud, quality for each task
+
+
+def records(scores: Scores, modes: tuple[str, ...] = MODES) -> Records:
+    """A run with these scores. Each mode writes texts of its own, but lossless has those of cloud."""
+    task = Task.model_validate({"set": "s", "check": {"kind": "number", "answer": 1}})
+    prompts = tuple(PromptEntry(id=f"s/{n}", prompt="x", task=task) for n in range(len(scores)))
+    ids = {"edge": (1, 2, 3), "cloud": (4, 5, 6), "quality": (7, 8, 9), "lossless": (4, 5, 6)}
+    written = {"edge": "edge", "cloud": "written", "quality": "verified", "lossless": "verified"}
+    made, judged = [], []
+    for prompt, of in zip(prompts, scores, strict=True):
+        for mode in modes:
+            record = lines.record() if written[mode] == "verified" else lines.record(num_draft=0, num_accepted=0)
+            rounds = (lines.round_line(record=record, draft_ids=(), signals=()),)
+            made.append(lines.generation(prompt=prompt.id, mode=mode, token_ids=ids[mode], rounds=rounds))
+        for mode, score in zip(("edge", "cloud", "quality"), of, strict=True):
+            judged.append(VerdictLine(prompt=prompt.id, token_ids=ids[mode], score=score, answer="", note=""))
+    run = lines.run_line(prompts=prompts, modes=lines.modes(",".join(modes)))
+    return Records(run=run, generations=tuple(made), scores=(), verdicts=tuple(judged))
+
+
+def only_set(of: Records) -> tuple[TaskSet, dict[str, TaskMode]]:
+    (found,) = task_sets(Findings(of))
+    return found, {mode.mode: mode for mode in found.modes}
+
+
+SCORES = st.lists(st.tuples(*[st.sampled_from([0.0, 0.5, 1.0])] * 3), min_size=2, max_size=30)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SCORES)
+def test_the_figures_are_those_counted_again(scores: Scores) -> None:
+    found, modes = only_set(records(scores))
+    edge, cloud, quality = np.array(scores).T
+    assert found.num_tasks == len(scores) and found.num_between == (cloud > edge).sum()
+    assert found.gap and found.gap.value == pytest.approx((cloud - edge).mean(), abs=1e-5)
+    assert found.is_apart == (found.gap.value >= MIN_GAP)
+    for name, mine in (("edge", edge), ("cloud", cloud), ("quality", quality), ("lossless", cloud)):
+        mode = modes[name]
+        assert mode.score.value == pytest.approx(mine.mean(), abs=1e-5)
+        assert mode.score.low <= mode.score.value <= mode.score.high
+        assert mode.over_cloud and mode.over_cloud.value == pytest.approx((mine - cloud).mean(), abs=1e-5)
+        assert mode.num_mended == sum(m >= c > e for m, c, e in zip(mine, cloud, edge, strict=True))
+        assert mode.num_broken == sum(c <= e and m < e for m, c, e in zip(mine, cloud, edge, strict=True))
+        assert mode.num_as_cloud == (mine == cloud).sum()
+        if mode.recovered:
+            closed = (mine - edge).mean() / (cloud - edge).mean()
+            assert mode.recovered.value == pytest.approx(closed, abs=1e-4)
+    # Paired: the same answers have the same figures, with intervals of no width.
+    same = modes["lossless"]
+    assert same.over_cloud and (same.over_cloud.low, same.over_cloud.high) == (0, 0)
+    if same.recovered:
+        assert modes["edge"].recovered and modes["edge"].recovered.high == 0
+        assert (same.recovered.low, same.recovered.high) == (1, 1)
+
+
+def test_a_small_gap_and_one_that_may_be_none_say_so() -> None:
+    apart, modes = only_set(records([(0.0, 1.0, 1.0)] * 12 + [(0.0, 1.0, 0.0)] * 12 + [(1.0, 1.0, 1.0)] * 6))
+    assert apart.is_apart and modes["quality"].recovered and modes["quality"].recovered.value == 0.5
+    assert [price.share for price in apart.prices] == list(SHARES)
+    near, modes = only_set(records([(0.0, 1.0, 1.0)] + [(1.0, 1.0, 1.0)] * 39))
+    assert not near.is_apart and not near.prices and modes["quality"].recovered is None
+    # A gap of 10 points between so few tasks may be none.
+    few, modes = only_set(records([(0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (0.0, 1.0, 0.0)] + [(1.0, 1.0, 1.0)] * 7))
+    assert few.is_apart and few.gap and few.gap.low <= 0 and modes["quality"].recovered is None
+
+
+def test_without_edge_or_cloud_only_scores_are_known() -> None:
+    found, modes = only_set(records([(0.0, 1.0, 1.0)] * 3, ("cloud", "quality")))
+    assert found.gap is None and not found.is_apart and not found.prices
+    assert modes["quality"].recovered is None is modes["quality"].num_mended and modes["quality"].over_cloud
+    assert only_set(records([(0.0, 1.0, 1.0)] * 3, ("quality",)))[1]["quality"].score.value == 1
+
+
+def test_a_task_without_a_verdict_is_left_out_everywhere() -> None:
+    whole = records([(0.0, 1.0, 1.0), (1.0, 1.0, 1.0)])
+    cut = whole.model_copy(update={"verdicts": whole.verdicts[:-1]})
+    assert only_set(cut)[0].num_tasks == 1
+    assert list(task_sets(Findings(whole.model_copy(update={"verdicts": ()})))) == []
+
+
+POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6)
+
+
+@given(POINTS, st.sampled_from(SHARES))
+def test_the_least_cost_is_that_of_the_best_mixture(points: list[tuple[float, float]], wanted: float) -> None:
+    found = least(points, wanted)
+    mixed = [
+        (a[0] + w * (b[0] - a[0]), a[1] + w * (b[1] - a[1]))
+        for a, b, w in product(points, points, np.linspace(0, 1, 101))
+    ]
+    enough = [cost for closed, cost in mixed if closed >= wanted]
+    assert (found is None) == (not enough)
+    if found is not None:
+        assert found <= min(enough) + 1e-5
+        assert found >= min(cost for _, cost in points) - 1e-5
+
+
+def test_wilsons_interval_is_the_known_one() -> None:
+    found = share(np.array([1.0] * 15 + [0.0] * 5))  # 0.5313 to 0.8881 in tables
+    assert (found.value, found.low, found.high) == pytest.approx((0.75, 0.5313, 0.8881), abs=1e-4)
+    assert share(np.zeros(10)).high == pytest.approx(0.2775, abs=1e-4) and share(np.ones(10)).low > 0.7
+
+
+def test_a_verdict_is_read_back(tmp_path: Path) -> None:
+    whole = records([(0.0, 1.0, 0.5)])
+    path = lines.write(tmp_path, whole.run, *whole.generations, *whole.verdicts)
+    assert read_records(path).model_dump() == whole.model_dump()
+    found: Any = read_records(path).verdicts
+    assert [line.score for line in found] == [0, 1, 0.5]

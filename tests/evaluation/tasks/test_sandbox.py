@@ -1,0 +1,146 @@
+"""Hostile programs: nothing happens outside, and each is a failed task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from skydraft.errors import OptionError
+from skydraft.evaluation.tasks import sandbox
+from skydraft.evaluation.tasks.checks import Python
+from skydraft.evaluation.tasks.sandbox import CodeLimits, run
+
+try:
+    sandbox.isolation()
+except OptionError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+LIMITS = CodeLimits(seconds=2)
+_C = "import ctypes; c = ctypes.CDLL(None, use_errno=True)\n"
+_TOUCH = "try:\n  open({path!r}, 'w').write('x')\nexcept OSError: pass\n"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """A folder of the parent that anyone may write to, with a secret in it; it must stay as it is."""
+    tmp_path.chmod(0o777)
+    (tmp_path / "secret").write_text("hidden")
+    before, there = {p.pid for p in psutil.process_iter()}, os.listdir("/tmp")
+    yield tmp_path
+    assert os.listdir(tmp_path) == ["secret"] and (tmp_path / "secret").read_text() == "hidden"
+    new = set(os.listdir("/tmp")) - set(there)
+    assert not [name for name in new if name.startswith(("skydraft-code", "escaped"))]
+    new_processes = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
+    assert not [process for process in new_processes if "program.py" in (process.info["cmdline"] or [])]
+
+
+# {tmp} is the folder outside, {pid} the process that runs the tests, {port} one that it listens to. Where a program
+# passes over what it was refused, it ends without reaching its last line: `raise SystemExit(0)`.
+HOSTILE = {
+    "a fork bomb": "import os\nwhile True: os.fork()",
+    "a fork bomb that goes on": "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
+    "threads without end": "import threading\nwhile True: threading.Thread(target=threading.Event().wait).start()",
+    "10 GB": "x = bytearray(10 << 30)",
+    "memory in small pieces": "x = []\nwhile True: x.append(bytes(1 << 20))",
+    "memory of several processes": "import os\nos.fork(); os.fork()\nx = []\nwhile True: x.append(b'x' * (8 << 20))",
+    "shared memory of no process": _C + "i = c.shmget(0, 1 << 30, 0o1600)\nassert i >= 0",
+    "files in memory": "import os\nf = [os.memfd_create('x') for _ in range(1000)]",
+    "an endless loop": "while True: pass",
+    "sleep": "import time; time.sleep(1000)",
+    "a write outside": _TOUCH.format(path="{tmp}/escaped") + "raise SystemExit(0)",
+    "a write to /tmp": "open('/tmp/escaped', 'w')",
+    "a write to Python": "import os; open(os.__file__, 'a')",
+    "deletion of everything": "import shutil; shutil.rmtree('/', ignore_errors=True); open('{tmp}/secret')",
+    "a symlink that escapes": "import os\nos.symlink('{tmp}', 'link')\nopen('link/escaped', 'w')",
+    "the way up": "import os\nfor _ in range(40): os.chdir('..')\nopen('.{tmp}/secret')",
+    "a chroot that escapes": "import os\nos.mkdir('d'); os.chroot('d')",
+    "the network": "import socket; socket.create_connection(('1.1.1.1', 53), 1)",
+    "this machine's own network": "import socket; socket.create_connection(('127.0.0.1', {port}), 1)",
+    "names of hosts": "import socket; socket.gethostbyname('pypi.org')",
+    "a signal to the parent": "import os, signal; os.kill({pid}, signal.SIGKILL)",
+    "signals to everyone": "import os\nfor pid in (-1, 1, os.getppid()): os.kill(pid, 9)\nraise SystemExit(0)",
+    "a signal to its group": "import os, signal; os.killpg(0, signal.SIGKILL)",
+    "secrets of the environment": "import os\nos.environ['SKYDRAFT_SECRET']",
+    "secrets of the parent": "open('/proc/{pid}/environ')",
+    "secrets of files": "open('{tmp}/secret')",
+    "output without end": "while True: print('x' * 100_000)",
+    "a file without end": "with open('big', 'wb') as f:\n  while True: f.write(bytes(1 << 20))",
+    "files without end": "n = 0\nwhile True:\n  open(str(n), 'w').write('x' * 100_000); n += 1",
+    "a daemon that outlives it": "import os, time\nif os.fork() == 0:\n  os.setsid(); os.fork()\n  time.sleep(60)\n"
+    "raise SystemExit(0)",
+    "a namespace of its own": _C + "assert c.unshare(0x10000000) == 0",
+    "a mount": _C + "assert c.mount(b'none', b'/usr', b'tmpfs', 0, 0) == 0",
+    "an early end": "raise SystemExit(0)",
+    "an early end from C": "import os; os._exit(0)",
+    "a crash": "import ctypes; ctypes.string_at(0)",
+    "deep recursion": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()",
+    "no Python": "]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_program_is_a_failed_task_and_nothing_happens_outside(
+    name: str, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYDRAFT_SECRET", "hidden")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        values = {"{tmp}": str(outside), "{pid}": str(os.getpid()), "{port}": str(server.getsockname()[1])}
+        program = HOSTILE[name]
+        for key, value in values.items():
+            program = program.replace(key, value)
+        began, free = time.perf_counter(), psutil.virtual_memory().available
+        outcome = run(program, LIMITS)
+        assert not outcome.passed and outcome.note and "hidden" not in outcome.note
+        assert time.perf_counter() - began < 8
+        assert psutil.virtual_memory().available > free - (3 << 30)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_what_a_good_program_needs_is_there() -> None:
+    assert run("import math, random, hashlib, datetime\nopen('f', 'w').write('x')", LIMITS).passed
+    assert not run("import numpy", LIMITS).passed  # the standard library alone
+
+
+def test_a_word_that_a_program_prints_is_not_the_word_that_passes() -> None:
+    assert not run("print('0' * 32); raise SystemExit(0)", LIMITS).passed
+    assert run("raise ValueError('so')", LIMITS).note == "ValueError: so"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_dies_with_the_process_that_started_it(how: int) -> None:
+    code = "from skydraft.evaluation.tasks.sandbox import *; run('import time; time.sleep(60)', CodeLimits(seconds=50))"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        found: list[psutil.Process] = []
+        for _ in range(200):
+            found = psutil.Process(process.pid).children(recursive=True)
+            if any("program.py" in each.cmdline() for each in found if each.is_running()):
+                break
+            time.sleep(0.05)
+        assert len(found) == 3  # the jail, process 1 of its namespace, the program
+        process.send_signal(how)
+        process.wait()
+        _, alive = psutil.wait_procs(found, timeout=5)
+        assert not alive
+
+
+def test_code_of_an_answer_is_found_and_run() -> None:
+    asks = {"tests": "assert add(1, 2) == 3", "entry": "add", "prompt": "def add(a, b):\n", "before": "import os"}
+    check = Python(kind="python", **asks)
+    whole = "def add(a, b):\n    assert os\n    return a + b"
+    in_second = f"Here:\n```python\nx = 1\n```\n```python\n{whole}\n```"
+    for text in (in_second, whole, f"```python\n{whole}", "    return a + b"):
+        assert check.judge(text).score == 1, text
+    wrong = check.judge(f"```python\n{whole.replace('+', '-')}\n```")
+    assert wrong.score == 0 and wrong.note == "AssertionError" and wrong.answer.startswith("def add")
+    assert check.judge("I cannot.").score == 0

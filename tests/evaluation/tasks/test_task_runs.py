@@ -1,0 +1,119 @@
+"""Tasks through whole comparisons of toys: verdicts, the same after a kill, and what the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.config import DecodingParams, decoding_params
+from skydraft.engines.options import EngineOptions
+from skydraft.errors import OptionError
+from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
+from skydraft.evaluation.findings import Findings
+from skydraft.evaluation.modes import parse_modes
+from skydraft.evaluation.records import Records, read_records
+from skydraft.evaluation.report.page import write_report
+from skydraft.evaluation.summary import summarize
+from skydraft.evaluation.tasks.sets import read_tasks
+
+from .. import pairs
+
+NUM_TASKS, LEN = 12, 16
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
+
+
+def resolve(style: str | None) -> DecodingParams:
+    return decoding_params(style, max_new_tokens=LEN)
+
+
+def run(file: Path, out: Path, **given: Any) -> Records:
+    @contextmanager
+    def counted(total: int, what: str, done: int) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+    modes = parse_modes("edge,cloud,lossless;k=3,quality", resolve)
+    request = ComparisonRequest(read_tasks(str(file)), modes, **({"scores": False} | given))
+    pair = LoadedPair(*pairs.pair(0.3), "toy", EngineOptions(), offline=True)
+    return read_records(compare(request, pair, out, lambda _: None, counted))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Tasks that each want a character that some texts of toys have, with limits of their own."""
+    lines = [
+        {
+            "id": str(n),
+            "prompt": prompt,
+            "check": {"kind": "regex", "pattern": "的|一|化|平"},
+            "max_new_tokens": LEN + n,
+        }
+        for n, prompt in enumerate(pairs.prompts(3, NUM_TASKS))
+    ]
+    lines.append({"id": "system", "check": {"kind": "number", "answer": 7}, "grammar": "regex:[0-9]",
+                  "messages": [{"role": "system", "content": "数"}, {"role": "user", "content": "几"}]})  # fmt: skip
+    path = tmp_path / "toys.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_verdicts_are_of_the_texts_and_a_killed_run_goes_on_to_the_same(file: Path, tmp_path: Path) -> None:
+    whole = run(file, tmp_path / "whole", scores=True)
+    assert {line.prompt for line in whole.scores} == {line.prompt for line in whole.generations}
+    assert max(len(line.token_ids) for line in whole.generations) > LEN + 1
+    last = [line.text for line in whole.generations if line.prompt == "toys/system"]
+    assert all(re.fullmatch("[0-9]", text) for text in last)
+    verdicts = {(line.prompt, line.token_ids): line for line in whole.verdicts}
+    assert len(verdicts) == len(whole.verdicts) > 2 * NUM_TASKS
+    for line in whole.generations[: 4 * NUM_TASKS]:
+        assert verdicts[line.prompt, line.token_ids].score == bool(re.search("的|一|化|平", line.text))
+
+    content = (tmp_path / "whole" / "records.jsonl").read_bytes()
+    first_verdict = content.index(b'{"kind":"verdict"')
+    for cut in (first_verdict - 5, first_verdict, first_verdict + 30, len(content) - 1):
+        out = tmp_path / f"cut{cut}"
+        out.mkdir()
+        (out / "records.jsonl").write_bytes(content[:cut])
+        again = run(file, out)
+        assert {(line.prompt, line.token_ids): line for line in again.verdicts} == verdicts
+        assert len(again.generations) == len(whole.generations)
+    assert run(file, tmp_path / "whole", scores=True) == whole
+
+
+def test_lossless_scores_what_cloud_scores_and_the_page_says_it_all(file: Path, tmp_path: Path) -> None:
+    records = run(file, tmp_path / "out")
+    summary = summarize(Findings(records))
+    (of,) = summary.tasks
+    modes = {mode.mode: mode for mode in of.modes}
+    assert of.num_tasks == NUM_TASKS + 1
+    assert modes["lossless;k=3"].num_as_cloud == of.num_tasks and modes["lossless;k=3"].score == modes["cloud"].score
+    assert modes["cloud"].written.value == 1 and modes["edge"].calls.value == 0
+    by_set = {setting.mode: setting.measures["task_score"].value for setting in summary.settings}
+    assert by_set == {name: mode.score.value for name, mode in modes.items()}
+
+    page = write_report(records, tmp_path / "out").read_text(encoding="utf-8")
+    assert "Tasks: toys" in page and "Score against cost: toys" in page
+    for mode in of.modes:
+        assert f"{mode.score.value:.3f}" in page
+    assert "Texts</h2>" not in page  # only examples
+    said = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["tasks"]
+    assert said == json.loads(json.dumps([each.model_dump(mode="json") for each in summary.tasks]))
+
+
+def test_code_is_run_only_where_that_was_allowed(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="none here does"):
+        run(file, tmp_path / "out", run_code=True)
+    line = {"prompt": "写", "check": {"kind": "python", "tests": ""}}
+    file.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    with pytest.raises(OptionError, match="run code") as error:
+        run(file, tmp_path / "out")
+    assert "--run-code" in error.value.line and not (tmp_path / "out").exists()
