@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
@@ -27,7 +27,7 @@ from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.tool_calls import as_objects, calling_grammar, writes_calls
 
-R = TypeVar("R", ChatRequest, TextRequest)
+B = TypeVar("B", bound=BaseModel)
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
@@ -59,7 +59,7 @@ class Defaults:
         return self.params.seed if "seed" in self.given else random.SystemRandom().randrange(2**32)
 
 
-def read_body(data: bytes | bytearray, kind: type[R]) -> R:
+def read_body(data: bytes | bytearray, kind: type[B]) -> B:
     """Parse and check a body. Raises Refusal. The interpreter is held meanwhile, so all that costs time is bounded."""
     data, recordings = _apart(data) if len(data) > _MAX_TEXT else (data, {})
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
@@ -114,6 +114,14 @@ def num_heard(requests: Seq[GenerateRequest]) -> int:
     return sum(audio.samples.nbytes for message in requests[0].messages for audio in message.audio)
 
 
+def requests_of(
+    body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
+) -> list[GenerateRequest]:
+    """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
+    given = edge, names, defaults, scope
+    return chat_requests(body, *given) if isinstance(body, ChatRequest) else text_requests(body, *given)
+
+
 def chat_requests(
     body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
 ) -> list[GenerateRequest]:
@@ -136,6 +144,7 @@ def chat_requests(
         params=_params(body, defaults, max_tokens, _grammar(body)),
         tools=tuple(tool.model_dump(exclude_unset=True) for tool in body.tools or ()) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
+        num_best=body.num_best,
         cache_scope=scope,
     )
     return _choices(request, body.n or 1)
@@ -168,9 +177,19 @@ def text_requests(
     """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
-    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     requests = [
-        GenerateRequest(asked(prompt), plan=plan, params=params, raw=True, cache_scope=scope) for prompt in prompts
+        GenerateRequest(
+            asked(prompt) if isinstance(prompt, str) else (),
+            prompt_ids=() if isinstance(prompt, str) else tuple(prompt),
+            plan=plan,
+            params=params,
+            raw=True,
+            num_best=body.num_best,
+            scores_prompt=bool(body.echo),
+            writes=body.max_tokens != 0,
+            cache_scope=scope,
+        )
+        for prompt in body.prompt
     ]
     return [choice for request in requests for choice in _choices(request, body.n or 1)]
 

@@ -7,9 +7,18 @@ refused by its name; fields without effect (`user`, `store`, `metadata`, ...) ar
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.prompts.messages import Role
@@ -132,8 +141,7 @@ class NamedTool(_Model):
     function: _Name
 
 
-# False asks for none; 0 asks for those of the chosen tokens.
-NoLogprobs = Annotated[None, BeforeValidator(lambda value: None if value is False else value)]
+MAX_LOGPROBS = 20  # of one place
 
 
 class ChatMessage(_Model):
@@ -175,6 +183,7 @@ class SchemaFormat(_Model):
 ResponseFormat = Annotated[AnyFormat | SchemaFormat, Field(discriminator="type")]
 
 
+TokenIds = Annotated[Some[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]], Field(min_length=1)]
 # Some clients write -1 for no limit.
 MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
 
@@ -227,8 +236,8 @@ class ChatRequest(_Request):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    logprobs: NoLogprobs = None
-    top_logprobs: Literal[0] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[Some[Literal["text"]], Field(max_length=8)] | None = None
@@ -251,6 +260,18 @@ class ChatRequest(_Request):
         if choice == "required" and not names:
             raise ValueError("there are no tools")
         return choice
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and not info.data.get("logprobs"):
+            raise ValueError("set logprobs to true")
+        return top
+
+    @property
+    def num_best(self) -> int | None:
+        """How many of the best tokens to list beside each; None if no log-probabilities are wanted."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def callable_tools(self) -> list[Function]:
@@ -282,20 +303,56 @@ class ChatRequest(_Request):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
+class Translated(_Model):
+    """A body of another interface, which is answered as a chat completion."""
+
+    model: str = Field(max_length=256)
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
+
+    def as_chat(self) -> ChatRequest:
+        """The same as a chat completion. Raises ValidationError."""
+        fields = {name: getattr(self, name) for name in ("model", "stream", "temperature", "top_p", "skydraft")}
+        return ChatRequest.model_validate(fields | self.chat_fields())
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Messages, tools and what else is not called the same."""
+        raise NotImplementedError
+
+
 class TextRequest(_Request):
     """`POST /v1/completions`."""
 
-    prompt: str | Annotated[Some[str], Field(max_length=MAX_CHOICES)]
+    prompt: Annotated[Some[Annotated[str, Field(strict=True)] | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
+    max_tokens: MaxTokens | Literal[0] = None
     echo: bool | None = None
-    logprobs: NoLogprobs = None
+    # False asks for none; 0 asks for those of the chosen tokens.
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
+        BeforeValidator(lambda value: None if value is False else value),
+    ] = None
     suffix: Literal[""] | None = None
     best_of: Literal[1] | None = None
 
     @field_validator("prompt", mode="before")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> Any:
-        if isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt):
-            raise ValueError("token ids are not accepted; give text")
-        if isinstance(prompt, list) and not 1 <= len(prompt) <= MAX_CHOICES:
+        """A list of prompts, each a text or token ids; one alone is a list of one."""
+        if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
+            return [prompt]
+        if len(prompt) > MAX_CHOICES:
             raise ValueError(f"1 to {MAX_CHOICES} prompts at once")
         return prompt
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens is 0, so nothing is left to answer; set echo for the prompt")
+        return self
+
+    @property
+    def num_best(self) -> int | None:
+        """How many of the best tokens to list beside each; None if no log-probabilities are wanted."""
+        return self.logprobs
