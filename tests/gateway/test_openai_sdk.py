@@ -138,7 +138,8 @@ def test_the_asynchronous_client_and_many_requests_at_once(served: Running) -> N
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a temperature beyond the range": ({"temperature": 3}, "temperature"),
-    "log probabilities": ({"logprobs": True}, "logprobs"),
+    "the best tokens without log-probabilities": ({"top_logprobs": 2}, "top_logprobs"),
+    "too many of the best tokens": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     "too many choices": ({"n": 9}, "n"),
     "an empty stop string": ({"stop": ""}, "stop"),
     "a bias beyond the range": ({"logit_bias": {"5": 101}}, "logit_bias"),
@@ -164,7 +165,7 @@ def test_what_cannot_be_kept_is_refused_with_the_name_of_the_field(client: opena
     [
         ({"skydraft": {"gate": "entropy"}}, "gate"), ({"skydraft": {"mode": "cloud", "k": 3}}, "k does not"),
         ({"skydraft": {"mode": "lossless", "gate": "entropy:1"}}, "lossy"), ({"skydraft": {"k": 33}}, "k"),
-        ({"skydraft": {"k": True}}, "k"), ({"logprobs": 0}, "probabilities"),
+        ({"skydraft": {"k": True}}, "k"),
         ({"skydraft": {"mode": "quality", "hand_back": True}}, "hand_back"),
         ({"skydraft": {"mode": "quality", "hand_back": 2.0}}, "hand_back"),
         ({"skydraft": {"mode": "quality", "hand_back": "soon"}}, "no hand-back 'soon'"),
