@@ -151,7 +151,7 @@ class Answer:
         """Chunks before any text: the role, or the echoed prompt. With log-probabilities it comes when it was read."""
         for index, prefix in enumerate(self._shape.prefixes):
             if self._shape.chat:
-                yield self._chunk(index, {"role": "assistant", "content": None})
+                yield self._chunk(index, {"role": "assistant"})
             elif prefix and not self._shape.scored:
                 yield self._chunk(index, {"content": prefix})
 
