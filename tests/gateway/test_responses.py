@@ -194,8 +194,7 @@ def test_a_stream_that_breaks_ends_with_a_failed_response(monkeypatch: pytest.Mo
     def broken(*_: object) -> Any:
         raise RuntimeError("the model is on fire")
 
-    with gateway() as running:
-        client = openai.OpenAI(base_url=running.v1, api_key="none", max_retries=0)
+    with gateway() as running, openai.OpenAI(base_url=running.v1, api_key="none", max_retries=0) as client:
         stream = ask(client, stream=True, max_output_tokens=2000, extra_body={"skydraft": {"min_new_tokens": 1900}})
         events = [next(stream)]
         monkeypatch.setattr(desk.Desk, "_finish", broken)
