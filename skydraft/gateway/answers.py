@@ -20,7 +20,7 @@ from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.logprobs import chat_logprobs, text_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, TextRequest
-from skydraft.prompts.tool_calls import CallReader, Piece
+from skydraft.prompts.tool_calls import CallReader, EnforcedReader, Piece
 from skydraft.types import FinishReason, StepRecord, Token
 
 DONE = b"data: [DONE]\n\n"
@@ -72,12 +72,18 @@ class Shape:
             scored=None if body.num_best is None else vocab,
         )
 
+    def reader(self) -> CallReader | EnforcedReader | None:
+        """What finds the calls in one choice."""
+        if not self.tools:
+            return None
+        return EnforcedReader() if self.calls_are_certain else CallReader(self.tools)
+
 
 @dataclass
 class Choice:
     """One choice so far. `calls` are its tool calls as OpenAI writes them."""
 
-    reader: CallReader | None
+    reader: CallReader | EnforcedReader | None
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
@@ -89,7 +95,7 @@ class Choice:
 
     def read(self, text: str) -> list[Piece]:
         """Split new text into text and pieces of tool calls."""
-        return list(self.reader.push(text)) if self.reader else [text]
+        return self.reader.push(text) if self.reader else [text]
 
     def take(self, pieces: Seq[Piece]) -> dict[str, Any]:
         """Add pieces to the choice; returns them as a delta."""
@@ -130,10 +136,7 @@ class Answer:
 
     def __init__(self, body: Any, num_choices: int, shape: Shape) -> None:
         self._shape = shape
-        certain = shape.calls_are_certain
-        self.choices = [
-            Choice(CallReader(shape.tools, certain=certain) if shape.tools else None) for _ in range(num_choices)
-        ]
+        self.choices = [Choice(shape.reader()) for _ in range(num_choices)]
         kind = ("chat.completion" if shape.chat else "text_completion") + (".chunk" if shape.chat else "")
         self._head = {
             "id": f"{'chatcmpl' if shape.chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -170,7 +173,7 @@ class Answer:
             yield from self._wrote(index, choice, event)
         elif isinstance(event, Ended):
             choice.finish, choice.stats = event.finish, event.stats
-            if left := list(choice.reader.finish()) if choice.reader else []:
+            if left := choice.reader.finish() if choice.reader else []:
                 yield self._chunk(index, choice.take(left))
             yield self._chunk(index, {}, choice.finish_reason, {"stats": asdict(event.stats)})
 
