@@ -15,6 +15,7 @@ from skydraft.decoding.generation import Generation, TextStream
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.scoring import Scores
 from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import GivenTurns, Turns
 from skydraft.engines.base import Engine
@@ -32,8 +33,8 @@ from skydraft.gating.calibration import (
 )
 from skydraft.gating.gates import Gate, ThresholdGate
 from skydraft.gating.hand_back import HandBack
-from skydraft.prompts.pair import read_prompt
-from skydraft.types import Signals
+from skydraft.prompts.pair import PromptPair, read_prompt
+from skydraft.types import Prompt, Signals
 
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
 
@@ -51,13 +52,18 @@ def start_generation(
     local = verifying.engine if verifying else None
     if plan.verifies and not verifying:
         raise _missing("cloud")
+    if verifying and not local and request.num_best is not None:
+        raise OptionError(
+            "Log-probabilities need a target in this process: they do not cross the wire.",
+            hint="Use mode edge, or load the target here.",
+        )
     reader = draft or local or edge
     if reader is None or (plan.drafts and not draft):
         raise _missing("edge")
     if draft and local:
         check_same(draft.vocab, local.vocab)
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
-    prompts = read_prompt(reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools)
+    prompts = _prompts(request, reader)
     # The model whose text it is sets the limit; a draft model with a shorter context stops drafting there.
     read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
     max_new_tokens = params.max_new_tokens
@@ -65,7 +71,11 @@ def start_generation(
         max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
     facts = _facts(plan, params, verifying)
     gate = _gate(plan, draft, facts, verifying, request.calibration, calibrations)
-    context = Context(prompts.edge if draft else prompts.target)
+    context = Context(
+        prompts.edge if draft else prompts.target,
+        scores=None if request.num_best is None else Scores(request.num_best),
+        finish=None if request.writes else "length",
+    )
     with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
     turns, length = _turns(plan, draft, facts, calibrations, len(prompts.edge.token_ids))
     drafter = verifier = None
@@ -82,6 +92,12 @@ def start_generation(
     falls_back = bool(verifying and verifying.falls_back(plan))
     loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back=falls_back)
     return Generation(loop, context, TextStream(vocab, params.stop), prompts, request)
+
+
+def _prompts(request: GenerateRequest, reader: Engine) -> PromptPair:
+    if request.prompt_ids:
+        return PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
+    return read_prompt(reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools)
 
 
 def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetFacts | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch
@@ -12,6 +13,10 @@ from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
 
 class Committed(Protocol):
     """Read-only view of a generation's committed tokens."""
+
+    @property
+    def scores(self) -> Scores | None:
+        """Where models in this process note their log-probabilities, if these are wanted."""
 
     @property
     def generated(self) -> TokenIds:
@@ -23,13 +28,17 @@ class Committed(Protocol):
 
 
 class Context:
-    """Prompt and committed tokens of one generation, and the number that the target has seen."""
+    """Prompt and committed tokens of one generation, and the number that the target has seen.
 
-    def __init__(self, prompt: Prompt) -> None:
+    With `finish` it has ended before its first token. `scores` are those of its tokens, if they are wanted.
+    """
+
+    def __init__(self, prompt: Prompt, *, scores: Scores | None = None, finish: FinishReason | None = None) -> None:
+        self.scores = scores
         self._tokens = TokenBuffer(prompt.token_ids)
         self._prompt_len = len(prompt.token_ids)
         self._num_seen = 0
-        self._finish: FinishReason | None = None
+        self._finish = finish
 
     @property
     def base(self) -> int:

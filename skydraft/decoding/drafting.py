@@ -12,6 +12,7 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import MAX_K, DecodingParams
 from skydraft.decoding.context import Context
+from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import EngineError
@@ -38,6 +39,7 @@ class _Growing:
     prefix: TokenBuffer
     k: int
     longest: int
+    scores: Scores | None = None
     steps: list[_Step] = field(default_factory=list)
     chosen: list[Signals] = field(default_factory=list)
     ended_by: EndedBy = "k"
@@ -163,7 +165,7 @@ class Drafter:
         prefix.extend(context.token_ids)
         room = self.room(context)
         longest = max(self._longest, k) if self._chooser.has_grammar else k
-        return _Growing(prefix, k, min(longest, room), is_over=not room)
+        return _Growing(prefix, k, min(longest, room), context.scores, is_over=not room)
 
     def _next(self, block: _Growing) -> _Step | None:
         """The next token of a block; None if it is not forced and the block has its `k` chosen tokens."""
@@ -174,15 +176,21 @@ class Drafter:
         prefix = block.prefix.view
         row, cost = self._row_after(block)
         token_id = self._chooser.choose(row, prefix)
+        if block.scores:
+            block.scores.note(self._chooser.position(prefix), row, token_id)
         signals = measure(self._chooser.follow_grammar(row, prefix)) if self._with_signals else CERTAIN
         return _Step(token_id, signals, self._finish(block.prefix, token_id), cost)
 
     def _forced(self, block: _Growing) -> _Step | None:
-        """The forced next token, if any. It needs no row: it is fed with the next chosen token."""
-        token_id = self._chooser.forced(block.prefix.view)
+        """The forced next token, if any. Unless it is scored it needs no row: it is fed with the next chosen token."""
+        prefix, cost = block.prefix.view, Cost()
+        token_id = self._chooser.forced(prefix)
         if token_id is None:
             return None
-        return _Step(token_id, CERTAIN, self._finish(block.prefix, token_id), is_forced=True)
+        if block.scores:
+            row, cost = self._row_after(block)
+            block.scores.note(self._chooser.position(prefix), row, token_id)
+        return _Step(token_id, CERTAIN, self._finish(block.prefix, token_id), cost, is_forced=True)
 
     def _finish(self, prefix: TokenBuffer, token_id: int) -> FinishReason | None:
         """Why the text would end with this token after `prefix`, or None."""

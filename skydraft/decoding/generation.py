@@ -11,6 +11,7 @@ from typing import Protocol
 from skydraft.decoding.context import Context
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.scoring import Score, prompt_scores
 from skydraft.decoding.stats import Stats, stats_of
 from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
@@ -101,6 +102,18 @@ class Generation:
             self._watch.end(self, error)
             raise
         self.close()
+
+    def scores(self, done: Round) -> tuple[Score, ...]:
+        """The scores of a round's tokens; none if the request wants none."""
+        base = done.record.base
+        return self._context.scores.between(base, base + len(done.token_ids)) if self._context.scores else ()
+
+    def prompt_scores(self) -> Iterator[Score]:
+        """Scores of the prompt's tokens, if the request wants them, by the model whose text follows."""
+        local = self.target.engine if self.target and self.request.plan.verifies else None
+        engine, prompt = (local, self.prompts.target) if local else (self.edge, self.prompts.edge)
+        if engine and self.request.num_best is not None and self.request.scores_prompt:
+            yield from prompt_scores(engine, prompt, self.request.num_best)
 
     def __iter__(self) -> Iterator[Token]:
         rounds, num_given = self.rounds(), 0

@@ -21,12 +21,14 @@ class GenerateRequest:
     """A conversation to answer, and the settings of the answer.
 
     `raw` continues the text of the last message without the chat template. `tools` are descriptions of tools in
-    OpenAI's format, for the template. With `share_audio` "none" the target gets only the words of spoken messages.
-    `execution` None means "exact" in this process, and a server's own setting elsewhere. `calibration` None looks up
-    the pair's own if the gate needs one. `with_signals` measures uncertainty even if the gate does not need it. With a
-    `cache_scope` both sides keep the KV of the prompt for later requests of that scope, and reuse that of earlier ones;
-    the text does not change. `traceparent` is the W3C header of the request's trace, which servers get, or "".
-    Raises PromptError or OptionError.
+    OpenAI's format, for the template. `prompt_ids` are the tokens of a prompt, instead of messages. With `share_audio`
+    "none" the target gets only the words of spoken messages. `execution` None means "exact" in this process, and a
+    server's own setting elsewhere. `calibration` None looks up the pair's own if the gate needs one. `with_signals`
+    measures uncertainty even if the gate does not need it. With a `cache_scope` both sides keep the KV of the prompt
+    for later requests of that scope, and reuse that of earlier ones; the text does not change. With `num_best` each
+    token is scored, beside so many of the best ones of its place; with `scores_prompt` those of the prompt are scored
+    too, and without `writes` they alone. `traceparent` is the W3C header of the request's trace, which servers get, or
+    "". Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -39,6 +41,10 @@ class GenerateRequest:
     calibration: Calibration | None = None
     with_signals: bool = False
     cache_scope: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    num_best: int | None = None
+    scores_prompt: bool = False
+    writes: bool = True
     traceparent: str = ""
 
     @property
@@ -52,7 +58,7 @@ class GenerateRequest:
         return Reuse(self.cache_scope, self.execution != "throughput") if self.cache_scope else None
 
     def __post_init__(self) -> None:
-        if not self.messages:
+        if not self.messages and not self.prompt_ids:
             raise PromptError("There is no prompt.", hint="Give a prompt, or --audio FILE.")
         if self.raw and len(self.messages) > 1:
             raise OptionError(

@@ -12,6 +12,7 @@ from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.scoring import Scores
 from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -99,7 +100,9 @@ class LocalTarget:
         scope = request.cache_scope
         reuse = Reuse(scope, self._execution == "exact") if scope else None
         top = request.plan.top
-        return LocalVerifier(self.engine, prompt, request.params, max_rows=self._max_rows, top=top, reuse=reuse)
+        return LocalVerifier(
+            self.engine, prompt, request.params, max_rows=self._max_rows, top=top, reuse=reuse, scores=context.scores
+        )
 
 
 def target_of(cloud: Engine | Target, execution: Execution = "exact") -> Target:
@@ -111,7 +114,7 @@ class LocalVerifier:
     """Verifies with an engine in this process; its sequence is opened at the first verification.
 
     `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact; more rows are
-    faster on hardware where rows are nearly free. `reuse` is as in `Engine.begin`.
+    faster on hardware where rows are nearly free. `reuse` is as in `Engine.begin`. It notes `scores` if there are any.
     """
 
     def __init__(
@@ -123,9 +126,11 @@ class LocalVerifier:
         max_rows: int | None = None,
         top: int = 0,
         reuse: Reuse | None = None,
+        scores: Scores | None = None,
     ) -> None:
         self._engine = engine
         self._reuse = reuse
+        self._scores = scores
         self._prompt = prompt
         self._max_rows = max_rows or engine.invariant_rows
         self._session = TargetSession(engine, prompt, params, top=top)
@@ -153,6 +158,7 @@ class LocalVerifier:
 
     def _judge(self, block: DraftBlock, catch_up: Seq[int], cost: Cost) -> Verdict:
         work = self._session.begin(block, catch_up)
+        work.scores = self._scores
         while (token_ids := work.next_feed(self._max_rows)) is not None:
             began = time.perf_counter()
             rows = work.sequence.extend(token_ids)

@@ -13,6 +13,7 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser, Picked, Question, choose_all
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
+from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.rows import Rows, is_on_host
 from skydraft.engines.vocab import TokenIds, Vocab
@@ -68,6 +69,7 @@ class Verification:
     ) -> None:
         self.block = block
         self.catch_up = tuple(catch_up)
+        self.scores: Scores | None = None  # of the tokens that the verdict commits
         # Tokens past the length limit can never be accepted, and may not fit into the context.
         draft = block.token_ids[: stopping.max_new_tokens - block.base]
         self._extended: TokenIds = np.concatenate([seen, np.array([*catch_up, *draft], np.int32)])
@@ -131,12 +133,18 @@ class Verification:
                 self._audit_ranks.append(self._chooser.rank(row, prefix, drafted))
         elif drafted is not None and (choice == drafted or self._in_top(row, prefix, drafted)):
             self._num_accepted += 1
+            self._score(row, length, drafted)
             self._finish = self._stopping.finish(self._extended[self._prompt_len : length + 1])
             self._done = self._finish is not None
         else:
             self._token_id = choice
+            self._score(row, length, choice)
             self._finish = self._stopping.finish(np.append(prefix[self._prompt_len :], np.int32(choice)))
             self._done = True
+
+    def _score(self, row: Rows, length: int, token_id: int) -> None:
+        if self.scores:
+            self.scores.note(length - self._prompt_len, row, token_id)
 
     def _in_top(self, row: Rows, prefix: TokenIds, drafted: int) -> bool:
         return self._top > 0 and self._chooser.rank(row, prefix, drafted) < self._top

@@ -95,6 +95,10 @@ class Vocab:
         """The bytes that a token adds to the text: none for a special token."""
         return self.pieces[token_id]
 
+    def name_bytes(self, token_id: int) -> bytes:
+        """The bytes with which a token is written in a prompt: the name of a special token."""
+        return self._names[token_id]
+
     def written(self, token_ids: Iterable[int]) -> str:
         """How tokens are written in a prompt, special ones by their names: `encode` reads them back."""
         return b"".join(self._names[token_id] for token_id in token_ids).decode(errors="replace")

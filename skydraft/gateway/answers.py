@@ -9,13 +9,18 @@ import uuid
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.scoring import Score
 from skydraft.decoding.stats import Stats
-from skydraft.gateway.desk import Ended, Event, Wrote
+from skydraft.engines.vocab import Vocab
+from skydraft.gateway.desk import Began, Ended, Event, Wrote
+from skydraft.gateway.logprobs import chat_logprobs, text_logprobs
+from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, TextRequest
-from skydraft.prompts.tool_calls import CallReader, Piece
+from skydraft.prompts.tool_calls import CallReader, EnforcedReader, Piece
 from skydraft.types import FinishReason, StepRecord, Token
 
 DONE = b"data: [DONE]\n\n"
@@ -32,7 +37,8 @@ class Shape:
 
     With `wants_usage` a last chunk holds the usage, and every other chunk holds null. `prefixes` are the beginnings of
     the choices: the prompt if it is echoed, else nothing. Each prompt has `choices_each` choices. `tools` are the names
-    of the functions that may be called; `calls_are_certain` if a grammar enforces the calls.
+    of the functions that may be called; `calls_are_certain` if a grammar enforces the calls. `scored` is the vocabulary
+    of the tokens that are shown with log-probabilities, if they are wanted.
     """
 
     chat: bool
@@ -43,31 +49,44 @@ class Shape:
     wants_usage: bool = False
     tools: tuple[str, ...] = ()
     calls_are_certain: bool = False
+    scored: Vocab | None = None
 
     @classmethod
-    def of(cls, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest]) -> Shape:
+    def of(cls, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab) -> Shape:
         """The shape that the client requested."""
+
+        def written(asked: GenerateRequest) -> str:
+            return vocab.written(asked.prompt_ids) if asked.prompt_ids else asked.messages[-1].content
+
         echo = isinstance(body, TextRequest) and body.echo
         tools = body.callable_tools if isinstance(body, ChatRequest) else []
         return cls(
             chat=isinstance(body, ChatRequest),
             extension=body.choice.extension,
             token_ids=body.choice.token_ids,
-            prefixes=tuple(request.messages[-1].content if echo else "" for request in requests),
+            prefixes=tuple(written(request) if echo else "" for request in requests),
             choices_each=body.n or 1,
             wants_usage=body.wants_usage,
             tools=tuple(tool.name for tool in tools),
             calls_are_certain=isinstance(body, ChatRequest) and body.calls_are_certain,
+            scored=None if body.num_best is None else vocab,
         )
+
+    def reader(self) -> CallReader | EnforcedReader | None:
+        """What finds the calls in one choice."""
+        if not self.tools:
+            return None
+        return EnforcedReader() if self.calls_are_certain else CallReader(self.tools)
 
 
 @dataclass
 class Choice:
     """One choice so far. `calls` are its tool calls as OpenAI writes them."""
 
-    reader: CallReader | None
+    reader: CallReader | EnforcedReader | None
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     num_prompt_tokens: int = 0
@@ -76,7 +95,7 @@ class Choice:
 
     def read(self, text: str) -> list[Piece]:
         """Split new text into text and pieces of tool calls."""
-        return list(self.reader.push(text)) if self.reader else [text]
+        return self.reader.push(text) if self.reader else [text]
 
     def take(self, pieces: Seq[Piece]) -> dict[str, Any]:
         """Add pieces to the choice; returns them as a delta."""
@@ -111,20 +130,19 @@ def _more(index: int) -> dict[str, Any]:
 
 
 class Answer:
-    """One answer under way."""
+    """One answer under way. `ending` follows the last chunk."""
 
-    def __init__(self, model: str, num_choices: int, shape: Shape) -> None:
+    ending = DONE
+
+    def __init__(self, body: Any, num_choices: int, shape: Shape) -> None:
         self._shape = shape
-        certain = shape.calls_are_certain
-        self.choices = [
-            Choice(CallReader(shape.tools, certain=certain) if shape.tools else None) for _ in range(num_choices)
-        ]
+        self.choices = [Choice(shape.reader()) for _ in range(num_choices)]
         kind = ("chat.completion" if shape.chat else "text_completion") + (".chunk" if shape.chat else "")
         self._head = {
             "id": f"{'chatcmpl' if shape.chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
-            "model": model,
+            "model": body.model,
         }
 
     @property
@@ -133,11 +151,11 @@ class Answer:
         return all(choice.finish for choice in self.choices)
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """Chunks before any text: the role, or the echoed prompt."""
+        """Chunks before any text: the role, or the echoed prompt. With log-probabilities it comes when it was read."""
         for index, prefix in enumerate(self._shape.prefixes):
             if self._shape.chat:
-                yield self._chunk(index, {"role": "assistant", "content": ""})
-            elif prefix:
+                yield self._chunk(index, {"role": "assistant"})
+            elif prefix and not self._shape.scored:
                 yield self._chunk(index, {"content": prefix})
 
     def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
@@ -145,19 +163,28 @@ class Answer:
         choice = self.choices[index]
         if isinstance(event, Exception):
             raise event
-        if isinstance(event, Wrote):
+        if isinstance(event, Began):
+            choice.num_prompt_tokens = event.num_prompt_tokens
+            if event.prompt_scores:
+                choice.scores += event.prompt_scores
+                told = self._logprobs(event.prompt_scores, 0)
+                yield self._chunk(index, {"content": self._shape.prefixes[index]}, logprobs=told)
+        elif isinstance(event, Wrote):
             yield from self._wrote(index, choice, event)
         elif isinstance(event, Ended):
             choice.finish, choice.stats = event.finish, event.stats
-            choice.num_prompt_tokens = event.num_prompt_tokens
-            if left := list(choice.reader.finish()) if choice.reader else []:
+            if left := choice.reader.finish() if choice.reader else []:
                 yield self._chunk(index, choice.take(left))
             yield self._chunk(index, {}, choice.finish_reason, {"stats": asdict(event.stats)})
 
     def _wrote(self, index: int, choice: Choice, event: Wrote) -> Iterator[dict[str, Any]]:
         runs = [list(run) for _, run in itertools.groupby(event.tokens, key=lambda token: token.origin)]
+        scores = iter(event.scores)
         for run in runs:
             text = "".join(token.text for token in run)
+            scored = list(itertools.islice(scores, len(run)))
+            logprobs = self._logprobs(scored, len(self._shape.prefixes[index]) + len(choice.text))
+            choice.scores += scored
             delta = choice.take(choice.read(text))
             choice.token_ids += [token.token_id for token in run]
             choice.origins += [token.origin for token in run]
@@ -166,16 +193,25 @@ class Answer:
                 ours["record"] = _shown(event.done.record)
                 ours |= {"notice": event.news} if event.news else {}
             ours |= {"text": text} if delta.get("content") != text else {}
-            yield self._chunk(index, delta, None, ours)
+            yield self._chunk(index, delta, None, ours, logprobs)
+
+    def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
+        """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""
+        if self._shape.scored is None:
+            return None
+        told = chat_logprobs if self._shape.chat else partial(text_logprobs, offset=offset)
+        return told(self._shape.scored, scores)
 
     def _run(self, run: Seq[Token], reason: str) -> dict[str, Any]:
         ours = {"origin": run[0].origin, "round": run[0].round, "reason": reason, "num_tokens": len(run)}
         return ours | ({"token_ids": [token.token_id for token in run]} if self._shape.token_ids else {})
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], finish: str | None = None, ours: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        body = {"delta": delta} if self._shape.chat else {"text": delta.get("content", ""), "logprobs": None}
+        self, index: int, delta: dict[str, Any], finish: str | None = None, ours: dict[str, Any] | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        body: dict[str, Any] = {"delta": delta} if self._shape.chat else {"text": delta.get("content", "")}
+        body |= {"logprobs": logprobs} if logprobs or not self._shape.chat else {}
         choice = {"index": index, **body, "finish_reason": finish}
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
         chunk |= {"usage": None} if self._shape.wants_usage else {}
@@ -200,6 +236,21 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
+    @staticmethod
+    def refused(refusal: Refusal) -> dict[str, Any]:
+        """The body of an error answer."""
+        return refusal.body
+
+    def failed(self, refusal: Refusal) -> dict[str, Any]:
+        """The last chunk of a stream that cannot go on."""
+        return self.refused(refusal)
+
+    def as_event(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk as a server-sent event, which has the name of the chunk's type, if any."""
+        text = json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
+        name = f"event: {chunk['type']}\n" if "type" in chunk else ""
+        return f"{name}data: {text}\n\n".encode()
+
     def whole(self) -> dict[str, Any]:
         """The complete answer."""
         body: dict[str, Any] = {
@@ -215,7 +266,7 @@ class Answer:
         return body
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        ending = {"logprobs": None, "finish_reason": choice.finish_reason}
+        ending = {"logprobs": self._logprobs(choice.scores, 0), "finish_reason": choice.finish_reason}
         if not self._shape.chat:
             return {"index": index, "text": self._shape.prefixes[index] + choice.text, **ending}
         content = choice.text if choice.text or not choice.calls else None
@@ -233,9 +284,3 @@ class Answer:
 
 def _shown(record: StepRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in _RECORD} | {"rtt_ms": record.link.rtt_ms}
-
-
-def as_event(data: Any) -> bytes:
-    """A chunk as a server-sent event."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
-    return b"data: " + text.encode() + b"\n\n"

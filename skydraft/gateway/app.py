@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,22 +23,26 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.base import Engine
 from skydraft.errors import GrammarRefused, SkydraftError
-from skydraft.gateway.answers import DONE, PING, Answer, Shape, as_event
+from skydraft.gateway.answers import PING, Answer, Shape
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
+from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
 from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import Defaults, R, chat_requests, has_audio, num_heard, read_body, text_requests
-from skydraft.gateway.schema import ChatRequest, TextRequest
+from skydraft.gateway.requests import Defaults, has_audio, num_heard, read_body, requests_of
+from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
+from skydraft.gateway.schema import ChatRequest, TextRequest, Translated
+from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
+from skydraft.prompts.pair import read_prompt
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
 T = TypeVar("T")
+Body: TypeAlias = ChatRequest | TextRequest | Translated
+Requests: TypeAlias = list[GenerateRequest]
 log = logging.getLogger("skydraft.gateway")
 _LONG_BODY = 64 * 1024  # bytes; a longer one is not read in the event loop
-_UNKNOWN_PATH = "Unknown path. Served: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics."
 _PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -68,6 +73,19 @@ class GatewayOptions:
     logs_prompts: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A way to ask for answers: what its bodies are, and how its answers are written."""
+
+    kind: type[Body]
+    answer: type[Answer]
+
+
+_CHAT, _TEXT = Interface(ChatRequest, Answer), Interface(TextRequest, Answer)
+_RESPONSES = Interface(ResponsesRequest, ResponsesAnswer)
+_MESSAGES = Interface(MessagesRequest, MessagesAnswer)
+
+
 class Gateway:
     """OpenAI's interface over a pair. `app` is the ASGI application."""
 
@@ -81,22 +99,36 @@ class Gateway:
         self.metrics = GatewayMetrics(self.desk)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reading")
         cors = Middleware(CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"])
+        posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/v1/chat/completions": partial(self._answer, interface=_CHAT),
+            "/v1/chat/completions/input_tokens": partial(self._count, interface=_CHAT),
+            "/v1/completions": partial(self._answer, interface=_TEXT),
+            "/v1/responses": partial(self._answer, interface=_RESPONSES),
+            "/v1/responses/input_tokens": partial(self._count, interface=_RESPONSES),
+            "/v1/messages": partial(self._answer, interface=_MESSAGES),
+            "/v1/messages/count_tokens": partial(self._count, interface=_MESSAGES),
+            "/tokenize": partial(self._convert, kind=TokenizeRequest),
+            "/detokenize": partial(self._convert, kind=DetokenizeRequest),
+        }
+        gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/v1/models": self._models,
+            "/v1/models/{name}": self._model,
+            "/health": self._show_health,
+            "/metrics": self._metrics,
+            "/": self._index,
+        }
+        self._served = ", ".join([*posts, *list(gets)[:-1]])
         self.app = Starlette(
             routes=[
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
-                Route("/v1/completions", self._text, methods=["POST"]),
-                Route("/v1/models", self._models),
-                Route("/v1/models/{name}", self._model),
-                Route("/health", self._show_health),
-                Route("/metrics", self._metrics),
-                Route("/", self._index),
+                *(Route(path, answer, methods=["POST"]) for path, answer in posts.items()),
+                *(Route(path, answer) for path, answer in gets.items()),
                 Mount("/page", _Page(directory=_PAGE)),
             ],
             middleware=[
                 *([cors] if options.origins else []),
                 Middleware(Doorkeeper, authorize, options.origins, options.max_body_bytes, options.body_s),
             ],
-            exception_handlers={404: _not_found, 405: _not_found},
+            exception_handlers={404: self._not_found, 405: self._not_found},
         )
 
     def close(self) -> None:
@@ -104,43 +136,56 @@ class Gateway:
         self._reader.shutdown(wait=False, cancel_futures=True)
         self.desk.close()
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, ChatRequest, chat_requests)
+    async def _read(self, request: Request, kind: type[Body]) -> tuple[Body, ChatRequest | TextRequest, Requests]:
+        """A body, what it is as one of OpenAI's completions, and its requests. Raises Refusal or UsageError."""
+        data = request.scope.pop("body")
+        is_long = len(data) > _LONG_BODY
+        body = await self._reading(is_long, read_body, data, kind)
+        del data
+        asked = body.as_chat() if isinstance(body, Translated) else body
+        if asked.model == PREFIX:
+            await self._look()
+        given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
+        requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
+        request.scope["take"](num_heard(requests))
+        return body, asked, requests
 
-    async def _text(self, request: Request) -> Response:
-        return await self._answer(request, TextRequest, text_requests)
-
-    async def _answer(
-        self,
-        request: Request,
-        kind: type[R],
-        read: Callable[[R, Engine, ModelNames, Defaults, str], list[GenerateRequest]],
-    ) -> Response:
+    async def _count(self, request: Request, interface: Interface) -> Response:
+        """The number of tokens of a prompt, and nothing written."""
         try:
-            data = request.scope.pop("body")
-            is_long = len(data) > _LONG_BODY
-            body = await self._reading(is_long, read_body, data, kind)
-            del data
-            if body.model == PREFIX:
-                await self._look()
-            given = body, self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
-            requests = await self._reading(is_long or has_audio(body), read, *given)
-            request.scope["take"](num_heard(requests))
+            _, _, (first, *_) = await self._read(request, interface.kind)
+            given = self.pair.edge, first.messages
+            prompts = await self._reading(True, partial(read_prompt, *given, tools=first.tools))
+        except Exception as error:
+            return self._refuse(error, interface)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
+
+    async def _convert(self, request: Request, kind: type[TokenizeRequest | DetokenizeRequest]) -> Response:
+        """Text to tokens, or tokens to text."""
+        try:
+            body = await self._reading(True, read_body, request.scope.pop("body"), kind)
+            return JSONResponse(await self._reading(True, body.answer, self.pair.edge.vocab))
+        except Exception as error:
+            return self._refuse(error)
+
+    async def _answer(self, request: Request, interface: Interface) -> Response:
+        try:
+            body, asked, requests = await self._read(request, interface.kind)
             if (header := request.headers.get(TRACE_HEADER)) and is_traceparent(header):
                 requests = [replace(each, traceparent=header) for each in requests]
             tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream))
         except Exception as error:
-            return self._refuse(error)
-        self._note(body, requests, request.scope["label"])
-        answer = Answer(body.model, len(tickets), Shape.of(body, requests))
+            return self._refuse(error, interface)
+        self._note(asked, requests, request.scope["label"])
+        answer = interface.answer(body, len(tickets), Shape.of(asked, requests, self.pair.edge.vocab))
         writing = _Writing(self, answer, tickets, events)
         try:
             return await (writing.stream(request) if body.stream else writing.whole(request))
         except GrammarRefused as error:
-            field = body.grammar_field if isinstance(body, ChatRequest) else "skydraft.grammar"
-            return self._refuse(Refusal(400, error.message, param=field))
+            field = asked.grammar_field if isinstance(asked, ChatRequest) else "skydraft.grammar"
+            return self._refuse(Refusal(400, error.message, param=field), interface)
         except Exception as error:
-            return self._refuse(error)
+            return self._refuse(error, interface)
 
     async def _reading(self, takes_long: bool, read: Callable[..., T], *given: Any) -> T:
         """Call `read`, what takes long in a thread: one for all, so that such requests slow each other and no other."""
@@ -152,7 +197,7 @@ class Gateway:
         if not self.names.is_default_known:
             await asyncio.to_thread(self.names.look)  # may send a request to the cloud
 
-    def _note(self, body: ChatRequest | TextRequest, requests: list[GenerateRequest], label: str) -> None:
+    def _note(self, body: ChatRequest | TextRequest, requests: Requests, label: str) -> None:
         extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(requests)}
         if self._options.logs_prompts:
             extra["prompt"] = [message.content for message in requests[0].messages]
@@ -164,9 +209,16 @@ class Gateway:
         self.metrics.refused(refusal.status)
         return refusal
 
-    def _refuse(self, error: Exception) -> Response:
+    def _refuse(self, error: Exception, interface: Interface | None = None) -> Response:
         refusal = self.refuse(error)
-        return JSONResponse(refusal.body, refusal.status, refusal.headers)
+        body = interface.answer.refused(refusal) if interface else refusal.body
+        return JSONResponse(body, refusal.status, refusal.headers)
+
+    async def _not_found(self, request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 404)
+        unknown = f"Unknown path. Served: {self._served}."
+        refusal = Refusal(status, unknown if status == 404 else f"{request.method} is not allowed here.")
+        return JSONResponse(refusal.body, status)
 
     async def _models(self, request: Request) -> Response:
         pair, names = self.pair, self.names
@@ -263,7 +315,7 @@ class _Writing:
 
     async def _chunks(self, begun: list[dict[str, Any]]) -> AsyncIterator[bytes]:
         try:
-            yield b"".join(map(as_event, (*self._answer.first(), *begun)))
+            yield b"".join(map(self._answer.as_event, (*self._answer.first(), *begun)))
             for ticket in self._jobs:
                 ticket.has_begun.set()
             while not self._answer.is_complete:
@@ -272,14 +324,14 @@ class _Writing:
                 except TimeoutError:
                     yield PING
                     continue
-                yield b"".join(map(as_event, self._take(*taken)))
+                yield b"".join(map(self._answer.as_event, self._take(*taken)))
             for chunk in self._answer.last():
-                yield as_event(chunk)
+                yield self._answer.as_event(chunk)
         except Exception as error:
-            yield as_event(self._gateway.refuse(error).body)
+            yield self._answer.as_event(self._answer.failed(self._gateway.refuse(error)))
         finally:
             self._hang_up()
-        yield DONE
+        yield self._answer.ending
 
     def _hang_up(self) -> None:
         for ticket in self._jobs:
@@ -322,9 +374,3 @@ def _scope_of(label: str) -> str:
 
 def _model_card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "skydraft"}
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 404)
-    refusal = Refusal(status, _UNKNOWN_PATH if status == 404 else f"{request.method} is not allowed here.")
-    return JSONResponse(refusal.body, status)

@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from skydraft.cloud.shares import Shares
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.scoring import Score
 from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
@@ -31,12 +32,21 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 @dataclass(frozen=True, slots=True)
+class Began:
+    """A choice is about to be written. `prompt_scores` are those of its prompt's tokens, if wanted."""
+
+    num_prompt_tokens: int
+    prompt_scores: Seq[Score] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Wrote:
-    """A round was written; `news` are lines about the cloud, or ""."""
+    """A round was written; `news` are lines about the cloud, or "". `scores` are those of the tokens, if wanted."""
 
     done: Round
     tokens: Seq[Token]
     news: str
+    scores: Seq[Score] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +55,14 @@ class Ended:
 
     finish: FinishReason
     stats: Stats
-    num_prompt_tokens: int
 
 
-Event: TypeAlias = Wrote | Ended | Exception
+Event: TypeAlias = Began | Wrote | Ended | Exception
 Events: TypeAlias = "asyncio.Queue[tuple[int, Event]]"
 
 
 class Ticket:
-    """One choice to write. Its events go into `events` with its `index`; the last one is Ended or an error.
+    """One choice to write. Its events go into `events` with its `index`: Began, then Wrote, then Ended or an error.
 
     `label` names its client. `has_begun` is set once the client has its first token, or if no client streams it.
     """
@@ -160,17 +169,30 @@ class Desk:
             with ticket.pair.start(ticket.request) as generation:
                 ticket.generation = generation
                 if not ticket.is_cancelled:
+                    self._begin(ticket, generation)
                     for done, tokens in generation.rounds():
                         lines, news[:] = " ".join(news), []
-                        ticket.tell(Wrote(done, tokens, lines))
-                        if finish := generation.finish_reason:  # sent before observers run
-                            ticket.tell(Ended(finish, generation.stats, generation.num_prompt_tokens))
+                        ticket.tell(Wrote(done, tokens, lines, generation.scores(done)))
+                        self._finish(ticket, generation)  # sent before observers run
                         # The next round would slow the event loop down, which must first send the token.
                         ticket.has_begun.wait(_FIRST_TOKEN_S)
         except Exception as error:
             ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
             ticket.pair = ticket.generation = None
+
+    def _begin(self, ticket: Ticket, generation: Generation) -> None:
+        scores = []
+        for score in generation.prompt_scores():
+            if ticket.is_cancelled:
+                return
+            scores.append(score)
+        ticket.tell(Began(generation.num_prompt_tokens, tuple(scores)))
+        self._finish(ticket, generation)  # where nothing is to be written
+
+    def _finish(self, ticket: Ticket, generation: Generation) -> None:
+        if finish := generation.finish_reason:
+            ticket.tell(Ended(finish, generation.stats))
 
     def cancel_all(self) -> None:
         """Send every client an error and end all generations, as the gateway stops."""

@@ -123,7 +123,9 @@ class Doorkeeper:
 
 def _is_open(scope: Scope) -> bool:
     """Whether the path needs no key."""
-    return not scope["path"].startswith(("/v1/", "/metrics")) or scope["method"] == "OPTIONS"
+    return (
+        not scope["path"].startswith(("/v1/", "/metrics", "/tokenize", "/detokenize")) or scope["method"] == "OPTIONS"
+    )
 
 
 def _is_this_machine(host: str) -> bool:

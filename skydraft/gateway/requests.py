@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
@@ -20,14 +20,23 @@ from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, SchemaFormat, TextRequest
+from skydraft.gateway.schema import (
+    AudioPart,
+    ChatMessage,
+    ChatRequest,
+    ObjectFormat,
+    SchemaFormat,
+    TextRequest,
+    ToolCall,
+)
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.tool_calls import as_objects, calling_grammar, writes_calls
 
-R = TypeVar("R", ChatRequest, TextRequest)
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
@@ -59,7 +68,7 @@ class Defaults:
         return self.params.seed if "seed" in self.given else random.SystemRandom().randrange(2**32)
 
 
-def read_body(data: bytes | bytearray, kind: type[R]) -> R:
+def read_body(data: bytes | bytearray, kind: type[B]) -> B:
     """Parse and check a body. Raises Refusal. The interpreter is held meanwhile, so all that costs time is bounded."""
     data, recordings = _apart(data) if len(data) > _MAX_TEXT else (data, {})
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
@@ -114,6 +123,14 @@ def num_heard(requests: Seq[GenerateRequest]) -> int:
     return sum(audio.samples.nbytes for message in requests[0].messages for audio in message.audio)
 
 
+def requests_of(
+    body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
+) -> list[GenerateRequest]:
+    """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
+    given = edge, names, defaults, scope
+    return chat_requests(body, *given) if isinstance(body, ChatRequest) else text_requests(body, *given)
+
+
 def chat_requests(
     body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
 ) -> list[GenerateRequest]:
@@ -121,6 +138,8 @@ def chat_requests(
     if has_audio(body) and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
     messages = _messages(body.messages)
+    if body.continue_final_message and messages:
+        messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
@@ -134,8 +153,9 @@ def chat_requests(
         tuple(messages),
         plan=names.plan_of(body.model, body.choice),
         params=_params(body, defaults, max_tokens, _grammar(body)),
-        tools=tuple(tool.model_dump(exclude_unset=True) for tool in body.tools or ()) if body.callable_tools else (),
+        tools=tuple(tool.given for tool in body.tools or ()) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
+        num_best=body.num_best,
         cache_scope=scope,
     )
     return _choices(request, body.n or 1)
@@ -145,8 +165,8 @@ def _grammar(body: ChatRequest) -> str:
     """The grammar of the answer, or "". Raises Refusal or UsageError."""
     wanted = body.response_format
     schema = wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
-    if wanted is not None and wanted.type == "json_object":
-        schema = {"type": "object"}
+    if isinstance(wanted, ObjectFormat):
+        schema = {"type": "object"} if wanted.schema_ is None else wanted.schema_
     if body.must_call or (schema is not None and body.callable_tools):
         tools = [tool.model_dump() for tool in body.callable_tools]
         answer = None if body.must_call else json.dumps(schema, ensure_ascii=False)
@@ -154,8 +174,8 @@ def _grammar(body: ChatRequest) -> str:
     return "" if schema is None else _named("response_format", lambda: json_schema(schema))
 
 
-def _named(param: str, make: Callable[[], str]) -> str:
-    """A grammar. Raises Refusal with the name of the field if it cannot be made."""
+def _named(param: str, make: Callable[[], T]) -> T:
+    """What `make` returns. Raises Refusal with the name of the field if it cannot be made."""
     try:
         return make()
     except UsageError as error:
@@ -168,9 +188,19 @@ def text_requests(
     """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
-    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     requests = [
-        GenerateRequest(asked(prompt), plan=plan, params=params, raw=True, cache_scope=scope) for prompt in prompts
+        GenerateRequest(
+            asked(prompt) if isinstance(prompt, str) else (),
+            prompt_ids=() if isinstance(prompt, str) else tuple(prompt),
+            plan=plan,
+            params=params,
+            raw=True,
+            num_best=body.num_best,
+            scores_prompt=bool(body.echo),
+            writes=body.max_tokens != 0,
+            cache_scope=scope,
+        )
+        for prompt in body.prompt
     ]
     return [choice for request in requests for choice in _choices(request, body.n or 1)]
 
@@ -190,7 +220,7 @@ def _params(
     }
     given["top_p"] = None if body.top_p is None else max(body.top_p, 1e-9)
     given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
-    given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    given["stop"] = body.stop
     given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
     given["seed"] = defaults.seed() if body.seed is None else body.seed % 2**64
     given |= body.choice.decoding()
@@ -219,7 +249,8 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
                 raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
+        given_calls = message.tool_calls or (message.function_call and [ToolCall(function=message.function_call)])
+        calls = given_calls and as_objects([call.model_dump() for call in given_calls])
         more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
         messages.append(Message(message.role, text, kept, tuple(recordings)))

@@ -173,3 +173,12 @@ def test_the_older_interface_continues_a_text(served: Running) -> None:
     assert (
         text and "".join(chunk.choices[0].text or "" for chunk in litellm.text_completion(**asked, stream=True)) == text
     )
+
+
+def test_responses_are_those_of_the_gateway(served: Running) -> None:
+    asked = options(served, input=QUESTION, max_output_tokens=MAX_TOKENS)
+    given = {
+        name: asked[name] for name in ("model", "api_base", "api_key", "temperature", "input", "max_output_tokens")
+    }
+    got = litellm.responses(**given)
+    assert got.output[0].content[0].text == expected().text and got.usage.output_tokens == MAX_TOKENS

@@ -8,20 +8,31 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from skydraft.gateway.schema import ChatRequest, TextRequest
+from pydantic import BaseModel
 
-KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
+from skydraft.gateway.messages import MessagesRequest
+from skydraft.gateway.responses import ResponsesRequest
+from skydraft.gateway.schema import ChatRequest, TextRequest
+from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
+
+KINDS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest, "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest, "/v1/responses/input_tokens": ResponsesRequest, "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}  # fmt: skip
 MODELS = ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossless", "fluency", "quality"))]
 # Where any text of the schema would be refused, one that is not; the rest of the schema says enough.
 USUAL: dict[str, list[Any]] = {
     "model": MODELS, "max_tokens": [1, 4, 9], "max_completion_tokens": [1, 4, None], "n": [1, 2, None],
-    "logprobs": [None, False], "gate": [None, "entropy:1", "always"], "accept": [None, "exact", "top:2"],
+    "logprobs": [None, False, True, 2], "gate": [None, "entropy:1", "always"], "accept": [None, "exact", "top:2"],
     "mode": [None, "edge", "cloud", "quality"], "hand_back": [None, 8, "agree:2"], "stop": [None, "a", ["a", "b"]],
     "grammar": [None, None, None, "regex:[0-9]+", "json_object:", 'lark:start: "a"+'], "functions": [None],
     "role": ["user", "user", "assistant", "system", "tool"], "name": ["f", "g", "get_weather"],
     "parameters": [None, {"type": "object", "properties": {"a": {"type": "integer"}}}], "suffix": [None, ""],
     "data": ["", "AAAA", "UklGRiQAAABXQVZFZm10IBAAAAABAAEAgD4AAAB9AAACABAAZGF0YQAAAAA=", "recording 0"],
-    "prompt": ["语速", ["a", "b"]], "schema": [{"type": "object"}, {"enum": ["a", "b"]}, {"type": "string"}],
+    "prompt": ["语速", ["a", "b"], [5, 6], [[5, 6], "a"]],
+    "previous_response_id": [None], "conversation": [None], "max_output_tokens": [1, 4], "tokens": [[1, 2], [5]],
+    "schema": [{"type": "object"}, {"enum": ["a", "b"]}, {"type": "string"}],
     "arguments": ["", "{}", '{"a": "\\ud800"}', '{"a": [1, {"b": null}]}', {"a": 1}, "[" * 500],
 }  # fmt: skip
 TEXTS = [

@@ -301,7 +301,8 @@ def test_the_first_token_of_a_stream_goes_out_before_a_second_round_begins(monke
     async def rounds_before_and_after() -> tuple[int, bool]:
         made = desk.Desk(toy_pair(), 2, 2)
         (ticket,), events = made.submit([request], streams=True)
-        await asyncio.wait_for(events.get(), PATIENCE_S)
+        for _ in (desk.Began, desk.Wrote):
+            await asyncio.wait_for(events.get(), PATIENCE_S)
         await asyncio.sleep(0.2)
         early = events.qsize()
         ticket.has_begun.set()

@@ -1,0 +1,57 @@
+"""Log-probabilities in OpenAI's shapes, for chats and for texts."""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from skydraft.decoding.scoring import Score
+from skydraft.engines.vocab import Vocab
+
+_LEAST = -9999.0  # JSON has no infinity
+
+
+def token_text(data: bytes) -> str:
+    """A token's text; as OpenAI does, bytes that are no whole characters are spelled out."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def chat_logprobs(vocab: Vocab, scores: Seq[Score]) -> dict[str, Any]:
+    """The `logprobs` of a choice of a chat."""
+
+    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
+        data = vocab.name_bytes(token_id)
+        return {"token": token_text(data), "logprob": _number(logprob), "bytes": list(data)}
+
+    content = [
+        entry(each.token_id, each.logprob) | {"top_logprobs": [entry(*best) for best in each.best]} for each in scores
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, Any]:
+    """The `logprobs` of the part of a text that begins after `offset` characters."""
+    names = [vocab.name_bytes(each.token_id) for each in scores]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    starts = itertools.accumulate((len(decoder.decode(name)) for name in names), initial=offset)
+    return {
+        "tokens": [token_text(name) for name in names],
+        "token_logprobs": [_number(each.logprob) for each in scores],
+        "top_logprobs": [None if each.logprob is None else _best(vocab, each) for each in scores],
+        "text_offset": list(itertools.islice(starts, len(names))),
+    }
+
+
+def _best(vocab: Vocab, score: Score) -> dict[str, float | None]:
+    """The best tokens of a place, best first, and the one that stands there."""
+    all_told = dict([*score.best, (score.token_id, score.logprob)])
+    return {token_text(vocab.name_bytes(each)): _number(logprob) for each, logprob in all_told.items()}
+
+
+def _number(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _LEAST)

@@ -1,0 +1,202 @@
+"""Anthropic's `/v1/messages` over chat completions: text and tools."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from skydraft.gateway.answers import Answer, Shape
+from skydraft.gateway.desk import Event
+from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.schema import MAX_STOPS, MaxTokens, Some, Translated
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+          429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+
+
+class _Text(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class _Use(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _Result(BaseModel):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[Some[_Text], Field(max_length=256)] = ""
+
+
+class _Thought(BaseModel):
+    """Of another model; this one does not read it."""
+
+    type: Literal["thinking", "redacted_thinking"]
+
+
+_Blocks = Annotated[
+    Some[Annotated[_Text | _Use | _Result | _Thought, Field(discriminator="type")]], Field(max_length=256)
+]
+
+
+class _Message(BaseModel):
+    role: Literal["user", "assistant"]
+    content: str | _Blocks
+
+
+class _Tool(BaseModel):
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class _Choice(BaseModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class MessagesRequest(Translated):
+    """`POST /v1/messages`. Without `max_tokens` an answer may fill the context."""
+
+    messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
+    system: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
+    max_tokens: MaxTokens = None
+    stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
+    top_k: int | None = None
+    tools: Annotated[Some[_Tool], Field(max_length=128)] | None = None
+    tool_choice: _Choice | None = None
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Messages, tools and limits as chat completions call them."""
+        chosen = self.tool_choice or _Choice(type="auto")
+        choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
+        system = [{"role": "system", "content": _words(self.system)}] if self.system else []
+        return {
+            "messages": [*system, *(each for message in self.messages for each in _turns(message))],
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "top_k": self.top_k,
+            "tools": self.tools and [{"type": "function", "function": _function(tool)} for tool in self.tools],
+            "tool_choice": choice.get(chosen.type, chosen.type) if self.tools else None,
+            "parallel_tool_calls": not chosen.disable_parallel_tool_use,
+        }
+
+
+def _function(tool: _Tool) -> dict[str, Any]:
+    said = {"description": tool.description} if tool.description is not None else {}
+    return {"name": tool.name, **said, "parameters": tool.input_schema}
+
+
+def _words(content: str | list[_Text]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _turns(message: _Message) -> Iterator[dict[str, Any]]:
+    """One of Anthropic's messages as OpenAI's: results are messages of their own, before the words."""
+    blocks = [_Text(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+    for result in (block for block in blocks if isinstance(block, _Result)):
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _words(result.content)}
+    texts = [block for block in blocks if isinstance(block, _Text)]
+    uses = [block for block in blocks if isinstance(block, _Use)]
+    calls = [{"id": use.id, "function": {"name": use.name, "arguments": use.input}} for use in uses]
+    if texts or calls:
+        yield {"role": message.role, "content": _words(texts), "tool_calls": calls or None}
+
+
+class MessagesAnswer(Answer):
+    """One message under way: its blocks, made of the chunks of a chat completion. The last block may be open."""
+
+    ending = b""
+
+    def __init__(self, body: MessagesRequest, num_choices: int, shape: Shape) -> None:
+        super().__init__(body, num_choices, shape)
+        self._stops = body.stop_sequences or []
+        self._frame = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": body.model}
+        self._blocks: list[str] = []  # their types
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The message before its first block."""
+        usage = {"input_tokens": self.choices[0].num_prompt_tokens, "output_tokens": 0}
+        ending = {"stop_reason": None, "stop_sequence": None}
+        yield {"type": "message_start", "message": self._frame | {"content": [], **ending, "usage": usage}}
+
+    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
+        """Add an event of the desk; returns events of the stream. Raises the event if it is an error."""
+        for chunk in super().take(index, event):
+            delta = chunk["choices"][0]["delta"]
+            if text := delta.get("content"):
+                if self._blocks[-1:] != ["text"]:
+                    yield from self._begin({"type": "text", "text": ""})
+                yield self._event("delta", delta={"type": "text_delta", "text": text})
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    use = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+                    yield from self._begin(use)
+                if more := call["function"]["arguments"]:
+                    yield self._event("delta", delta={"type": "input_json_delta", "partial_json": more})
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._end()
+        self._blocks.append(block["type"])
+        yield self._event("start", content_block=block)
+
+    def _end(self) -> Iterator[dict[str, Any]]:
+        if self._blocks:
+            yield self._event("stop")
+
+    def _event(self, name: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{name}", "index": len(self._blocks) - 1, **fields}
+
+    def last(self) -> Iterator[dict[str, Any]]:
+        """The end of the last block and of the message."""
+        yield from self._end()
+        ending = self._ending()
+        yield {"type": "message_delta", "delta": ending, "usage": self._used()}
+        yield {"type": "message_stop"}
+
+    def _ending(self) -> dict[str, Any]:
+        (choice,) = self.choices
+        reason = {"length": "max_tokens", "tool_calls": "tool_use"}.get(choice.finish_reason or "", "end_turn")
+        stops = choice.finish == "stop_string" and reason == "end_turn"
+        only = self._stops[0] if stops and len(self._stops) == 1 else None
+        return {"stop_reason": "stop_sequence" if stops else reason, "stop_sequence": only}
+
+    def _used(self) -> dict[str, int]:
+        usage = self.usage
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        read = {"input_tokens": usage["prompt_tokens"] - cached, "cache_read_input_tokens": cached}
+        return read | {"cache_creation_input_tokens": 0, "output_tokens": usage["completion_tokens"]}
+
+    def whole(self) -> dict[str, Any]:
+        """The complete message."""
+        (choice,) = self.choices
+        content: list[dict[str, Any]] = [{"type": "text", "text": choice.text}] if choice.text else []
+        for call in choice.calls:
+            function = call["function"]
+            given = {"name": function["name"], "input": _object(function["arguments"])}
+            content.append({"type": "tool_use", "id": call["id"], **given})
+        return self._frame | {"content": content, **self._ending(), "usage": self._used()}
+
+    @staticmethod
+    def refused(refusal: Refusal) -> dict[str, Any]:
+        """Anthropic's error object."""
+        kind = _KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+def _object(arguments: str) -> Any:
+    """The arguments of a call; none where the answer was cut within them."""
+    try:
+        return json.loads(arguments)
+    except json.JSONDecodeError:
+        return {}

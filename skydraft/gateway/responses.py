@@ -1,0 +1,287 @@
+"""OpenAI's `/v1/responses` over chat completions: nothing is kept between requests."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from skydraft.gateway.answers import Answer, Shape
+from skydraft.gateway.desk import Event
+from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, Translated
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class _Text(BaseModel):
+    type: Literal["input_text", "output_text", "text"]
+    words: str = Field(validation_alias="text")
+
+
+class _Declined(BaseModel):
+    type: Literal["refusal"]
+    words: str = Field(validation_alias="refusal")
+
+
+_Content = (
+    str | Annotated[Some[Annotated[_Text | _Declined | AudioPart, Field(discriminator="type")]], Field(max_length=256)]
+)
+
+
+class _Message(BaseModel):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Content
+
+
+class _Call(BaseModel):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _Result(BaseModel):
+    call_id: str
+    output: _Content
+
+
+class _Thought(BaseModel):
+    """Of another model; this one does not read it."""
+
+
+def _kind(item: Any) -> str | None:
+    return item.get("type", "message") if isinstance(item, dict) else None
+
+
+_Item = Annotated[
+    Annotated[_Message, Tag("message")]
+    | Annotated[_Call, Tag("function_call")]
+    | Annotated[_Result, Tag("function_call_output")]
+    | Annotated[_Thought, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+class _Tool(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["function"]
+    name: str
+
+
+class _Named(BaseModel):
+    type: Literal["function"]
+    name: str
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class _TextOptions(BaseModel):
+    format: _Format | None = None
+
+
+class ResponsesRequest(Translated):
+    """`POST /v1/responses`. What would need a memory on the server is refused."""
+
+    input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
+    instructions: str | None = None
+    max_output_tokens: MaxTokens = None
+    tools: Annotated[Some[_Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _Named | None = None
+    parallel_tool_calls: bool | None = None
+    text: _TextOptions | None = None
+    include: Annotated[Some[str], Field(max_length=32)] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    metadata: dict[str, Any] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    background: Literal[False] | None = None
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Messages, tools, format and log-probabilities as chat completions call them."""
+        form = self.text.format if self.text else None
+        choice = self.tool_choice
+        scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return {
+            "messages": self._messages(),
+            "max_tokens": self.max_output_tokens,
+            "tools": self.tools and [{"type": "function", "function": {"name": tool.name, **(tool.model_extra or {})}}
+                                     for tool in self.tools],
+            "tool_choice": {"type": "function", "function": {"name": choice.name}}
+            if isinstance(choice, _Named) else choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": form and {"type": form.type, "json_schema": form.model_extra},
+            "logprobs": scored,
+            "top_logprobs": self.top_logprobs if scored else None,
+        }  # fmt: skip
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """The conversation: calls belong to the assistant's message before them."""
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            if isinstance(item, _Message):
+                messages.append({"role": item.role, "content": _parts(item.content)})
+            elif isinstance(item, _Result):
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
+            elif isinstance(item, _Call):
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                function = {"name": item.name, "arguments": item.arguments}
+                messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+        return messages
+
+
+def _parts(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    return [part if isinstance(part, AudioPart) else TextPart(type="text", text=part.words) for part in content]
+
+
+class ResponsesAnswer(Answer):
+    """One response under way: its items, made of the chunks of a chat completion. The last item may be open."""
+
+    ending = b""
+
+    def __init__(self, body: ResponsesRequest, num_choices: int, shape: Shape) -> None:
+        super().__init__(body, num_choices, shape)
+        self._body = body
+        self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
+        self._items: list[dict[str, Any]] = []
+        self._scored: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
+        self._numbers = itertools.count()
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The response before its first item."""
+        for name in ("created", "in_progress"):
+            yield self._event(name, response=self._response("in_progress"))
+
+    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
+        """Add an event of the desk; returns events of the stream. Raises the event if it is an error."""
+        for chunk in super().take(index, event):
+            (choice,) = chunk["choices"]
+            self._scored += (choice.get("logprobs") or {"content": []})["content"]
+            if text := choice["delta"].get("content"):
+                yield from self._text(text)
+            for call in choice["delta"].get("tool_calls", ()):
+                yield from self._call(call)
+
+    def _text(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._items or self._items[-1]["type"] != "message":
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "status": "in_progress", "role": "assistant"}
+            yield from self._begin(message | {"content": []})
+            self._items[-1]["content"] = [part]
+            yield self._event("content_part.added", **self._place, content_index=0, part=dict(part))
+        part = self._items[-1]["content"][0]
+        part["text"] += text
+        scored, self._scored = self._scored, []
+        part["logprobs"] += scored
+        yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=scored)
+
+    def _call(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Add a piece of a call, or a new one."""
+        if "id" in call:
+            name, ids = call["function"]["name"], {"id": f"fc_{uuid.uuid4().hex}", "call_id": call["id"]}
+            item = {"type": "function_call", "status": "in_progress", "name": name, "arguments": ""}
+            yield from self._begin(ids | item)
+        if more := call["function"]["arguments"]:
+            self._items[-1]["arguments"] += more
+            yield self._event("function_call_arguments.delta", **self._place, delta=more)
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._end("completed")
+        self._items.append(item)
+        yield self._event("output_item.added", output_index=len(self._items) - 1, item=dict(item))
+
+    def _end(self, status: str) -> Iterator[dict[str, Any]]:
+        """Close the last item, if there is one."""
+        if not self._items:
+            return
+        item = self._items[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            (part,) = item["content"]
+            done = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._event("output_text.done", **self._place, content_index=0, **done)
+            yield self._event("content_part.done", **self._place, content_index=0, part=part)
+        else:
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("function_call_arguments.done", **self._place, **done)
+        yield self._event("output_item.done", output_index=len(self._items) - 1, item=item)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    @staticmethod
+    def _event(event: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"response.{event}", **fields}
+
+    def as_event(self, chunk: dict[str, Any]) -> bytes:
+        """An event of the stream, numbered in the order in which they are sent."""
+        return super().as_event(chunk | {"sequence_number": next(self._numbers)})
+
+    def last(self) -> Iterator[dict[str, Any]]:
+        """The end of the last item, and the complete response."""
+        if not self._items:
+            yield from self._text("")
+        status = "incomplete" if self.choices[0].finish == "length" else "completed"
+        yield from self._end(status)
+        yield self._event(status, response=self._response(status))
+
+    def whole(self) -> dict[str, Any]:
+        """The complete response."""
+        *_, last = self.last()
+        response: dict[str, Any] = last["response"]
+        return response
+
+    def failed(self, refusal: Refusal) -> dict[str, Any]:
+        """The response, which could not be completed."""
+        code = "server_error" if refusal.status >= 500 else "invalid_prompt"
+        error = {"code": code, "message": refusal.message}
+        return self._event("failed", response=self._response("failed") | {"error": error})
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """The response so far, with what the client asked for."""
+        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "previous_response_id"}
+        given = {"text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
+        asked, usage = self._body.model_dump(include=copied | given), self.usage
+        is_over = status in ("completed", "incomplete")
+        used = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        }
+        response = {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [] if status == "in_progress" else self._items,
+            "usage": used if is_over else None,
+            "text": asked["text"] or {"format": {"type": "text"}},
+            "tools": asked["tools"] or [],
+            "tool_choice": asked["tool_choice"] or "auto",
+            "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
+            "metadata": asked["metadata"] or {},
+            "store": False,
+            "truncation": "disabled",
+        }
+        response |= {name: asked[name] for name in copied}
+        return response | ({"skydraft": self._ours(self.choices[0])} if is_over and self._shape.extension else {})

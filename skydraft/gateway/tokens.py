@@ -1,0 +1,47 @@
+"""`/tokenize` and `/detokenize`: text to tokens and back, in the words of llama.cpp and of vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, Field
+
+from skydraft.engines.vocab import Vocab
+from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.schema import TokenIds
+
+
+class TokenizeRequest(BaseModel):
+    """`POST /tokenize`. Special tokens that are written out are read as such, and none is added unless asked for."""
+
+    content: str = Field(validation_alias=AliasChoices("content", "prompt"))
+    add_special: bool = Field(False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
+    with_pieces: bool = False
+
+    def answer(self, vocab: Vocab) -> dict[str, Any]:
+        """The tokens."""
+        token_ids = vocab.encode(vocab.bos_text * self.add_special + self.content)
+        tokens = [_piece(vocab, each) for each in token_ids] if self.with_pieces else token_ids
+        return {"tokens": tokens, "count": len(token_ids)}
+
+
+class DetokenizeRequest(BaseModel):
+    """`POST /detokenize`. Special tokens are written out."""
+
+    tokens: TokenIds
+
+    def answer(self, vocab: Vocab) -> dict[str, Any]:
+        """The text."""
+        if max(self.tokens) >= vocab.size:
+            raise Refusal(400, f"A token id is outside the vocabulary of {vocab.size} tokens.", param="tokens")
+        text = vocab.written(self.tokens)
+        return {"content": text, "prompt": text}
+
+
+def _piece(vocab: Vocab, token_id: int) -> dict[str, Any]:
+    """A token and its text, or its bytes where these are no whole characters."""
+    data = vocab.name_bytes(token_id)
+    try:
+        return {"id": token_id, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": token_id, "piece": list(data)}

@@ -1,0 +1,110 @@
+"""Scores: each is the log-softmax of the raw row of the model whose token it is, whatever the mode and the choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, api, make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.scoring import prompt_scores, score
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError
+from skydraft.prompts.messages import asked
+from skydraft.types import Prompt
+
+from ..serving import serving
+from ..toys import law
+
+MODES = ["edge", "cloud", "lossless", "fluency", "quality"]
+
+
+def row_after(engine: Engine, prefix: tuple[int, ...]) -> np.ndarray:
+    """Log-probabilities [vocab] of the token after `prefix`, computed without the module under test."""
+    with engine.floor:
+        sequence = engine.open(prefix)
+        row = sequence.extend(prefix[-1:])[0].astype(np.float64)
+        sequence.close()
+    return row - np.logaddexp.reduce(row)
+
+
+@law(60)
+@given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30), st.integers(0, 40), st.data())
+def test_a_score_is_the_log_softmax_and_the_best_come_first(
+    logits: list[float], num_best: int, data: st.DataObject
+) -> None:
+    row = np.array(logits, np.float32)
+    token_id = data.draw(st.integers(0, len(logits) - 1))
+    told = score(row, token_id, num_best)
+    want = row.astype(np.float64) - np.logaddexp.reduce(row.astype(np.float64))
+    assert told.token_id == token_id and told.logprob == pytest.approx(want[token_id], abs=1e-9)
+    best = sorted(range(len(want)), key=lambda each: -want[each])[:num_best]
+    assert [logprob for _, logprob in told.best] == pytest.approx([want[each] for each in best], abs=1e-9)
+    assert all(logprob == pytest.approx(want[each], abs=1e-9) for each, logprob in told.best)
+
+
+def test_a_token_that_is_ruled_out_has_no_chance() -> None:
+    told = score(np.array([0.0, -np.inf], np.float32), 1, 2)
+    assert told.logprob == -np.inf and told.best == ((0, 0.0), (1, -np.inf))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("temperature", "grammar"), [(0.0, ""), (0.9, ""), (0.7, "regex:语速[a-z]{3}(快|慢)+")])
+def test_each_token_has_the_score_of_its_author(mode: str, temperature: float, grammar: str) -> None:
+    if grammar:
+        pytest.importorskip("llguidance")
+    edge, target = open_toy("toy:drift=0.4"), open_toy("toy")
+    params = DecodingParams(max_new_tokens=24, temperature=temperature, seed=3, grammar=grammar or None)
+    plain = GenerateRequest(asked("语速"), plan=make_plan(mode), params=params)
+    generation = api.start(replace(plain, num_best=2), edge=edge, cloud=target)
+    scores = [told for done, _ in generation.rounds() for told in generation.scores(done)]
+    assert [told.token_id for told in scores] == list(generation.token_ids)
+    prefix = generation.prompts.edge.token_ids
+    for told, origin in zip(scores, generation.origins, strict=True):
+        want = row_after(edge if origin in ("edge", "skipped") else target, prefix)
+        assert told.logprob == pytest.approx(want[told.token_id], abs=1e-6)
+        assert [each for each, _ in told.best] == list(np.argsort(-want, kind="stable")[:2])
+        prefix += (told.token_id,)
+    same = api.start(plain, edge=edge, cloud=target).run()  # scoring changes no token
+    assert same.token_ids == generation.token_ids and same.origins == generation.origins
+
+
+def test_a_prompt_is_scored_token_by_token_in_parts() -> None:
+    engine = open_toy("toy")
+    token_ids = tuple(int(each) for each in np.random.default_rng(0).integers(0, engine.vocab.size, 150))
+    first, *scores = prompt_scores(engine, Prompt(token_ids), 0)
+    assert (first.token_id, first.logprob, len(scores)) == (token_ids[0], None, 149)
+    for length, told in enumerate(scores, 1):
+        assert told.token_id == token_ids[length] and not told.best
+        assert told.logprob == pytest.approx(row_after(engine, token_ids[:length])[told.token_id], abs=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "author"), [("edge", "edge"), ("quality", "target"), ("cloud", "target")])
+def test_a_prompt_is_scored_by_the_model_whose_text_follows(mode: str, author: str) -> None:
+    models = {"edge": open_toy("toy:drift=0.4"), "target": open_toy("toy")}
+    request = GenerateRequest(
+        (), prompt_ids=models["edge"].vocab.encode("语速快"), plan=make_plan(mode), num_best=0, scores_prompt=True,
+        writes=False,
+    )  # fmt: skip
+    with api.start(request, edge=models["edge"], cloud=models["target"]) as generation:
+        scores = list(generation.prompt_scores())
+        assert generation.finish_reason == "length" and generation.run().token_ids == ()
+    assert scores == list(prompt_scores(models[author], Prompt(request.prompt_ids), 0))
+
+
+def test_a_target_over_a_link_has_none() -> None:
+    edge = open_toy("toy")
+    request = GenerateRequest(asked("语速"), plan=make_plan("quality"), num_best=0)
+    with serving(open_toy("toy")) as server:
+        cloud = skydraft.connect(f"127.0.0.1:{server.port}")
+        with pytest.raises(OptionError, match="do not cross the wire"):
+            api.start(request, edge=edge, cloud=cloud)
+        alone = api.start(replace(request, plan=make_plan("edge")), edge=edge, cloud=cloud)
+        assert all(alone.scores(done) for done, _ in alone.rounds())
+        cloud.close()

@@ -1,0 +1,147 @@
+"""Log-probabilities, token ids and tokens, as the clients of OpenAI, llama.cpp and vLLM ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+import skydraft
+from skydraft.decoding.scoring import Score, prompt_scores
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.logprobs import chat_logprobs, text_logprobs
+from skydraft.gateway.pair import Pair
+from skydraft.types import Prompt
+
+from ..later import later
+from ..serving import serving
+from ..toys import EOS, IDS, VOCAB
+from .running import PATIENCE_S, Running, gateway
+from .test_openai_sdk import ASKED, expected
+
+openai = later("openai")
+TEXT = "语速快慢我"
+
+
+@pytest.fixture
+def client(served: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+def post(served: Running, path: str, **body: Any) -> Any:
+    return httpx.post(f"{served.url}/{path}", json=body, timeout=PATIENCE_S)
+
+
+def complete(served: Running, prompt: Any, **more: Any) -> Any:
+    """As lm-eval asks for log-likelihoods."""
+    body = {"model": "skydraft-cloud", "prompt": prompt, "temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True}
+    return post(served, "v1/completions", **body | more).json()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_prompt_has_the_log_likelihoods_of_its_model(served: Running, max_tokens: int) -> None:
+    vocab, token_ids = open_toy("toy").vocab, open_toy("toy").vocab.encode(TEXT)
+    for model, name in (("skydraft-cloud", "toy"), ("skydraft-edge", "toy:drift=0.2")):
+        want = list(prompt_scores(open_toy(name), Prompt(token_ids), 1))
+        for prompt in (TEXT, list(token_ids)):
+            answer = complete(served, prompt, model=model, max_tokens=max_tokens)
+            (choice,) = answer["choices"]
+            told = choice["logprobs"]
+            assert told["token_logprobs"][: len(want)] == [each.logprob for each in want]
+            assert told["tokens"][: len(want)] == list(TEXT) and told["top_logprobs"][0] is None
+            for score, top in zip(want[1:], told["top_logprobs"][1:], strict=False):
+                assert max(top.values()) == score.best[0][1] and score.logprob in top.values()
+            assert len(told["tokens"]) == len(want) + max_tokens == answer["usage"]["total_tokens"]
+            assert choice["text"][: len(TEXT)] == TEXT and told["text_offset"][: len(want)] == list(range(len(want)))
+    assert vocab.decode(token_ids) == TEXT
+
+
+def test_a_batch_of_token_ids_is_that_of_its_texts(served: Running) -> None:
+    vocab = open_toy("toy").vocab
+    texts = ["语速", "情绪快"]
+    batch = complete(served, [list(vocab.encode(text)) for text in texts], max_tokens=8)
+    assert batch["choices"] == complete(served, texts, max_tokens=8)["choices"]
+    for choice, text in zip(batch["choices"], texts, strict=True):
+        assert choice["text"] == complete(served, text, max_tokens=8)["choices"][0]["text"]
+
+
+def test_a_stream_has_the_same_log_probabilities(served: Running, client: openai.OpenAI) -> None:
+    options: Any = {"model": "skydraft-quality", "prompt": TEXT, "max_tokens": 12, "logprobs": 2, "echo": True}
+    whole = client.completions.create(**options).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True)]
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        parts = [getattr(chunk.logprobs, name) for chunk in chunks if chunk.logprobs]
+        assert len(parts) > 2 and [each for part in parts for each in part] == getattr(whole.logprobs, name)
+
+
+@pytest.mark.parametrize("mode", ["edge", "cloud", "lossless", "quality"])
+def test_a_chat_has_those_of_its_tokens(client: openai.OpenAI, mode: str) -> None:
+    options: Any = {"model": f"skydraft-{mode}", "messages": ASKED, "max_tokens": 20, "logprobs": True}
+    want = expected(mode, max_new_tokens=20)
+    whole = client.chat.completions.create(**options, top_logprobs=3).choices[0]
+    assert "".join(token.token for token in whole.logprobs.content) == whole.message.content == want.text
+    for token in whole.logprobs.content:
+        assert bytes(token.bytes).decode() == token.token and len(token.top_logprobs) == 3
+        assert token.logprob <= token.top_logprobs[0].logprob <= 0
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**options, top_logprobs=3, stream=True)]
+    assert [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content] == whole.logprobs.content
+    plain = client.chat.completions.create(**options).choices[0].logprobs.content
+    assert all(token.top_logprobs == [] for token in plain) and len(plain) == 20
+
+
+def test_a_target_over_a_link_is_refused_and_the_edge_alone_is_not() -> None:
+    with serving(open_toy("toy")) as server:
+        cloud = skydraft.connect(f"127.0.0.1:{server.port}")
+        with gateway(Pair(open_toy("toy", 4096, 6), cloud)) as running:
+            refused = running.chat(model="skydraft-quality", logprobs=True)
+            assert refused.status_code == 400 and "do not cross the wire" in refused.json()["error"]["message"]
+            assert running.chat(model="skydraft-edge", logprobs=True).json()["choices"][0]["logprobs"]["content"]
+        cloud.close()
+
+
+def test_tokens_that_are_no_text_are_spelled_out_and_special_ones_named() -> None:
+    half = IDS["员".encode()[:1]]
+    scores = [Score(half, None), Score(EOS, float("-inf"), ((half, -1.0),)), Score(IDS["我们".encode()], -0.5)]
+    told = text_logprobs(VOCAB, scores, 7)
+    assert told["tokens"] == ["bytes:\\xe5", "<eos>", "我们"] and told["token_logprobs"] == [None, -9999.0, -0.5]
+    assert told["top_logprobs"][:2] == [None, {"bytes:\\xe5": -1.0, "<eos>": -9999.0}]
+    content = chat_logprobs(VOCAB, scores[1:])["content"]
+    assert content[0]["token"] == "<eos>" and content[0]["top_logprobs"][0]["bytes"] == [0xE5]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 0}, {"logprobs": 21}, {"prompt": [5, -1]}, {"prompt": [5, 99999]}, {"prompt": [[]]},
+        {"prompt": [5, "a"]}, {"prompt": [1.5]}, {"prompt": [[1], [True]]}, {"prompt": [[1]] * 9}, {"prompt": []},
+    ],
+)  # fmt: skip
+def test_prompts_that_are_none_are_refused(served: Running, more: dict[str, Any]) -> None:
+    reply = post(served, "v1/completions", **{"model": "skydraft", "prompt": "a"} | more)
+    assert reply.status_code == 400 and len(reply.json()["error"]["message"].splitlines()) == 1
+
+
+def test_text_becomes_tokens_and_tokens_text(served: Running) -> None:
+    token_ids = list(open_toy("toy").vocab.encode(TEXT))
+    assert post(served, "tokenize", content=TEXT).json() == {"tokens": token_ids, "count": len(token_ids)}
+    assert (
+        post(served, "tokenize", model="skydraft", prompt=TEXT, add_special_tokens=False).json()["tokens"] == token_ids
+    )
+    pieces = post(served, "tokenize", content=TEXT, with_pieces=True).json()["tokens"]
+    assert pieces == [{"id": each, "piece": text} for each, text in zip(token_ids, TEXT, strict=True)]
+    assert post(served, "detokenize", tokens=token_ids).json() == {"content": TEXT, "prompt": TEXT}
+    assert post(served, "detokenize", tokens=[10**6]).status_code == 400
+
+
+def test_prompts_are_counted_without_an_answer(served: Running) -> None:
+    counted = post(served, "v1/chat/completions/input_tokens", model="skydraft", messages=ASKED)
+    assert counted.json()["input_tokens"] == expected("edge", max_new_tokens=1).num_prompt_tokens
+    assert post(served, "v1/chat/completions/input_tokens", model="other", messages=ASKED).status_code == 404
+
+
+def test_an_unknown_path_names_those_that_are_served(served: Running) -> None:
+    reply = post(served, "v1/embeddings")
+    said = reply.json()["error"]["message"]
+    assert reply.status_code == 404 and "/v1/responses," in said and "/v1/messages," in said and "/tokenize," in said
