@@ -2,6 +2,7 @@
 
     python -m bench.structured schemas [--from N] [--num N] [--to FILE]   60 schemas: what fits, lossless == cloud
     python -m bench.structured tasks [--from N] [--num N] [--to FILE]     60 tasks with one right answer, in six ways
+    python -m bench.structured auto [--to FILE] [--modes M,M]             tool_choice auto: calls where they are wanted
     python -m bench.structured speed [--num N]                            tokens a second with and without a grammar
     python -m bench.structured summary FILE...                            the figures of what `--to` has written
 
@@ -22,6 +23,7 @@ import numpy as np
 
 import skydraft
 from bench.server import ServerProcess
+from bench.structured_auto import MODES, run_auto, show_auto
 from bench.structured_checks import is_right
 from bench.structured_speed import speed
 from bench.structured_summary import found_in, show
@@ -153,15 +155,20 @@ def all_schemas() -> list[Line]:
 
 def all_tasks() -> list[Line]:
     """The tasks, calls and extractions in turn; calls of a set of tools, whose prompts begin alike, in pairs."""
+    calls, every = all_calls("structured_tasks.jsonl"), lines_of(HERE / "structured_tasks.jsonl")
+    return [task for both in zip(calls, every[len(calls) :], strict=True) for task in both]
+
+
+def all_calls(file: str) -> list[Line]:
+    """The lines of a file that have a set of tools, with these tools."""
     sets = {line["set"]: line["tools"] for line in lines_of(HERE / "structured_tools.jsonl")}
-    every = lines_of(HERE / "structured_tasks.jsonl")
-    calls = [
+    every = lines_of(HERE / file)
+    return [
         {**task, "tools": [{"type": "function", "function": each} for each in sets[task["set"]]]}
         for pair in (slice(0, 2), slice(2, 4), slice(4, 5))
         for name in sets
         for task in [task for task in every if task.get("set") == name][pair]
     ]
-    return [task for both in zip(calls, every[len(calls) :], strict=True) for task in both]
 
 
 def tasks(chosen: list[Line], to: Path, num_threads: int, ways: list[str]) -> None:
@@ -217,18 +224,25 @@ def judged(cloud: Engine, request: GenerateRequest, generation: Generation) -> L
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["schemas", "tasks", "speed", "summary"])
+    parser.add_argument("what", choices=["schemas", "tasks", "auto", "speed", "summary"])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--from", type=int, default=0, dest="first", help="skip so many")
     parser.add_argument("--num", type=int, default=None, help="at most so many")
     parser.add_argument("--to", type=Path, default=None, help="where results are kept (default: structured_WHAT.out)")
     parser.add_argument("--ways", default=";".join(WAYS), help="only these of the tasks, with ; between them")
+    parser.add_argument("--modes", default=",".join(MODES), help="only these of auto")
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
     if given.what == "summary":
         show([line for path in given.files for line in lines_of(path)], all_schemas(), all_tasks())
         return
     print(machine())
+    if given.what == "auto":
+        both = all_calls("structured_tasks.jsonl") + all_calls("structured_questions.jsonl")
+        kept = Kept(given.to or Path("structured_auto.out"))
+        run_auto(both, load_sides(given.threads), kept, given.modes.split(","), request_of)
+        show_auto(both, kept)
+        return
     if given.what == "speed":
         without_tools = [task for task in all_tasks() if "schema" in task]
         speed(load_sides(1), without_tools[: given.num or 12], request_of, PART_LEN)

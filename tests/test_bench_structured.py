@@ -60,6 +60,12 @@ def test_there_are_60_schemas_that_are_schemas() -> None:
         jsonschema.Draft202012Validator.check_schema(row["schema"])
 
 
+def test_there_are_30_questions_that_want_no_call() -> None:
+    sets = {line["set"] for line in lines("structured_tools.jsonl")}
+    rows = lines("structured_questions.jsonl")
+    assert len({row["prompt"] for row in rows}) == 30 and {row["set"] for row in rows} == sets
+
+
 def test_there_are_60_tasks_whose_answers_fit() -> None:
     sets = {line["set"]: {tool["name"]: tool for tool in line["tools"]} for line in lines("structured_tools.jsonl")}
     rows = lines("structured_tasks.jsonl")

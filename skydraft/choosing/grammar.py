@@ -38,6 +38,7 @@ _MAX_COMPILED = 16  # for each vocabulary; besides those in use
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 # A model that hesitates between a space and the next field could write spaces until its length ends.
 _WHITESPACE = r"[ \n\t]{1,32}"
+_MARKS = ("<tool_call>", "</tool_call>")  # each is one token where a tokenizer knows it, whatever follows
 # Arguments of llguidance's LLParserLimits, here and there. A step of a matcher ends within some milliseconds.
 LIMITS: dict[str, int | bool] = {
     "initial_lexer_fuel": 300_000,
@@ -113,9 +114,10 @@ class Spelling:
 
 
 class CompiledGrammar:
-    """A grammar compiled for a vocabulary; any thread may ask it for matchers."""
+    """A grammar compiled for a vocabulary; any thread may ask it for matchers. `marks` are tokens by their bytes."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, marks: dict[bytes, int]) -> None:
+        self.marks = marks
         self._matcher = matcher
         self._lock = threading.Lock()
 
@@ -132,6 +134,8 @@ class _Grammars:
         self._library = _llguidance()
         spelling = Spelling(vocab)
         self._may_force = len(spelling.single) == 256  # any text can be spelled
+        spelled = {mark.encode(): spelling(mark) for mark in _MARKS if self._may_force}
+        self._marks = {mark: token_ids[0] for mark, token_ids in spelled.items() if len(token_ids) == 1}
         self._tokenizer = self._library.LLTokenizer(spelling, eos_token=sorted(vocab.end_ids))
         self._in_use: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
         self._latest: OrderedDict[str, CompiledGrammar] = OrderedDict()
@@ -160,7 +164,7 @@ class _Grammars:
         )
         if matcher.is_error():
             raise _refused(text, matcher.get_error())
-        return CompiledGrammar(matcher)
+        return CompiledGrammar(matcher, self._marks)
 
 
 _known: WeakKeyDictionary[Vocab, _Grammars] = WeakKeyDictionary()
@@ -296,9 +300,18 @@ class GrammarAlong(Follower):
             else:
                 mask = np.unpackbits(bits, count=self._size, bitorder="little").view(bool)
                 mask[self._end_ids] = self._matcher.is_accepting()
+                self._force_mark(mask)
         if not mask.any():
             mask[self._end_ids] = True
         return mask
+
+    def _force_mark(self, mask: Mask) -> None:
+        """Allow nothing but a mark where one must come: llguidance allows its parts too if more text could follow."""
+        marks = self._compiled.marks
+        ahead = self._matcher.compute_ff_bytes() if marks else b""
+        for token_id in (token_id for mark, token_id in marks.items() if ahead.startswith(mark)):
+            mask[:] = False
+            mask[token_id] = True
 
     def _leave_dead_end(self) -> None:
         """Rebuild the matcher after a dead end. Raises GrammarRefused for any other error."""

@@ -15,7 +15,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.gateway.desk import Ended, Event, Wrote
 from skydraft.gateway.schema import ChatRequest, TextRequest
-from skydraft.prompts.tool_calls import CallReader, Piece
+from skydraft.prompts.tool_calls import CallReader, EnforcedReader, Piece
 from skydraft.types import FinishReason, StepRecord, Token
 
 DONE = b"data: [DONE]\n\n"
@@ -60,12 +60,18 @@ class Shape:
             calls_are_certain=isinstance(body, ChatRequest) and body.calls_are_certain,
         )
 
+    def reader(self) -> CallReader | EnforcedReader | None:
+        """What finds the calls in one choice."""
+        if not self.tools:
+            return None
+        return EnforcedReader() if self.calls_are_certain else CallReader(self.tools)
+
 
 @dataclass
 class Choice:
     """One choice so far. `calls` are its tool calls as OpenAI writes them."""
 
-    reader: CallReader | None
+    reader: CallReader | EnforcedReader | None
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -76,7 +82,7 @@ class Choice:
 
     def read(self, text: str) -> list[Piece]:
         """Split new text into text and pieces of tool calls."""
-        return list(self.reader.push(text)) if self.reader else [text]
+        return self.reader.push(text) if self.reader else [text]
 
     def take(self, pieces: Seq[Piece]) -> dict[str, Any]:
         """Add pieces to the choice; returns them as a delta."""
@@ -115,10 +121,7 @@ class Answer:
 
     def __init__(self, model: str, num_choices: int, shape: Shape) -> None:
         self._shape = shape
-        certain = shape.calls_are_certain
-        self.choices = [
-            Choice(CallReader(shape.tools, certain=certain) if shape.tools else None) for _ in range(num_choices)
-        ]
+        self.choices = [Choice(shape.reader()) for _ in range(num_choices)]
         kind = ("chat.completion" if shape.chat else "text_completion") + (".chunk" if shape.chat else "")
         self._head = {
             "id": f"{'chatcmpl' if shape.chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -150,7 +153,7 @@ class Answer:
         elif isinstance(event, Ended):
             choice.finish, choice.stats = event.finish, event.stats
             choice.num_prompt_tokens = event.num_prompt_tokens
-            if left := list(choice.reader.finish()) if choice.reader else []:
+            if left := choice.reader.finish() if choice.reader else []:
                 yield self._chunk(index, choice.take(left))
             yield self._chunk(index, {}, choice.finish_reason, {"stats": asdict(event.stats)})
 

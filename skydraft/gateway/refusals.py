@@ -80,6 +80,12 @@ _WHY = {
     "function_call": "Use tools instead.",
     "modalities": "Answers are text.",
     "audio": "Answers are text.",
+    "grammar": "GBNF is not read. Give a Lark grammar or a pattern as skydraft.grammar.",
+    "json_schema": "Use response_format instead.",
+    "guided_json": "Use response_format instead.",
+    "guided_regex": "Use skydraft.grammar instead.",
+    "guided_choice": "Use skydraft.grammar instead.",
+    "guided_grammar": "Use skydraft.grammar instead.",
     "suffix": "Text can be continued at its end only.",
     "best_of": "Use n instead.",
 }

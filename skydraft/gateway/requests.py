@@ -20,7 +20,15 @@ from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, SchemaFormat, TextRequest
+from skydraft.gateway.schema import (
+    AudioPart,
+    ChatMessage,
+    ChatRequest,
+    ObjectFormat,
+    SchemaFormat,
+    TextRequest,
+    ToolCall,
+)
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, asked
@@ -28,6 +36,7 @@ from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.tool_calls import as_objects, calling_grammar, writes_calls
 
 R = TypeVar("R", ChatRequest, TextRequest)
+T = TypeVar("T")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
@@ -121,6 +130,8 @@ def chat_requests(
     if has_audio(body) and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
     messages = _messages(body.messages)
+    if body.continue_final_message and messages:
+        messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
@@ -134,7 +145,7 @@ def chat_requests(
         tuple(messages),
         plan=names.plan_of(body.model, body.choice),
         params=_params(body, defaults, max_tokens, _grammar(body)),
-        tools=tuple(tool.model_dump(exclude_unset=True) for tool in body.tools or ()) if body.callable_tools else (),
+        tools=tuple(tool.given for tool in body.tools or ()) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         cache_scope=scope,
     )
@@ -145,8 +156,8 @@ def _grammar(body: ChatRequest) -> str:
     """The grammar of the answer, or "". Raises Refusal or UsageError."""
     wanted = body.response_format
     schema = wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
-    if wanted is not None and wanted.type == "json_object":
-        schema = {"type": "object"}
+    if isinstance(wanted, ObjectFormat):
+        schema = {"type": "object"} if wanted.schema_ is None else wanted.schema_
     if body.must_call or (schema is not None and body.callable_tools):
         tools = [tool.model_dump() for tool in body.callable_tools]
         answer = None if body.must_call else json.dumps(schema, ensure_ascii=False)
@@ -154,8 +165,8 @@ def _grammar(body: ChatRequest) -> str:
     return "" if schema is None else _named("response_format", lambda: json_schema(schema))
 
 
-def _named(param: str, make: Callable[[], str]) -> str:
-    """A grammar. Raises Refusal with the name of the field if it cannot be made."""
+def _named(param: str, make: Callable[[], T]) -> T:
+    """What `make` returns. Raises Refusal with the name of the field if it cannot be made."""
     try:
         return make()
     except UsageError as error:
@@ -190,7 +201,7 @@ def _params(
     }
     given["top_p"] = None if body.top_p is None else max(body.top_p, 1e-9)
     given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
-    given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    given["stop"] = body.stop
     given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
     given["seed"] = defaults.seed() if body.seed is None else body.seed % 2**64
     given |= body.choice.decoding()
@@ -219,7 +230,8 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
                 raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
+        given_calls = message.tool_calls or (message.function_call and [ToolCall(function=message.function_call)])
+        calls = given_calls and as_objects([call.model_dump() for call in given_calls])
         more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
         messages.append(Message(message.role, text, kept, tuple(recordings)))

@@ -9,7 +9,18 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.prompts.messages import Role
@@ -73,6 +84,13 @@ class TextPart(_Model):
     text: str
 
 
+class RefusalPart(_Model):
+    """What an assistant refused; a text like any other."""
+
+    type: Literal["refusal"]
+    text: str = Field(alias="refusal")
+
+
 class InputAudio(_Model):
     """A recording, as the bytes of a file in base64. A name of one in the context of the validation stands for it."""
 
@@ -91,7 +109,7 @@ class AudioPart(_Model):
     input_audio: InputAudio
 
 
-Part = Annotated[TextPart | AudioPart, Field(discriminator="type")]
+Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
 
 
 class CalledFunction(_Model):
@@ -117,8 +135,22 @@ class Function(_Model):
 
 
 class Tool(_Model):
+    """`given` is for the chat template: the same with all keys in the client's order."""
+
     type: Literal["function"]
     function: Function
+    _given: dict[str, Any] = PrivateAttr()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, data: Any, check: ModelWrapValidatorHandler[Tool]) -> Tool:
+        tool = check(data)
+        tool._given = {key: value for key, value in data.items() if key in cls.model_fields}
+        return tool
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return self._given
 
 
 class _Name(_Model):
@@ -136,13 +168,17 @@ class NamedTool(_Model):
 NoLogprobs = Annotated[None, BeforeValidator(lambda value: None if value is False else value)]
 
 
-class ChatMessage(_Model):
-    """One message. The role developer is read as system; a turn that only called tools has no content."""
+_ROLES = {"developer": "system", "function": "tool"}
 
-    role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
+
+class ChatMessage(_Model):
+    """One message. Some roles are read as others; a turn that only called tools has no content."""
+
+    role: Annotated[Role, BeforeValidator(lambda role: _ROLES.get(role, role) if isinstance(role, str) else role)]
     content: str | Annotated[Some[Part], Field(max_length=256)] | None = None
     name: str | None = None
     tool_calls: Annotated[Some[ToolCall], Field(max_length=256)] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
 
 
@@ -153,10 +189,15 @@ class StreamOptions(_Model):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
 
-class AnyFormat(_Model):
-    """An answer in text, or any JSON object."""
+class TextFormat(_Model):
+    type: Literal["text"]
 
-    type: Literal["text", "json_object"]
+
+class ObjectFormat(_Model):
+    """A JSON object: any, or one that fits a schema."""
+
+    type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class NamedSchema(_Model):
@@ -172,11 +213,13 @@ class SchemaFormat(_Model):
     json_schema: NamedSchema
 
 
-ResponseFormat = Annotated[AnyFormat | SchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
 # Some clients write -1 for no limit.
 MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
+# A field of another server whose effect would be missed; some clients send it empty.
+NotServed = Annotated[None, BeforeValidator(lambda value: value or None)]
 
 
 class _Request(_Model):
@@ -197,15 +240,21 @@ class _Request(_Model):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
+    grammar: NotServed = None
+    json_schema: NotServed = None
+    guided_json: NotServed = None
+    guided_regex: NotServed = None
+    guided_choice: NotServed = None
+    guided_grammar: NotServed = None
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @field_validator("stop")
     @classmethod
     def _check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        stops = [stop] if isinstance(stop, str) else stop or []
-        if len(stops) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARS for text in stops):
-            raise ValueError(f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters")
-        return stop
+        stops = [text for text in ([stop] if isinstance(stop, str) else stop or []) if text]  # "" is none
+        if any(len(text) > MAX_STOP_CHARS for text in stops):
+            raise ValueError(f"at most {MAX_STOP_CHARS} characters")
+        return stops or None
 
     @property
     def choice(self) -> Any:
@@ -227,12 +276,21 @@ class ChatRequest(_Request):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     logprobs: NoLogprobs = None
     top_logprobs: Literal[0] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[Some[Literal["text"]], Field(max_length=8)] | None = None
     audio: None = None
+
+    @field_validator("add_generation_prompt")
+    @classmethod
+    def _check_beginning(cls, adds: bool | None, info: ValidationInfo) -> bool | None:
+        if adds is not None and adds == bool(info.data.get("continue_final_message")):
+            raise ValueError("an answer begins a new message, or continues the last one (continue_final_message)")
+        return adds
 
     @field_validator("tools")
     @classmethod

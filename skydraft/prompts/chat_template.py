@@ -24,10 +24,15 @@ from skydraft.errors import BrokenModel, PromptError
 from skydraft.prompts.messages import Message
 
 _now = datetime.now  # a name of its own, so that tests can stop the clock
+_CUT = "<|the answer goes on here|>"
+# Qwen2.5-Coder 1.5B has two braces where 0.5B and 7B have one, so that one model of a pair would read another example.
+_SLIP = '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}'
 
 
 def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), *, day: datetime | None = None) -> str:
     """The text that asks for the next answer in the conversation; without a template, the text of a single question.
+
+    If the last message is open, the text ends with it.
 
     `tools` are descriptions in OpenAI's form, for templates that use them; `day` is today by default. The template
     places the BOS text. Raises PromptError for a conversation that the model does not take, BrokenModel for a template
@@ -36,7 +41,9 @@ def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (),
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
     conversation = [{"role": message.role, "content": message.content, **dict(message.more)} for message in messages]
-    roles = [message.role for message in messages]
+    roles, is_open = [message.role for message in messages], messages[-1].is_open
+    if is_open:
+        conversation[-1]["content"] += _CUT  # a template writes the end of a turn after it
     if vocab.chat_template is None:
         if roles != ["user"]:
             raise PromptError(
@@ -45,15 +52,16 @@ def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (),
             )
         return vocab.bos_text + messages[0].content
     try:
-        return _compiled(vocab.chat_template).render(
+        text = _compiled(vocab.chat_template).render(
             messages=conversation,
             tools=list(tools) or None,  # templates ask `tools is none`, which is false of a name that was never passed
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=not is_open,
             bos_token=vocab.bos_text,
             eos_token=vocab.eos_text,
             **({"strftime_now": day.strftime} if day else {}),
         )
+        return text[: text.rindex(_CUT)] if is_open else text
     except _Refusal as error:
         hint = "Try it without the system message." if "system" in roles else ""
         raise PromptError(f"The chat template refuses this conversation: {_one_line(error)}", hint=hint) from error
@@ -77,7 +85,7 @@ def _compiled(template: str) -> Template:
     environment.globals["strftime_now"] = lambda format: _now().strftime(format)
     environment.globals["dict"] = _DictMaker()
     environment.globals["namespace"] = _PublicNamespace
-    return environment.from_string(template)
+    return environment.from_string(template.replace(f"{{{_SLIP}}}", _SLIP))
 
 
 class _Refusal(TemplateError):

@@ -17,20 +17,24 @@ _KEYS = ("tool_calls", "tool_call_id", "name")  # further fields of OpenAI's mes
 class Message:
     """One turn of a conversation. `more` has further fields for chat templates, under OpenAI's names.
 
-    `audio` are recordings by the user, heard before the words. Raises PromptError for a role that no chat template
-    knows, for audio in a message of another role than user, and for an empty system prompt or question.
+    `audio` are recordings by the user, heard before the words. An answer continues a message that `is_open`, which is
+    the last one and the assistant's. Raises PromptError for a role that no chat template knows, for audio in a message
+    of another role than user, for an open message of another role, and for an empty system prompt or question.
     """
 
     role: Role
     content: str
     more: tuple[tuple[str, Any], ...] = ()
     audio: tuple[Audio, ...] = ()
+    is_open: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise PromptError(f"There is no role '{self.role}'.", hint=f"Use one of: {', '.join(get_args(Role))}.")
         if self.audio and self.role != "user":
             raise PromptError("Only a user message can have audio.", hint="Give the recording to a user message.")
+        if self.is_open and (self.role != "assistant" or dict(self.more).get("tool_calls")):
+            raise PromptError("Only text of the assistant can be continued.", hint="Give it as the last message.")
         if self.role in ("system", "user") and not self.content.strip():
             what = "prompt" if self.role == "user" else f"{self.role} message"
             hint = "Give at least one word" + (", or - to read it from stdin." if self.role == "user" else ".")

@@ -8,17 +8,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
 
 MAX_CALLS = 8  # in one answer that must call
-MAX_TRIES = 64  # end marks that end no call, after which an answer is text: each is tried on all that is held
 _BEGIN, _END = "<tool_call>", "</tool_call>"
+_LAST = f"}}\n{_END}"  # after the arguments
+_HEAD = re.compile(rf'\n?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
+_OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
+_MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
@@ -88,108 +92,174 @@ def _for_lark(schema: str) -> str:
 
 
 class CallReader:
-    """Splits a text, while it arrives, into calls and the text around them.
+    """Splits a text, while it arrives, into calls of the tools `names` and the text around them.
 
-    Text between the marks that is not a call of one of the tools `names` is returned as text, and so is everything
-    after `MAX_TRIES` end marks that ended no call. If the calls are `certain` because a grammar enforces them, their
-    arguments are returned while they are written; otherwise when the call is complete.
+    A call stands in the template's marks; or it begins the answer, or follows another call, bare or in a fence, as
+    models for code write it. Only what may still become a call is held back; what becomes none is text, unchanged.
     """
 
-    def __init__(self, names: Seq[str], *, certain: bool) -> None:
-        self._names = frozenset(names)
-        self._certain = certain
+    def __init__(self, names: Seq[str]) -> None:
+        self._names = tuple(names)
+        self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in names]
         self._held = ""
         self._num_calls = 0
-        self._tried_len = 0  # of what is held: no end mark begins there that was not tried
-        self._num_tried = 0
-        # "text", "call": from the mark on, "arguments": of a call whose name was given, "over": nothing but text
-        self._state = "text"
+        self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
+        self._closing = ""  # what ends the marks or the fence of the last call
+        self._object: _Object | None = None  # of the call that is being read
 
-    def push(self, text: str) -> Iterator[Piece]:
-        """Add `text` and return the pieces that are now certain."""
+    def push(self, text: str) -> list[Piece]:
+        """Add `text`; returns the pieces that are now certain."""
         self._held += text
-        while True:
-            state, length = self._state, len(self._held)
-            if state == "text":
-                yield from self._read_text()
-            elif state == "call":
-                yield from self._read_call()
-            elif state == "arguments":
-                yield from self._read_arguments()
-            else:
-                yield from self.finish()
-            if (state, length) == (self._state, len(self._held)):
-                return
+        said: list[Piece] = []
+        while self._read_on(said):
+            pass
+        return said
 
-    def finish(self) -> Iterator[Piece]:
-        """The rest at the end of the text: a call without its end mark, or text."""
+    def finish(self) -> list[Piece]:
+        """The rest at the end of the text."""
         held, self._held = self._held, ""
-        if self._state == "arguments":
-            yield from [CallText(self._num_calls - 1, held)] if held else []
-        elif self._state == "call":
-            yield self._complete(held) or held
-        elif held and (held.strip() or not self._num_calls or self._state == "over"):
-            yield held
+        ends_call = self._num_calls and self._may_call and not self._object and self._closing.startswith(held.strip())
+        return [held] if held and not ends_call else []
 
-    def _read_text(self) -> Iterator[Piece]:
+    def _read_on(self, said: list[Piece]) -> bool:
+        """Add to `said` what is certain; returns whether there is more to read."""
+        if self._object:
+            return self._read_object(self._object, said)
+        return self._read_opening(said) if self._may_call else self._read_text(said)
+
+    def _read_text(self, said: list[Piece]) -> bool:
         at = self._held.find(_BEGIN)
-        if at >= 0:
-            # A call begins on a line of its own; white space between calls is dropped.
-            self._state = "call"
+        self._may_call = at >= 0
+        text = self._held[: at if self._may_call else len(self._held) - _num_suspect(self._held, _BEGIN)]
+        num_breaks = len(text) - len(text.rstrip("\n"))  # a call begins on a line of its own
+        self._release(len(text) - min(num_breaks, _MAX_BREAKS), said)
+        return self._may_call
+
+    def _release(self, length: int, said: list[Piece]) -> None:
+        said += [self._held[:length]] if length else []
+        self._held = self._held[length:]
+
+    def _read_opening(self, said: list[Piece]) -> bool:
+        rest = self._held[:_MAX_HELD].lstrip()
+        if self._closing and rest.startswith(self._closing):
+            self._held, self._closing = self._held.lstrip()[len(self._closing) :], ""
+            return True
+        opening = _OPENING.match(self._held, 0, _MAX_HELD)
+        assert opening  # it matches every text
+        mark, fence, start = opening["mark"], opening["fence"], opening.end()
+        is_call = self._is_call(mark, self._held[start:_MAX_HELD])
+        if is_call:
+            self._object = _Object(start, _END if mark else fence or self._closing)
+        elif len(self._held) <= _MAX_HELD and (is_call is None or self._closing.startswith(rest)):
+            return False
         else:
-            at = len(self._held) - _num_suspect(self._held, _BEGIN)
-        text = self._held[:at].rstrip("\n")
-        self._held = self._held[len(text) :]
-        if text and (text.strip() or not self._num_calls):
-            yield text
+            self._may_call, self._closing = False, ""
+            self._release(start if mark else 0, said)
+        return True
 
-    def _read_call(self) -> Iterator[Piece]:
-        if self._certain:
-            yield from self._read_head()
-            return
-        while (end := self._held.find(_END, self._tried_len)) >= 0:
-            if call := self._complete(self._held[:end]):
-                self._held, self._state, self._tried_len = self._held[end + len(_END) :], "text", 0
-                yield call
-                return
-            self._tried_len, self._num_tried = end + 1, self._num_tried + 1  # an argument may contain the mark
-            if self._num_tried == MAX_TRIES:
-                self._state = "over"
-                return
-        self._tried_len = max(self._tried_len, len(self._held) - len(_END))
-
-    def _read_head(self) -> Iterator[Piece]:
-        """The name of the tool, as soon as the text up to the arguments is complete."""
-        before, mark, after = self._held.partition('", "arguments": ')
+    def _is_call(self, mark: str | None, rest: str) -> bool | None:
+        """Whether `rest`, after the mark or without one, begins the object of a call; None while both are possible."""
+        bare = re.sub(r"\s", "", rest)
+        if not bare:
+            return None
         if mark:
-            self._held, self._state, self._num_calls = after, "arguments", self._num_calls + 1
-            name = json.loads(before[before.index(": ") + 2 :] + '"')
-            yield CallText(self._num_calls - 1, "", name)
+            return bare[0] == "{"
+        if any(bare.startswith(head) for head in self._heads):
+            return True
+        return None if any(head.startswith(bare) for head in (*self._heads, _BEGIN)) else False
 
-    def _read_arguments(self) -> Iterator[Piece]:
-        end = f"}}\n{_END}"  # this JSON has no line break, not even in a string
-        before, mark, after = self._held.partition(end)
-        if mark:
-            self._held, self._state = after, "text"
+    def _read_object(self, read: _Object, said: list[Piece]) -> bool:
+        if not read.ends(self._held):
+            return False
+        call = _call_of(self._held[read.start : read.at], self._names)
+        self._object, self._may_call, self._closing = None, call is not None, read.closing if call else ""
+        if call:
+            said.append(CallText(self._num_calls, *call))
+            self._num_calls += 1
+            self._held = self._held[read.at :]
         else:
-            num_sure = len(before) - _num_suspect(before, end)
-            before, self._held = before[:num_sure], before[num_sure:]
-        if before:
-            yield CallText(self._num_calls - 1, before)
+            self._release(read.at, said)
+        return True
 
-    def _complete(self, text: str) -> CallText | None:
-        """The call that `text` consists of from its mark on, or None."""
-        try:
-            call = json.loads(text.partition(_BEGIN)[2])
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(call, dict) or not isinstance(call.get("arguments", {}), dict):
-            return None
-        if call.get("name") not in self._names:
-            return None
-        self._num_calls += 1
-        arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
-        return CallText(self._num_calls - 1, arguments, call["name"])
+
+class _Object:
+    """A JSON object that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
+
+    def __init__(self, start: int, closing: str) -> None:
+        self.start = self.at = start
+        self.closing = closing
+        self._depth = 0
+        self._is_quoted = False
+
+    def ends(self, text: str) -> bool:
+        """Read on in `text`; returns whether the object ends at `at`."""
+        while self.at < len(text):
+            char = text[self.at]
+            self.at += 2 if char == "\\" and self._is_quoted else 1
+            if char == '"':
+                self._is_quoted = not self._is_quoted
+            elif char in "{}" and not self._is_quoted:
+                self._depth += 1 if char == "{" else -1
+                if not self._depth:
+                    return True
+        return False
+
+
+def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:
+    """The arguments, as JSON, and the name of a call; None if `text` is no call of one of `names`."""
+    try:
+        call = json.loads(text)
+        given = call.get("arguments", call.get("parameters", {}))  # Llama's models say parameters
+        given = json.loads(given) if isinstance(given, str) else given
+        arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
+        arguments.encode()  # half of a character cannot be sent
+    except (ValueError, RecursionError):
+        return None
+    return (arguments, call["name"]) if call.get("name") in names and isinstance(given, dict) else None
+
+
+class EnforcedReader:
+    """Reads an answer that follows `calling_grammar`. Arguments are returned while they are written.
+
+    Marks and a name that are cut by the length are not returned, since they are no text for a reader.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._num_calls = 0
+        self._state: Literal["mark", "arguments", "answer"] = "mark"
+
+    def push(self, text: str) -> list[Piece]:
+        """Add `text`; returns the pieces that are now certain."""
+        self._held += text
+        said: list[Piece] = []
+        while self._read_on(said):
+            pass
+        return said
+
+    def finish(self) -> list[Piece]:
+        """The rest at the end of the text."""
+        held, self._held = self._held, ""
+        return [CallText(self._num_calls - 1, held)] if held and self._state == "arguments" else []
+
+    def _read_on(self, said: list[Piece]) -> bool:
+        """Add to `said` what is certain; returns whether there is more to read."""
+        held = self._held
+        if self._state == "arguments":
+            end = held.find(_LAST)  # this JSON has no line break, not even in a string
+            length = end if end >= 0 else len(held) - _num_suspect(held, _LAST)
+            said += [CallText(self._num_calls - 1, held[:length])] if length else []
+            self._held = held[length:] if end < 0 else held[end + len(_LAST) :]
+            self._state = "arguments" if end < 0 else "mark"
+            return end >= 0
+        if self._state == "answer" or (held and not self._num_calls and held[0] != "<"):
+            self._state, self._held = "answer", ""
+            said += [held] if held else []
+        elif head := _HEAD.match(held):
+            said.append(CallText(self._num_calls, "", json.loads(head[1])))
+            self._state, self._held, self._num_calls = "arguments", held[head.end() :], self._num_calls + 1
+            return True
+        return False
 
 
 def _num_suspect(text: str, mark: str) -> int:

@@ -4,6 +4,7 @@ that shares nothing with it."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -19,6 +20,7 @@ from skydraft.engines.toy import random_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
 from skydraft.grammars import json_schema
+from skydraft.prompts.tool_calls import calling_grammar
 from tests import grammars, toys
 from tests.grammars import BYTES, ENDS, GRAMMARS, JSONS, PERSON, spelled
 from tests.toys import EOS, VOCAB, law
@@ -88,6 +90,28 @@ def test_a_name_that_must_come_is_gone_in_the_tokens_of_the_tokenizer() -> None:
     assert follower.forced(array(spelled('{"'))) == spelled("name")[0]
     assert follower.forced(array(spelled('{"n'))) == spelled("ame")[0]  # however it was begun
     assert follower.forced(array(spelled('{"name": "'))) is None
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_the_marks_of_a_call_are_one_token_each(parallel: bool) -> None:
+    """What may follow a mark must not make it five tokens: `>` and a line break can be one."""
+    marks, end = [b"<tool_call>", b"</tool_call>"], b"<end>"
+    others = [b"</", b"tool", b"_call", b">\n", b"><", b"}\n"]
+    pieces = [bytes([byte]) for byte in range(256)] + others + marks + [end]
+    words = re.compile(b"|".join(map(re.escape, [*marks, b"}\n", b">\n", b"</"])) + b"|.", re.S)
+    vocab = Vocab(
+        pieces, lambda text: [pieces.index(word) for word in words.findall(text.encode())],
+        special_ids=[len(pieces) - 1], end_ids=[len(pieces) - 1],
+    )  # fmt: skip
+    schema = {"properties": {"a": {"enum": ["<tool_call>", "x"]}}, "required": ["a"]}
+    follower = along(calling_grammar([{"name": "f", "parameters": schema}], parallel=parallel), vocab)
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
+    written = vocab.encode(call)
+    assert [pieces[token_id] for token_id in (written[0], written[-1])] == marks
+    for at, token_id in enumerate(written):
+        mask = follower.allowed(array(written[:at]))
+        assert mask[token_id] and (mask.sum() == 1 or at not in (0, len(written) - 1))
+    assert follower.allowed(array(written)).nonzero()[0].tolist() == [10] * parallel + [len(pieces) - 1]
 
 
 def test_the_end_may_come_exactly_where_the_text_is_complete() -> None:

@@ -140,7 +140,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a temperature beyond the range": ({"temperature": 3}, "temperature"),
     "log probabilities": ({"logprobs": True}, "logprobs"),
     "too many choices": ({"n": 9}, "n"),
-    "an empty stop string": ({"stop": ""}, "stop"),
+    "too long a stop string": ({"stop": ["a" * 257]}, "stop"),
+    "a message of the user to go on with": ({"extra_body": {"continue_final_message": True}}, "messages"),
+    "a message to go on with, and a new one": (
+        {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
+        "add_generation_prompt",
+    ),
+    "no message to begin": ({"extra_body": {"add_generation_prompt": False}}, "add_generation_prompt"),
     "a bias beyond the range": ({"logit_bias": {"5": 101}}, "logit_bias"),
     "an unknown field of ours": ({"extra_body": {"skydraft": {"frobnicate": 1}}}, "skydraft.frobnicate"),
     "an unknown mode of ours": ({"extra_body": {"skydraft": {"mode": "best"}}}, "skydraft.mode"),
@@ -213,6 +219,41 @@ def test_tools_reach_the_template_and_nulls_are_no_error(client: openai.OpenAI, 
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     rendered = json.dumps([tool]) + "慢语速" + call + "3快"  # by the toys' template
     assert reply.status_code == 200 and json.loads(reply.content)["usage"]["prompt_tokens"] == len(rendered)
+
+
+def test_what_old_and_other_clients_send_is_read_as_it_is_meant(served: Running) -> None:
+    empty = {"stop": "", "grammar": "", "json_schema": None, "guided_json": None, "functions": [], "n": None}
+    plain = served.chat().json()["choices"]
+    assert served.chat(**empty).json()["choices"] == served.chat(stop=["", ""]).json()["choices"] == plain
+    call = {"name": "f", "arguments": "{}"}
+    asked, said = {"role": "user", "content": "语速"}, {"role": "assistant", "content": None}
+    old = [asked, {**said, "function_call": call}, {"role": "function", "name": "f", "content": "3"}]
+    new = [asked, {**said, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
+           {"role": "tool", "tool_call_id": "1", "content": "3"}]  # fmt: skip
+    assert served.chat(old).json()["choices"] == served.chat(new).json()["choices"]
+    parts = [{"type": "refusal", "refusal": "不"}]
+    refused, as_text = ([asked, {**said, "content": content}, asked] for content in (parts, "不"))
+    assert served.chat(refused).json()["choices"] == served.chat(as_text).json()["choices"]
+
+
+@pytest.mark.parametrize("mode", ["edge", "lossless", "quality"])
+def test_an_assistants_last_message_is_gone_on_with(served: Running, mode: str) -> None:
+    """The toys' template is the bare text, so that this is a completion of the text of both messages."""
+    options: Any = {"model": f"skydraft-{mode}", "max_tokens": 12}
+    open_ended = options | {"continue_final_message": True, "add_generation_prompt": False}
+    for said in ("", "快，高"):
+        turns = [{"role": "user", "content": "语速"}, {"role": "assistant", "content": said}]
+        text = httpx.post(f"{served.v1}/completions", json=options | {"prompt": f"语速{said}"}).json()["choices"][0][
+            "text"
+        ]
+        assert served.chat(turns, **open_ended).json()["choices"][0]["message"]["content"] == text
+        assert streamed(served.chat(turns, stream=True, **open_ended).text) == text
+
+
+def streamed(body: str) -> str:
+    """The text of a stream."""
+    chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
 
 
 def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -> None:

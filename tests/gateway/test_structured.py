@@ -164,7 +164,20 @@ def test_with_auto_calls_are_told_from_text(client: openai.OpenAI, stream: bool)
     assert [json.loads(call.function.arguments) for call in found.message.tool_calls] == [
         {"city": "上海"}, {"city": "北京", "days": 2},
     ]  # fmt: skip
-    for text in ("没有<tool_call 的话", call_text("天", {}), "<tool_call>\n{"):
+    bare = json.dumps({"name": "天气", "arguments": {"city": "上海"}}, ensure_ascii=False, indent=1)
+    for text, said in ((bare, ""), (f"```json\n{bare}\n```\n好。", "\n好。"), (f"\n{bare}\n{bare}", "")):
+        found = answer(text)
+        assert (found.message.content or "", found.finish_reason) == (said, "tool_calls")
+        assert {call.function.arguments for call in found.message.tool_calls} == {'{"city": "上海"}'}
+        assert len(found.message.tool_calls) == text.count("name")
+    for text in (
+        "没有<tool_call 的话",
+        call_text("天", {}),
+        "<tool_call>\n{",
+        bare[:-2],
+        f"`{bare[:20]}`",
+        '{"name": 1}',
+    ):
         found = answer(text)
         assert (found.message.content, found.finish_reason) == (text, "stop") and not found.message.tool_calls
 
@@ -215,6 +228,29 @@ def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
     (call,) = answer.choices[0].message.tool_calls or ()
     assert answer.choices[0].finish_reason == "length" and call.function.name == "天气"
     assert call.function.arguments.startswith("{") and "}" not in call.function.arguments
+    answer = ask(client, tools=[WEATHER], tool_choice="required", max_tokens=8)
+    assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("", None)
+
+
+def test_tools_reach_the_template_with_their_keys_in_the_order_of_the_client(served: Running) -> None:
+    parameters = {"properties": {"z": {"type": "string"}, "a": {}}, "type": "object"}
+    function = {"description": "d", "name": "f", "strict": True, "parameters": parameters, "$x": 1}
+    tool = {"function": function, "type": "function"}
+    seen: list[Any] = []
+    edge, cloud = open_toy("toy:drift=0.2", 2048, 2), open_toy("toy", 2048, 2)
+    for engine in (edge, cloud):
+        encode = engine.vocab._encode
+        engine.vocab._encode = lambda text, encode=encode: seen.append(text) or encode(text)
+    with gateway(Pair(edge, cloud)) as running:
+        assert running.chat(tools=[{**tool, "cache_control": {}}], max_tokens=1).status_code == 200
+    assert f"{json.dumps([tool])}语速" in seen
+
+
+def test_a_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
+    wanted = {"type": "json_object", "schema": Voice.model_json_schema()}
+    for seed in range(3):
+        answer = ask(client, "quality", response_format=wanted, temperature=1.0, seed=seed)
+        Voice.model_validate_json(answer.choices[0].message.content)
 
 
 def fitting(schema: Any) -> dict[str, Any]:
@@ -243,6 +279,21 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "parameters that never end": ({"tools": [tool("f", parameters={"$ref": "#"})], "tool_choice": "required"}, "tools"),
     "no schema": ({"response_format": NO_SCHEMA}, "response_format.json_schema"),
     "an unknown format": ({"response_format": {"type": "xml"}}, "response_format"),
+    "a schema of an object that nothing fits": (
+        {"response_format": {"type": "json_object", "schema": {"enum": []}}},
+        "response_format",
+    ),
+    **{
+        f"{name} of another server": ({"extra_body": {name: value}}, name)
+        for name, value in {
+            "guided_json": {"type": "object"},
+            "guided_regex": "a",
+            "guided_choice": ["a"],
+            "guided_grammar": "a",
+            "json_schema": {"type": "object"},
+            "grammar": 'root ::= "a"',
+        }.items()
+    },
     "two grammars": ({"response_format": {"type": "json_object"}, "extra_body": forced("a")}, "skydraft.grammar"),
     "a schema that nothing fits": (fitting({"enum": []}), "response_format"),
     "a schema without end": (fitting({"$ref": "#"}), "response_format"),

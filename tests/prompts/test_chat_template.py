@@ -223,6 +223,30 @@ def test_more_than_a_question_without_a_template(messages: tuple[Message, ...]) 
         render(vocab_with(None), messages)
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("text", ["", " Light, ", "It\n", "<|im_end|>", "{{ x }}"])
+def test_an_open_message_ends_the_text(model: str, text: str) -> None:
+    vocab = vocab_with(TEMPLATES[model])
+    closed = render(vocab, (QUESTION, Message("assistant", text)))
+    opened = render(vocab, (QUESTION, Message("assistant", text, is_open=True)))
+    assert opened.endswith(text.lstrip()) and closed.startswith(opened.rstrip()) and opened != closed
+
+
+def test_only_the_text_of_an_assistant_is_open() -> None:
+    for role, more in (("user", ()), ("tool", ()), ("assistant", (("tool_calls", [{"function": {}}]),))):
+        with pytest.raises(PromptError, match="Only text of the assistant"):
+            Message(role, "a", more, is_open=True)  # type: ignore[arg-type]
+
+
+def test_a_slip_in_a_template_is_mended_so_that_a_pair_reads_the_same() -> None:
+    right = (Path(__file__).parent / "templates" / "qwen2.5.jinja").read_text("utf-8")
+    example = '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}'
+    assert example in right
+    slipped, tools = right.replace(example, f"{{{example}}}"), [{"type": "function", "function": {"name": "f"}}]
+    text = render(vocab_with(slipped), (QUESTION,), tools)
+    assert text == render(vocab_with(right), (QUESTION,), tools) and '\n{"name": <function-name>' in text
+
+
 def test_bos_only_where_the_template_writes_it() -> None:
     assert rendered(TEMPLATES["qwen2.5"]).count(BOS) == 0
     assert rendered(TEMPLATES["gemma"]).count(BOS) == 1

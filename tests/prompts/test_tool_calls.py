@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -12,24 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.errors import PromptError
-from skydraft.prompts.tool_calls import MAX_TRIES, CallReader, Piece, as_objects, calling_grammar, writes_calls
+from skydraft.prompts.tool_calls import CallReader, EnforcedReader, as_objects, calling_grammar, writes_calls
 from tests.toys import law
 
 NAMES = ["get_weather", "天气"]
 Read = tuple[str, list[tuple[str, str]]]
 
-# Texts with whatever could be taken for a mark, or half of one.
-words = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<tool", "}", "\n", "}\n</tool", "语速", '"', "{", " ", "<", "{}"]
-)
+# Texts with whatever could be taken for a call, a mark, or half of one.
+words = st.sampled_from([
+    "<tool_call>", "</tool_call>", "<tool", "}", "\n", "}\n</tool", "语速", '"', "{", " ", "<", "{}", "```", "json",
+    "`", "\\", '{"name": "天气', '{"name": "天气", "arguments": {', '"name"', "\n" * 70, " " * 260,
+])  # fmt: skip
 arguments = st.dictionaries(st.text(max_size=4) | words, st.text(max_size=6) | words | st.integers(), max_size=3)
 
 
 def read(texts: Seq[str], *, certain: bool = False) -> Read:
     """Text and calls of what came in pieces."""
-    reader = CallReader(NAMES, certain=certain)
-    pieces: list[Piece] = [piece for text in texts for piece in reader.push(text)]
-    pieces += reader.finish()
+    reader = EnforcedReader() if certain else CallReader(NAMES)
+    pieces = [piece for text in texts for piece in reader.push(text)] + reader.finish()
     said, calls = "", list[tuple[str, str]]()
     for piece in pieces:
         if isinstance(piece, str):
@@ -74,6 +75,7 @@ def test_how_a_text_comes_changes_nothing_and_other_text_is_kept(text: str, plac
 def test_calls_as_the_template_writes_them_are_found(
     said: str, calls: list[tuple[str, Any]], places: list[int], certain: bool
 ) -> None:
+    said = "" if certain else said
     lines = ([said] if said else []) + [call(*each) for each in calls]
     text, found = read(cut("\n".join(lines), places), certain=certain)
     assert text == said and [(name, json.loads(each)) for name, each in found] == calls
@@ -99,34 +101,101 @@ def test_a_last_call_may_lack_its_mark_and_one_may_follow_nonsense() -> None:
     assert read([call("天气", {"a": "</tool_call>"})]) == ("", [("天气", '{"a": "</tool_call>"}')])
     assert read([call("天气", {}), "\n\n"]) == ("", [("天气", "{}")])
     assert read([call("天气", {}), "\n好"]) == ("\n好", [("天气", "{}")])
+    assert read(["<tool_call>\nx</tool_call>\n", call("天气", {})]) == ("<tool_call>\nx</tool_call>", [("天气", "{}")])
 
 
-@law(30)
-@given(st.integers(MAX_TRIES - 2, MAX_TRIES + 2), st.lists(st.integers(0, 9999), max_size=8))
-def test_after_many_marks_that_end_no_call_all_is_text(num_marks: int, places: list[int]) -> None:
-    text = "说：\n<tool_call>" + "\nx</tool_call>" * num_marks + "\n" + call("天气", {})
-    assert read(cut(text, places)) == read([text]) == (text, [])
-    text = call("天气", {"a": "</tool_call>" * num_marks})
-    assert read(cut(text, places)) == read([text])
-    assert len(read([text])[1]) == (num_marks < MAX_TRIES)
+@law(100)
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=3),
+    st.sampled_from(["", "\n", " \n"]), st.sampled_from([None, 1, 2]),
+    st.sampled_from(["", "```", "```json\n", "`", "```json one fence"]),
+    st.sampled_from(["", "\n说明。", "\n\n```py\n1\n```"]),
+    st.lists(st.integers(0, 999), max_size=8),
+)  # fmt: skip
+def test_calls_that_begin_an_answer_are_found_bare_and_in_fences(
+    calls: list[tuple[str, Any]], space: str, indent: int | None, fence: str, after: str, places: list[int]
+) -> None:
+    objects = [
+        json.dumps({"name": name, "arguments": given}, ensure_ascii=False, indent=indent) for name, given in calls
+    ]
+    closing = "`" * fence.count("`")
+    if fence.endswith("one fence"):
+        text = "```json\n" + "\n".join(objects) + "\n```"
+    else:
+        text = "\n".join(f"{fence}{each}{closing and space + closing}" for each in objects)
+    said, found = read(cut(space + text + after, places))
+    assert said == after and [(name, json.loads(each)) for name, each in found] == calls
 
 
-def test_a_model_that_repeats_a_mark_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "get_weather", "arguments": {"city": "上海"}',  # cut
+        '{"name": "get_weather", "arguments": [1]}',
+        '{"name": "get_weather", \'arguments\': {}}',
+        '{"name": "rm", "arguments": {}}',
+        '{"name": {}, "arguments": {}}',
+        '{"name": "天气", "arguments": {"a": "\\ud800"}}',
+        '{"name": "天气", "arguments": {"a": NaN}}',
+        '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
+        '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
+        "[" * 5000 + '{"name": "天气"',
+        '{"name": "天气", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001,
+        "```python\nprint()\n```", "`天气` 是", "\n\n{", "{}",
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_call_and_is_none_is_unchanged(text: str) -> None:
+    assert read([text]) == read(list(text)) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "num_held"),
+    [
+        ('{"name": "get_water"}', 17),
+        ("```json\n{1: 2}", 9),
+        ("``` python", 4),
+        ("<tool_bar>", 6),
+        ("  好", 2),
+        ("好", 0),
+    ],
+)
+def test_text_is_held_back_only_while_it_may_become_a_call(text: str, num_held: int) -> None:
+    reader = CallReader(NAMES)
+    assert next(at for at, char in enumerate(text) if reader.push(char)) == num_held
+
+
+def test_arguments_may_come_in_a_string_or_as_parameters() -> None:
+    assert read(['{"name": "天气", "parameters": {"a": 1}}']) == ("", [("天气", '{"a": 1}')])
+    assert read(['{"name": "天气", "arguments": "{\\"a\\": 1}"}']) == ("", [("天气", '{"a": 1}')])
+
+
+@pytest.mark.parametrize(
+    "word", ["x</tool_call>\n", "<tool_call>", "\n", "{", '{"name": "天气"', "```json\n", '"', "}"]
+)
+@pytest.mark.parametrize("begin", ["<tool_call>{", '{"name": "天气", "arguments": {', ""])
+def test_a_model_that_repeats_itself_costs_no_time(begin: str, word: str) -> None:
     """Each mark was tried again with each piece of text that came: a thousand took seconds of everybody's."""
-    tried: list[str] = []
-    complete = CallReader._complete
-    monkeypatch.setattr(CallReader, "_complete", lambda reader, text: tried.append(text) or complete(reader, text))
-    text = "<tool_call>" + "x</tool_call>\n" * 8000
-    assert read([text[start : start + 4] for start in range(0, len(text), 4)]) == (text, [])
-    assert len(tried) == MAX_TRIES
+    text = begin + word * 20_000
+    began = time.process_time()
+    said, found = read([text[start : start + 4] for start in range(0, len(text), 4)])
+    assert time.process_time() - began < 3 and (said == text or found)
 
 
 def test_arguments_that_are_certain_come_as_they_are_written() -> None:
-    reader = CallReader(NAMES, certain=True)
+    reader = EnforcedReader()
     text = call("get_weather", {"city": "上海", "days": 3})
     pieces = [(index, piece) for index, char in enumerate(text) for piece in reader.push(char)]
     assert len(pieces) > 15 and pieces[8][0] < text.index("上海") < pieces[15][0] < text.index("days") + 4
     assert read([text[:-20]], certain=True) == ("", [("get_weather", '{"city": "上海", "day')])
+
+
+def test_marks_that_a_grammar_enforces_are_never_text() -> None:
+    text = call("get_weather", {}) + "\n" + call("天气", {})
+    for length in range(len(text)):
+        said, calls = read([text[:length]], certain=True)
+        assert said == "" and all(name in NAMES for name, _ in calls)
+    answer = '"<tool_call>\\n 1"'
+    assert read(list(answer), certain=True) == (answer, [])
 
 
 def test_arguments_of_earlier_turns_are_objects_for_the_template() -> None:

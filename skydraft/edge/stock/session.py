@@ -240,8 +240,11 @@ class StockSession:
         """The server's model. Raises TargetChanged if it is another one than at the beginning."""
         met = await self._server.meet(self._vocab, waiting)
         gives_text = isinstance(met.dialect, TextDialect)
-        if isinstance(met.dialect, Chat) and (self._request.raw or self._request.tools):
-            what = "--raw" if self._request.raw else "A list of tools"
+        request, what = self._request, ""
+        if isinstance(met.dialect, Chat):
+            what = "--raw" if request.raw else "A list of tools" if request.tools else ""
+            what = "Continuing a message" if any(message.is_open for message in request.messages) else what
+        if what:
             raise OptionError(
                 f"{what} does not apply to a chat server, which puts messages into a template of its own."
             )

@@ -1,0 +1,78 @@
+"""Tools with `tool_choice` `auto`: whether a call is made where one is right, and none where none is wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from bench.structured_checks import is_right
+from skydraft import Engine, api
+from skydraft.decoding.request import GenerateRequest
+from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader
+
+Line = dict[str, Any]
+MODES = ("auto", "quality", "cloud", "edge")
+_ENOUGH = 80  # characters of an answer that has not begun as a call
+
+
+def run_auto(
+    tasks: list[Line], sides: tuple[Engine, Engine], kept: Any, modes: list[str],
+    request_of: Callable[[Line, str, bool], GenerateRequest],
+) -> None:  # fmt: skip
+    """Run what `kept` does not have: tasks with an answer as `required` and as `auto`, the others as `auto`."""
+    for mode in modes:
+        for number, task in enumerate(tasks):
+            ways = ("required", "auto") if "answer" in task else ("auto",)
+            for way in ways:
+                key = f"{task['id']} {mode} {way}"
+                line = kept.get(key) or kept.add(key, _answer(task, request_of(task, mode, way == "required"), sides))
+                print(f"{mode} {number + 1}/{len(tasks)} {key}: {line['calls'] or line['said'][:40]!r}", flush=True)
+
+
+def _answer(task: Line, request: GenerateRequest, sides: tuple[Engine, Engine]) -> Line:
+    """The calls of an answer and its text, as the gateway gives them."""
+    names = [tool["function"]["name"] for tool in task["tools"]]
+    reader = EnforcedReader() if request.params.grammar else CallReader(names)
+    said, calls = "", list[Line]()
+    with api.start(request, edge=sides[0], cloud=sides[1]) as generation:
+        for token in generation:
+            said += "".join(_taken(piece, calls) for piece in reader.push(token.text))
+            if len(said) > _ENOUGH and not calls:
+                break
+        said += "".join(_taken(piece, calls) for piece in reader.finish())
+        return {"text": generation.text, "said": said, "calls": calls}
+
+
+def _taken(piece: str | CallText, calls: list[Line]) -> str:
+    if isinstance(piece, str):
+        return piece
+    if piece.name:
+        calls.append({"name": piece.name, "arguments": ""})
+    calls[piece.index]["arguments"] += piece.arguments
+    return ""
+
+
+def show_auto(tasks: list[Line], kept: Any) -> None:
+    """Print for each mode what `required` does right, what of it `auto` calls, and where `auto` calls for nothing."""
+    for mode in MODES:
+        of = {
+            way: {task["id"]: kept.get(f"{task['id']} {mode} {way}") for task in tasks} for way in ("required", "auto")
+        }
+        calls = [task for task in tasks if "answer" in task and of["required"][task["id"]] and of["auto"][task["id"]]]
+        right = {way: {task["id"] for task in calls if _is_right(of[way][task["id"]], task)} for way in of}
+        called = {task["id"] for task in calls if of["auto"][task["id"]]["calls"]}
+        asked = [of["auto"][task["id"]] for task in tasks if "answer" not in task and of["auto"][task["id"]]]
+        if not calls and not asked:
+            continue
+        wanted = right["required"]
+        print(
+            f"{mode:8} required right {len(wanted)} of {len(calls)}; of these auto calls {len(called & wanted)} and is "
+            f"right {len(right['auto'] & wanted)} (of all: calls {len(called)}, right {len(right['auto'])}); "
+            f"none wanted: no call {sum(not line['calls'] for line in asked)} of {len(asked)}"
+        )
+
+
+def _is_right(line: Line, task: Line) -> bool:
+    found = [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in line["calls"]]
+    return is_right(found, [task["answer"]])
