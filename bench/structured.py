@@ -23,7 +23,7 @@ import numpy as np
 
 import skydraft
 from bench.server import ServerProcess
-from bench.structured_auto import MODES, run_auto, show_auto
+from bench.structured_auto import MODES, PART_LEN, run_auto, show_auto
 from bench.structured_checks import is_right
 from bench.structured_speed import speed
 from bench.structured_summary import found_in, show
@@ -44,7 +44,6 @@ WAYS = {
     "edge, free": ("edge", False), "edge": ("edge", True), "quality": ("quality", True), "auto": ("auto", True),
     "cloud": ("cloud", True), "cloud, free": ("cloud", False),
 }  # fmt: skip
-PART_LEN = 32  # of prompts of tasks, so that one way takes up nearly all that another has read
 JUDGED = ("edge", "quality", "auto")
 Line = dict[str, Any]
 
@@ -238,7 +237,7 @@ def main() -> None:
         return
     print(machine())
     if given.what == "auto":
-        both = all_calls("structured_tasks.jsonl") + all_calls("structured_questions.jsonl")
+        both = all_calls("structured_questions.jsonl") + all_calls("structured_tasks.jsonl")
         kept = Kept(given.to or Path("structured_auto.out"))
         run_auto(both, load_sides(given.threads), kept, given.modes.split(","), request_of)
         show_auto(both, kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader
 
 Line = dict[str, Any]
 MODES = ("auto", "quality", "cloud", "edge")
+PART_LEN = 32  # of prompts, so that one answer takes up nearly all that another with the same tools has read
 _ENOUGH = 80  # characters of an answer that has not begun as a call
 
 
@@ -21,13 +23,13 @@ def run_auto(
     request_of: Callable[[Line, str, bool], GenerateRequest],
 ) -> None:  # fmt: skip
     """Run what `kept` does not have: tasks with an answer as `required` and as `auto`, the others as `auto`."""
-    for mode in modes:
-        for number, task in enumerate(tasks):
-            ways = ("required", "auto") if "answer" in task else ("auto",)
-            for way in ways:
-                key = f"{task['id']} {mode} {way}"
-                line = kept.get(key) or kept.add(key, _answer(task, request_of(task, mode, way == "required"), sides))
-                print(f"{mode} {number + 1}/{len(tasks)} {key}: {line['calls'] or line['said'][:40]!r}", flush=True)
+    for engine in sides:
+        engine.max_batch_rows = PART_LEN
+    for mode, way, task in itertools.product(modes, ("auto", "required"), tasks):
+        if way == "auto" or "answer" in task:
+            key = f"{task['id']} {mode} {way}"
+            line = kept.get(key) or kept.add(key, _answer(task, request_of(task, mode, way == "required"), sides))
+            print(f"{key}: {line['calls'] or line['said'][:40]!r}", flush=True)
 
 
 def _answer(task: Line, request: GenerateRequest, sides: tuple[Engine, Engine]) -> Line:

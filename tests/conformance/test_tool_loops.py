@@ -1,0 +1,252 @@
+"""Tools on the demo pair, as the agents of other people call them: with `auto`, and where a call is required.
+
+The models of the pair repeat a call whose result they have been given, so each client is told to stop after one call.
+The gateway runs in the environment of `make setup`, since the clients pin packages that ours are newer than.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import operator
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pydantic
+import pytest
+
+pytestmark = [pytest.mark.conformance, pytest.mark.model, pytest.mark.filterwarnings("default")]
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("SKYDRAFT_PYTHON", ROOT / ".venv/bin/python"))
+OPTIONS = ("--port", "0", "--threads", "1", "--context", "2048", "--parallel", "1", "--keep", "1")
+MODEL, QUESTION, SAID = "skydraft", "上海今天天气怎么样？", "晴，25 度"
+MAX_TOKENS, PATIENCE_S = 128, 240.0
+asked: list[str] = []  # cities
+
+
+def get_weather(city: str) -> str:
+    """查询一个城市今天的天气
+
+    Args:
+        city: 城市的名字
+    """
+    asked.append(city)
+    return SAID
+
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "查询一个城市今天的天气",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The address of a gateway over the demo pair."""
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON} is not there: run make setup")
+    command = [str(PYTHON), "-c", "import skydraft_command; skydraft_command.main()", "gateway", *OPTIONS]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr
+        printed = ""
+        while "Ctrl-C stops." not in printed:
+            line = process.stderr.readline()
+            if not line:
+                pytest.skip(f"the gateway did not start: {printed}")
+            printed += line
+        found = re.search(r"http://localhost:\d+/v1", printed)
+        assert found
+        yield found[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def by_openai(url: str, choice: str) -> str:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S)
+    create = partial(client.chat.completions.create, model=MODEL, tools=[TOOL], max_tokens=MAX_TOKENS)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    message = create(messages=messages, tool_choice=choice).choices[0].message
+    messages.append(message)
+    for call in message.tool_calls or ():
+        result = get_weather(**json.loads(call.function.arguments))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return str(create(messages=messages, tool_choice="none").choices[0].message.content)
+
+
+def by_openai_stream(url: str, choice: str) -> str:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    options = {"model": MODEL, "tools": [TOOL], "max_tokens": MAX_TOKENS}
+    for turn_choice in (choice, "none"):
+        with client.chat.completions.stream(messages=messages, tool_choice=turn_choice, **options) as stream:
+            stream.until_done()
+            message = stream.get_final_completion().choices[0].message
+        messages.append(message)
+        for call in message.tool_calls or ():
+            result = get_weather(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return str(message.content)
+
+
+def by_openai_agents(url: str, choice: str) -> str:
+    agents = pytest.importorskip("agents")
+    openai = pytest.importorskip("openai")
+    agents.set_tracing_disabled(True)
+    client = openai.AsyncOpenAI(base_url=url, api_key="none", timeout=PATIENCE_S)
+    agent = agents.Agent(
+        name="weather",
+        model=agents.OpenAIChatCompletionsModel(model=MODEL, openai_client=client),
+        tools=[agents.function_tool(get_weather)],
+        model_settings=agents.ModelSettings(tool_choice=choice, max_tokens=MAX_TOKENS),
+        tool_use_behavior="stop_on_first_tool",
+    )
+    return str(asyncio.run(agents.Runner.run(agent, QUESTION, max_turns=4)).final_output)
+
+
+def by_pydantic_ai(url: str, choice: str) -> str:
+    pydantic_ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+    model = models.OpenAIChatModel(MODEL, provider=providers.OpenAIProvider(base_url=url, api_key="none"))
+    if choice == "auto":
+        agent = pydantic_ai.Agent(model, tools=[get_weather])
+        limits = pydantic_ai.UsageLimits(request_limit=1)
+        with pytest.raises(pydantic_ai.UsageLimitExceeded):  # it wants to go on, so it has read the call and its result
+            agent.run_sync(QUESTION, model_settings={"max_tokens": MAX_TOKENS}, usage_limits=limits)
+        return SAID
+    # An output that is a tool's makes it ask for a call each time.
+    agent = pydantic_ai.Agent(model, output_type=pydantic_ai.ToolOutput(get_weather))
+    return str(agent.run_sync(QUESTION, model_settings={"max_tokens": MAX_TOKENS}).output)
+
+
+def by_langgraph(url: str, choice: str) -> str:
+    langchain_openai = pytest.importorskip("langchain_openai")
+    graphs = pytest.importorskip("langgraph.graph")
+    prebuilt = pytest.importorskip("langgraph.prebuilt")
+    model = langchain_openai.ChatOpenAI(
+        model=MODEL, base_url=url, api_key="none", max_tokens=MAX_TOKENS, timeout=PATIENCE_S
+    )
+
+    class State(TypedDict):
+        messages: Annotated[list[Any], operator.add]
+
+    def ask(state: State) -> Any:
+        turn_choice = choice if len(state["messages"]) == 1 else "none"
+        answer = model.bind_tools([get_weather], tool_choice=turn_choice).invoke(state["messages"])
+        return {"messages": [answer]}
+
+    graph = graphs.StateGraph(State)
+    graph.add_node("ask", ask)
+    graph.add_node("tools", prebuilt.ToolNode([get_weather]))
+    graph.add_edge(graphs.START, "ask")
+    graph.add_conditional_edges("ask", prebuilt.tools_condition)
+    graph.add_edge("tools", "ask")
+    messages = pytest.importorskip("langchain_core.messages")
+    return str(graph.compile().invoke({"messages": [messages.HumanMessage(QUESTION)]})["messages"][-1].content)
+
+
+def by_llm(url: str, choice: str) -> str:
+    llm = pytest.importorskip("llm")
+    if choice != "auto":
+        pytest.skip("llm leaves the choice to the model")
+    from llm.default_plugins.openai_models import Chat
+
+    model = Chat("sky", model_name=MODEL, api_base=url, supports_tools=True)
+    model.key = "none"
+    assert llm.Tool.function(get_weather).name == "get_weather"
+    answer = model.prompt(QUESTION, tools=[get_weather], max_tokens=MAX_TOKENS)
+    return "".join(result.output for result in answer.execute_tool_calls())
+
+
+def by_inspect_ai(url: str, choice: str) -> str:
+    inspect_ai = pytest.importorskip("inspect_ai")
+    models = pytest.importorskip("inspect_ai.model")
+    tools = pytest.importorskip("inspect_ai.tool")
+    definition = tools.ToolDef(_weather_later, "get_weather", TOOL["function"]["description"], {"city": "城市的名字"})
+    model = models.get_model(f"openai-api/sky/{MODEL}", base_url=url, api_key="none")
+
+    async def loop() -> str:
+        messages: list[Any] = [models.ChatMessageUser(content=QUESTION)]
+        config = models.GenerateConfig(max_tokens=MAX_TOKENS)
+        first = await model.generate(
+            messages, tools=[definition], tool_choice="any" if choice == "required" else choice, config=config
+        )
+        messages.append(first.message)
+        messages += (await models.execute_tools(messages, [definition])).messages
+        return str((await model.generate(messages, tools=[definition], tool_choice="none", config=config)).completion)
+
+    assert inspect_ai
+    return asyncio.run(loop())
+
+
+async def _weather_later(city: str) -> str:
+    return get_weather(city)
+
+
+class Weather(pydantic.BaseModel):
+    """查询一个城市今天的天气"""
+
+    city: str
+
+
+def by_instructor(url: str, choice: str) -> str:
+    """It returns what tools would be given, so that there is no second turn."""
+    instructor = pytest.importorskip("instructor")
+    openai = pytest.importorskip("openai")
+    from collections.abc import Iterable
+
+    parallel = choice == "auto"
+    client = instructor.from_openai(
+        openai.OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S),
+        mode=instructor.Mode.PARALLEL_TOOLS if parallel else instructor.Mode.TOOLS,
+    )
+    found = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": QUESTION}], max_retries=0, max_tokens=MAX_TOKENS,
+        response_model=Iterable[Weather] if parallel else Weather,
+    )  # fmt: skip
+    return "".join(get_weather(each.city) for each in (found if parallel else [found]))
+
+
+def by_javascript(client: str, url: str, choice: str) -> str:
+    node, script = shutil.which("node"), ROOT / "tests/conformance/javascript/loop.mjs"
+    if node is None or not (script.parent / "node_modules").exists():
+        pytest.skip("node or its packages are not there")
+    words = [node, str(script), client, url, MODEL, QUESTION, choice, SAID]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    asked.extend(found["cities"])
+    return str(found["answer"])
+
+
+by_openai_js, by_vercel_ai = partial(by_javascript, "openai"), partial(by_javascript, "ai")
+
+LOOPS: dict[str, Callable[[str, str], str]] = {
+    name.removeprefix("by_"): loop
+    for name, loop in list(globals().items())
+    if name.startswith("by_") and name != "by_javascript"
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("client", LOOPS)
+def test_a_tool_is_called_and_its_result_is_taken(url: str, client: str, choice: str) -> None:
+    asked.clear()
+    answer = LOOPS[client](url, choice)
+    assert asked and set(asked) == {"上海"}, (asked, answer)
+    assert answer and "tool_call" not in answer
