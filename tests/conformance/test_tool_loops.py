@@ -248,5 +248,5 @@ LOOPS: dict[str, Callable[[str, str], str]] = {
 def test_a_tool_is_called_and_its_result_is_taken(url: str, client: str, choice: str) -> None:
     asked.clear()
     answer = LOOPS[client](url, choice)
-    assert asked and set(asked) == {"上海"}, (asked, answer)
+    assert asked[:1] == ["上海"], (asked, answer)  # where calls may be several, `required` goes on to other cities
     assert answer and "tool_call" not in answer
