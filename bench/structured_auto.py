@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from bench.structured_checks import is_right
 from skydraft import Engine, api
 from skydraft.decoding.request import GenerateRequest
+from skydraft.evaluation.tasks.checks import is_same
 from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader
 
 Line = dict[str, Any]
@@ -77,4 +77,4 @@ def show_auto(tasks: list[Line], kept: Any) -> None:
 
 def _is_right(line: Line, task: Line) -> bool:
     found = [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in line["calls"]]
-    return is_right(found, [task["answer"]])
+    return is_same(found, [task["answer"]])
