@@ -25,7 +25,8 @@ class GenerateRequest:
     `execution` None means "exact" in this process, and a server's own setting elsewhere. `calibration` None looks up
     the pair's own if the gate needs one. `with_signals` measures uncertainty even if the gate does not need it. With a
     `cache_scope` both sides keep the KV of the prompt for later requests of that scope, and reuse that of earlier ones;
-    the text does not change. `traceparent` is the W3C header of the request's trace, which servers get, or "".
+    the text does not change. `traceparent` is the W3C header of the request's trace, which servers get, or "". With
+    `local_only` nothing of the text leaves this device: no server is asked, and its trace is not sent.
     Raises PromptError or OptionError.
     """
 
@@ -40,6 +41,7 @@ class GenerateRequest:
     with_signals: bool = False
     cache_scope: str = ""
     traceparent: str = ""
+    local_only: bool = False
 
     @property
     def has_audio(self) -> bool:

@@ -121,7 +121,7 @@ class Gateway:
             is_long = len(data) > _LONG_BODY
             body = await self._reading(is_long, read_body, data, kind)
             del data
-            if body.model == PREFIX:
+            if body.model == PREFIX and not body.choice.local_only:
                 await self._look()
             given = body, self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
             requests = await self._reading(is_long or has_audio(body), read, *given)

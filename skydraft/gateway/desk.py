@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from skydraft.cloud.shares import Shares
 from skydraft.decoding.generation import Generation
+from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
@@ -46,6 +47,7 @@ class Ended:
     finish: FinishReason
     stats: Stats
     num_prompt_tokens: int
+    receipt: Receipt
 
 
 Event: TypeAlias = Wrote | Ended | Exception
@@ -164,7 +166,9 @@ class Desk:
                         lines, news[:] = " ".join(news), []
                         ticket.tell(Wrote(done, tokens, lines))
                         if finish := generation.finish_reason:  # sent before observers run
-                            ticket.tell(Ended(finish, generation.stats, generation.num_prompt_tokens))
+                            ticket.tell(
+                                Ended(finish, generation.stats, generation.num_prompt_tokens, generation.receipt)
+                            )
                         # The next round would slow the event loop down, which must first send the token.
                         ticket.has_begun.wait(_FIRST_TOKEN_S)
         except Exception as error:

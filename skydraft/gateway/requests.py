@@ -137,6 +137,7 @@ def chat_requests(
         tools=tuple(tool.model_dump(exclude_unset=True) for tool in body.tools or ()) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         cache_scope=scope,
+        local_only=body.choice.local_only,
     )
     return _choices(request, body.n or 1)
 
@@ -170,7 +171,10 @@ def text_requests(
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     requests = [
-        GenerateRequest(asked(prompt), plan=plan, params=params, raw=True, cache_scope=scope) for prompt in prompts
+        GenerateRequest(
+            asked(prompt), plan=plan, params=params, raw=True, cache_scope=scope, local_only=body.choice.local_only
+        )
+        for prompt in prompts
     ]
     return [choice for request in requests for choice in _choices(request, body.n or 1)]
 
