@@ -17,6 +17,7 @@ import grpc
 
 from skydraft import __version__
 from skydraft.cloud.access import Keyring
+from skydraft.cloud.connections import Connections
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.listening import ONE_LISTENER, bind
@@ -132,7 +133,7 @@ class CloudServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
                 ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
                 ("grpc.max_connection_idle_ms", int(limits.session_ttl_s * 1e3)),  # one without a call
-                ("grpc.max_allowed_incoming_connections", _most_connections()),
+                ("grpc.max_allowed_incoming_connections", most := _most_connections()),
             ]
         )
         self._server.add_generic_rpc_handlers((self._service.handler(), *self._questions.handlers()))
@@ -140,6 +141,7 @@ class CloudServer:
         self._judge.on_health = self._questions.hear
         self._thread.start()
         await self._server.start()
+        self._watching = asyncio.ensure_future(Connections(port, most, self._service.ports).watch())
         return port
 
     def _work(self) -> None:
@@ -168,6 +170,7 @@ class CloudServer:
 
         Nothing else is waited for: anybody can begin a call that does not end. After this the engine may be closed.
         """
+        self._watching.cancel()
         sessions = self._service.drain()
         stopping = asyncio.ensure_future(self._server.stop(grace_s))  # a second call of it would crash
         if sessions:

@@ -6,13 +6,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+import skydraft
+from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import SERVICE
 
@@ -75,6 +77,29 @@ def test_connections_that_say_nothing_make_way(soon: None, monkeypatch: pytest.M
         for _ in range(40):
             silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         server.wait_until(lambda: _answers(server))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing tells of connections here")
+def test_idle_connections_make_way_and_running_texts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They speak HTTP/2, begin no call, and come again when they are closed."""
+    monkeypatch.setattr("skydraft.cloud.server._MAX_CONNECTIONS", 32)
+    hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+    plan, params = make_plan("cloud"), DecodingParams(max_new_tokens=40, min_new_tokens=40)
+    with serving(open_toy("toy")) as server, ExitStack() as idle:
+        cloud = skydraft.connect(server.address, timeout_s=20)
+        running = skydraft.generate("语速", edge=open_toy("toy"), cloud=cloud, plan=plan, params=params)
+        rounds = running.rounds()
+        next(rounds)
+        session = next(iter(server.server._service._streams._open))
+        for _ in range(64):
+            other = idle.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            with suppress(OSError):
+                other.sendall(hello)
+        for _ in range(3):
+            server.wait_until(lambda: _answers(server), 10)
+        assert session in server.server._service._streams._open  # the same stream, of the first connection
+        assert len(list(rounds)) and len(running.token_ids) == 40
+        cloud.close()
 
 
 def _answers(server: Serving) -> bool:
