@@ -133,7 +133,7 @@ def connect(
         )
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
     options = [ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses]
-    return Cloud(Servers(options, Budget(max_calls=max_calls)), **behaviour)
+    return Cloud(Servers(options, None if max_calls is None else Budget(max_calls=max_calls)), **behaviour)
 
 
 def generate(

@@ -18,7 +18,7 @@ _FULL, _ROOM = 7 / 8, 3 / 4  # of all connections: from when on idle ones are cl
 _LOOK_S, _LOOK_SOON_S = 1.0, 0.2
 
 
-class Connections:
+class ConnectionWatch:
     """The connections of a server to its `port`, at most `most`. `in_use` gives the ports of clients with a session."""
 
     def __init__(self, port: int, most: int, in_use: Callable[[], set[int]]) -> None:

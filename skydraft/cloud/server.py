@@ -17,7 +17,7 @@ import grpc
 
 from skydraft import __version__
 from skydraft.cloud.access import Keyring
-from skydraft.cloud.connections import Connections
+from skydraft.cloud.connections import ConnectionWatch
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.listening import ONE_LISTENER, bind
@@ -141,7 +141,7 @@ class CloudServer:
         self._judge.on_health = self._questions.hear
         self._thread.start()
         await self._server.start()
-        self._watching = asyncio.ensure_future(Connections(port, most, self._service.ports).watch())
+        self._watching = asyncio.ensure_future(ConnectionWatch(port, most, self._service.ports).watch())
         return port
 
     def _work(self) -> None:

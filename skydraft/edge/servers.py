@@ -9,7 +9,6 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from skydraft.decoding.context import Committed
-from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
@@ -32,10 +31,11 @@ _ONE_FAMILY = "Choose two models of one family."
 class Servers:
     """The servers of a list, their channels, and facts about them. All generations with this list share it."""
 
+    prices = None  # our own servers sell no tokens
     is_exact = True  # unless a server says that it is not
 
     def __init__(self, options: Iterable[ServerOptions], budget: Budget | None = None) -> None:
-        self.budget = budget or Budget()
+        self._budget = budget
         self.channels = {each.target: Channel(each) for each in options}
         self.name = ",".join(self.channels)
         self.has_others = len(self.channels) > 1
@@ -51,11 +51,6 @@ class Servers:
         return shared_loop()
 
     @property
-    def prices(self) -> Prices | None:
-        """None: our own servers sell no tokens."""
-        return self.budget.prices
-
-    @property
     def uses_tls(self) -> bool:
         """Whether all connections are encrypted."""
         return all(channel.options.uses_tls for channel in self.channels.values())
@@ -69,7 +64,7 @@ class Servers:
         )  # fmt: skip
         return Session(
             context, opening, vocab.size, self.in_order(number)[0], number=number, traceparent=request.traceparent,
-            on_open=self.met, budget=self.budget,
+            on_open=self.met, budget=self._budget,
         )  # fmt: skip
 
     def in_order(self, number: int) -> list[Channel]:

@@ -60,7 +60,7 @@ class Session:
         self._writing: tuple[int, int, int] | None = None  # bases: of its verify, of the next token, of the limit
         self._cost: Cost | None = None  # of an opening ahead, for the first verdict
         self._spent = LinkCost()  # in all
-        self._budget = budget or Budget()
+        self._budget = budget
         self.sent = Sent()
 
     @property
@@ -117,7 +117,8 @@ class Session:
 
     async def open(self, message: bytes, waiting: Waiting) -> None:
         """Open the session at the server, which puts the prompt into the target's cache."""
-        self._budget.check()
+        if self._budget is not None:
+            self._budget.check()
         reply = await self._exchange(await self._stream_now(), message, waiting, self._opening)
         opened: Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
@@ -130,7 +131,8 @@ class Session:
 
         The block follows the committed tokens and `ahead`, which the target has seen.
         """
-        self._budget.check()
+        if self._budget is not None:
+            self._budget.check()
         opening = None if self._is_open else self._opening_now()
         checksum = codec.digest(self._prompt_ids, self._context.generated, np.array(ahead, np.int32))
         stream = await self._stream_now()
@@ -219,15 +221,16 @@ class Session:
         return reply
 
     def _note_sent(self, opening: Opening | None, call: VerifyCall | None) -> None:
-        tokens: list[tuple[int, int]] = []
+        sent, target = self.sent, self._channel.target
         if opening is not None:
-            tokens += enumerate(opening.committed_ids)
+            sent.servers.append(target)
+            sent.num_prompt_tokens = len(self._prompt_ids)
+            sent.blocks.append((0, opening.committed_ids))
         if call is not None:
-            tokens += enumerate((*call.catch_up_ids, *call.draft_ids), call.base - len(call.catch_up_ids))
-            self.sent.num_calls += 1
-            self._budget.count()
-        num_prompt_tokens = len(self._prompt_ids) if opening is not None else 0
-        self.sent.add(self._channel.target, num_prompt_tokens=num_prompt_tokens, tokens=tokens)
+            sent.blocks.append((call.base - len(call.catch_up_ids), (*call.catch_up_ids, *call.draft_ids)))
+            sent.num_calls += 1
+            if self._budget is not None:
+                self._budget.count()
 
     def _count(self, up: int, down: int) -> None:
         self._spent += LinkCost(bytes_up=up, bytes_down=down)

@@ -110,6 +110,7 @@ class StockSession:
         self._num_cached = 0  # of the requests of the current round
         self._spent = LinkCost()
         self.sent = Sent()
+        self._num_told = 0  # committed tokens of the last request: each request tells them again
 
     @property
     def channel(self) -> StockServer:
@@ -325,8 +326,9 @@ class StockSession:
         self._server.budget.check()
         self._server.budget.count()
         self.sent.num_calls += 1
-        told = enumerate(text[len(self._prompt) :].tolist())
-        self.sent.add(self._server.target, num_prompt_tokens=len(self._prompt), tokens=told)
+        self.sent.servers, self.sent.num_prompt_tokens = [self._server.target], len(self._prompt)
+        self.sent.blocks.append((self._num_told, text[len(self._prompt) + self._num_told :].tolist()))
+        self._num_told = len(self._context.generated)
 
     def _begin(self, met: Met, text: TokenIds, num_tokens: int) -> Writing:
         """Ask the server to write after a text."""
