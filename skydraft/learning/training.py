@@ -53,7 +53,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("num_layers", 1), ("epochs", 1), ("batch", 1), ("minutes", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
+            if (value := getattr(self, name)) is not None and not value >= least:
                 flag = name.removeprefix("num_").replace("_", "-")
                 raise OptionError(f"--{flag} must be {least} or more, not {value:g}.")
         if not 0 < self.rate < 1:

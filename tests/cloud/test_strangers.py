@@ -18,7 +18,7 @@ from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import SERVICE
 
-from ..serving import PATIENCE_S, Serving, serving
+from ..serving import PATIENCE_S, Serving, free_port, serving
 from .messages import TOKENS
 
 CALLS = ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", f"{SERVICE}/GetInfo", f"{SERVICE}/Session",
@@ -100,6 +100,32 @@ def test_idle_connections_make_way_and_running_texts_stay(monkeypatch: pytest.Mo
         assert session in server.server._service._streams._open  # the same stream, of the first connection
         assert len(list(rounds)) and len(running.token_ids) == 40
         cloud.close()
+
+
+def test_whoever_holds_the_port_of_metrics_costs_few_threads(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("skydraft.cloud.metrics._Silent.timeout", 60.0)
+    with serving(open_toy("toy"), metrics_port=(port := free_port())) as server:
+        before = threading.active_count()
+        with ExitStack() as idle:
+            for _ in range(30):
+                idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+            server.wait_until(lambda: threading.active_count() - before >= 16)
+            time.sleep(0.2)
+            assert threading.active_count() - before <= 20
+        monkeypatch.setattr("skydraft.cloud.metrics._Silent.timeout", 0.2)
+        with socket.create_connection(("127.0.0.1", port)):
+            time.sleep(0.5)
+        server.wait_until(lambda: _is_scraped(server), 10)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _is_scraped(server: Serving) -> bool:
+    try:
+        return bool(server.metrics("sessions"))
+    except OSError:
+        return False
 
 
 def _answers(server: Serving) -> bool:

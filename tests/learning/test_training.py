@@ -169,7 +169,16 @@ def test_an_adapter_is_read_as_it_was_written(trained: Trained, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "settings", [{"rank": 0}, {"epochs": 0}, {"minutes": -1}, {"num_layers": 0}, {"rate": 0}, {"batch": 0}]
+    "settings",
+    [
+        {"rank": 0},
+        {"epochs": 0},
+        {"minutes": -1},
+        {"minutes": float("nan")},
+        {"num_layers": 0},
+        {"rate": 0},
+        {"batch": 0},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(OptionError):
