@@ -35,10 +35,14 @@ class Budget:
         if self._max_calls is not None and self._num_calls >= self._max_calls:
             raise BudgetSpent(f"today's {self._max_calls} calls are used up.")
 
-    def count(self) -> None:
-        """Count a call."""
-        self._begin_day()
+    def take(self) -> None:
+        """Count a call that is about to be made. Raises BudgetSpent instead if it may not be made."""
+        self.check()
         self._num_calls += 1
+
+    def give_back(self) -> None:
+        """Take back a call that could not be sent."""
+        self._num_calls = max(self._num_calls - 1, 0)
 
     def pay(self, link: LinkCost) -> None:
         """Note the price of a request."""

@@ -260,7 +260,7 @@ class Channel:
             info = decode_info(await self.call(f"/{SERVICE}/GetInfo", timeout_s))
         except ProtocolError as error:
             raise CloudFailure(f"The cloud at {self.target} sent an invalid description: {error.message}") from error
-        return replace(info, model=one_line(info.model), version=one_line(info.version))
+        return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
 
     async def max_block(self, timeout_s: float) -> int:
         """The longest block that the server takes."""

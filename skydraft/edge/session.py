@@ -131,8 +131,6 @@ class Session:
 
         The block follows the committed tokens and `ahead`, which the target has seen.
         """
-        if self._budget is not None:
-            self._budget.check()
         opening = None if self._is_open else self._opening_now()
         checksum = codec.digest(self._prompt_ids, self._context.generated, np.array(ahead, np.int32))
         stream = await self._stream_now()
@@ -205,6 +203,8 @@ class Session:
         call: VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
         """Send a message and wait for its reply; the stream is dropped if that fails."""
+        if self._budget is not None and call is not None:
+            self._budget.take()
         self._count(len(message), 0)
         self._is_named = self._was_sent = True
         if is_noted := stream.may_have_sent:
@@ -217,6 +217,8 @@ class Session:
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
                 self._note_sent(opening, call)
+            elif not is_noted and self._budget is not None and call is not None:
+                self._budget.give_back()
         self._count(0, len(reply))
         return reply
 
@@ -229,8 +231,6 @@ class Session:
         if call is not None:
             sent.blocks.append((call.base - len(call.catch_up_ids), (*call.catch_up_ids, *call.draft_ids)))
             sent.num_calls += 1
-            if self._budget is not None:
-                self._budget.count()
 
     def _count(self, up: int, down: int) -> None:
         self._spent += LinkCost(bytes_up=up, bytes_down=down)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -131,3 +132,23 @@ def test_after_the_calls_of_a_day_texts_go_on_alone(most: int) -> None:
         cloud.close()
     with pytest.raises(OptionError, match="max_calls must be 1 or more"):
         skydraft.connect("127.0.0.1:1", max_calls=0)
+
+
+def test_texts_at_the_same_time_share_the_calls_of_a_day() -> None:
+    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
+        cloud = skydraft.connect(relay.address, max_calls=2)
+        with ThreadPoolExecutor(6) as pool:
+            texts = list(pool.map(lambda seed: run(cloud, PLANS["gated"], seed), range(6)))
+        assert sum(name == "verify" for name, _ in relay.requests) == 2
+        assert all(len(text.token_ids) == 48 for text in texts)
+        cloud.close()
+
+
+def test_calls_that_could_not_be_sent_are_not_counted() -> None:
+    port = free_port()
+    cloud = skydraft.connect(f"127.0.0.1:{port}", max_calls=1)
+    for _ in range(3):
+        assert run(cloud, PLANS["gated"]).receipt.calls == 0
+    with serving(open_toy("toy"), port=port):
+        assert run(cloud, PLANS["gated"]).receipt.calls == 1
+    cloud.close()

@@ -323,8 +323,7 @@ class StockSession:
 
     def _call(self, text: TokenIds) -> None:
         """Note a request that carries a text. Raises BudgetSpent instead if it may not be made."""
-        self._server.budget.check()
-        self._server.budget.count()
+        self._server.budget.take()
         self.sent.num_calls += 1
         self.sent.servers, self.sent.num_prompt_tokens = [self._server.target], len(self._prompt)
         self.sent.blocks.append((self._num_told, text[len(self._prompt) + self._num_told :].tolist()))
