@@ -33,6 +33,7 @@ from skydraft.tracing import Tracing, check_collector
 log = logging.getLogger("skydraft.cloud")
 
 _BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
+_INT32_MAX = 2**31 - 1  # of gRPC's settings
 _MAX_CONNECTIONS, _FILES_LEFT = 8192, 128  # an idle one takes 17 KB
 
 
@@ -123,7 +124,7 @@ class CloudServer:
         self._judge.served.vocab.classes  # noqa: B018  computed now, not in the first session
         limits = self._options.limits
         speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._judge.served.takes_audio else 0
-        limit = limits.max_message_bytes + speech_bytes
+        limit = min(limits.max_message_bytes + speech_bytes, _INT32_MAX)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),
@@ -132,7 +133,7 @@ class CloudServer:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
                 ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
-                ("grpc.max_connection_idle_ms", int(limits.session_ttl_s * 1e3)),  # one without a call
+                ("grpc.max_connection_idle_ms", int(min(limits.session_ttl_s * 1e3, _INT32_MAX))),  # one without a call
                 ("grpc.max_allowed_incoming_connections", most := _most_connections()),
             ]
         )
