@@ -85,7 +85,7 @@ def test_what_would_leave_is_refused_with_a_line(refused: Any, args: list[str], 
 def test_generate_prints_a_receipt(invoke: Any) -> None:  # noqa: F811
     with serving(open_toy("toy")) as server:
         generate = ["generate", "语速", "--edge-model", "toy:drift=0.2", "--json", "-n", "12"]
-        _, out, _ = invoke(*generate, "--cloud", server.address)
+        _, out, _ = invoke(*generate, "-m", "lossless", "--cloud", server.address)
         said = json.loads(out)
         assert said["receipt"]["prompt_tokens"] == said["prompt_tokens"]
         assert said["receipt"]["seen"] == [{"tokens": [0, 12], "chars": [0, len(said["text"])]}]
