@@ -155,15 +155,25 @@ class RemoteVerifier:
         self._greeting = self._loop.begin(self._greet(vocab))
 
     async def _greet(self, vocab: Vocab) -> None:
-        try:
-            await self._servers.greet(self._session.number, vocab, _PROBE_S)
-        except SkydraftError as error:
-            if self._pending is not None:
-                return  # the verification finds out by itself
-            if isinstance(error, CloudError) and error.is_outage:
-                self._go_alone(error)
-            else:
-                self._news.append(f"The cloud at {self._servers.name} cannot be used: {error}")
+        """Ask twice: gRPC may remember that a server was away a moment ago."""
+        for is_last in (False, True):
+            try:
+                await self._servers.greet(self._session.number, vocab, _PROBE_S)
+                return
+            except SkydraftError as error:
+                channels, is_lost = self._servers.in_order(self._session.number), isinstance(error, CloudLost)
+                is_met = is_lost and any(channel.heard_at for channel in channels)  # by another text
+                if self._pending is not None or self._is_closed or is_met:
+                    return  # the verification finds out by itself
+                if is_lost and not is_last:
+                    for channel in channels:
+                        await channel.close()
+                elif isinstance(error, CloudError) and error.is_outage:
+                    self._go_alone(error)
+                    return
+                else:
+                    self._news.append(f"The cloud at {self._servers.name} cannot be used: {error}")
+                    return
 
     async def _wait_for_greeting(self, greeting: Awaited[None]) -> None:
         await asyncio.wait((greeting.task,), timeout=_LAST_WAIT_S)
@@ -183,7 +193,7 @@ class RemoteVerifier:
     async def _end(self) -> None:
         if self._probing is not None:
             self._probing.cancel()
-        for pending in (self._pending, self._ahead, self._greeting):
+        for pending in (self._pending, self._ahead):
             if pending is not None and not pending.task.done():
                 pending.task.cancel()
                 await asyncio.wait((pending.task,))
