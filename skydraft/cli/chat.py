@@ -46,6 +46,7 @@ _HELP = """\
 /save FILE     write the conversation as JSON; generate --messages reads it too
 /load FILE     continue a saved conversation
 /retry         answer the last question again, with another seed
+/history on    keep typed lines in a file for the arrow keys, or not any more: /history off
 /clear         start a new conversation
 /quit          leave; Ctrl-D does so too
 Several lines: begin and end with \"\"\". Ctrl-C ends an answer."""
@@ -69,6 +70,9 @@ class Talk:
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
     num_retries: int = 0
+    answered: tuple[Plan, str | None] | None = None  # the settings of the last answer, while it is the last message
+    history: Path | None = None  # the file of typed lines; None: there is none, as without a terminal
+    keeps_history: bool = True
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -101,7 +105,7 @@ def chat(
         names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} checks"
         click.echo(f"skydraft: {names}; mode {gate.plan.mode or 'of your gate'}. /help lists the commands.", err=True)
 
-        for line, is_fenced in stack.enter_context(_lines()):
+        for line, is_fenced in stack.enter_context(_lines(talk)):
             before = list(talk.turns)
             try:
                 if _do(line, talk, is_fenced=is_fenced):
@@ -157,7 +161,7 @@ def _load(talk: Talk, name: str) -> None:
     messages = read_messages(_named(name, "/load"), None, None)
     is_system = bool(messages) and messages[0].role == "system"
     talk.system = messages[0].content if is_system else None
-    talk.turns = list(messages[is_system:])
+    talk.turns, talk.answered = list(messages[is_system:]), None
     click.echo(f"skydraft: {len(talk.turns)} messages read.", err=True)
 
 
@@ -173,9 +177,28 @@ def _retry(talk: Talk, _: str) -> bool:
         talk.turns.pop()
     if not talk.turns:
         raise OptionError("There is no question to answer again.", hint="Ask one first.")
-    if not talk.params.temperature:
-        click.echo("skydraft: at temperature 0 the answer is the same; try --temperature 0.8.", err=True)
+    if not talk.params.temperature and talk.answered == (talk.plan, talk.system):
+        TERMINAL.say("at temperature 0 a seed changes nothing: expect the same answer. chat --temperature 0.8 varies.")
     return True
+
+
+def _history(talk: Talk, word: str) -> None:
+    if word not in ("", "on", "off"):
+        raise OptionError("/history takes on or off.")
+    if talk.history is None:
+        raise OptionError("Typed lines are kept only on a terminal, so there is no history here.")
+    if word:
+        import readline  # there is a file, so there is this
+
+        talk.keeps_history = word == "on"
+        readline.set_auto_history(talk.keeps_history)
+    TERMINAL.say(_about_history(talk))
+
+
+def _about_history(talk: Talk) -> str:
+    if talk.keeps_history:
+        return f"history on: typed lines are kept in {talk.history}. /history off ends that."
+    return f"history off: lines are not kept from now on. Earlier ones are in {talk.history}."
 
 
 def _clear(talk: Talk, _: str) -> None:
@@ -193,7 +216,7 @@ def _quit(talk: Talk, _: str) -> None:
 
 _COMMANDS: dict[str, Callable[[Talk, str], object]] = {
     "/mode": _mode, "/system": _system, "/save": _save, "/load": _load, "/retry": _retry, "/clear": _clear,
-    "/help": _help, "/quit": _quit, "/exit": _quit,
+    "/history": _history, "/help": _help, "/quit": _quit, "/exit": _quit,
 }  # fmt: skip
 
 
@@ -224,12 +247,13 @@ def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: Output
             TERMINAL.write(harmless(generation.interrupt(), console))
     TERMINAL.end_line()
     talk.turns.append(Message("assistant", generation.text))
+    talk.answered = (talk.plan, talk.system)
     if not output.quiet:
         show_summary(generation, output.color, style="dim")
 
 
 @contextmanager
-def _lines() -> Iterator[Iterator[tuple[str, bool]]]:
+def _lines(talk: Talk) -> Iterator[Iterator[tuple[str, bool]]]:
     """Lines or fenced texts from stdin, each with whether it was fenced; a terminal gets line editing with a
     history."""
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -242,9 +266,10 @@ def _lines() -> Iterator[Iterator[tuple[str, bool]]]:
     except ImportError:  # not on every system
         yield _joined(_typed())
         return
-    history = cache_dir() / "chat_history"
+    talk.history = history = cache_dir() / "chat_history"
     with suppress(OSError):
         readline.read_history_file(history)
+    TERMINAL.say(_about_history(talk))
     try:
         yield _joined(_typed())
     finally:

@@ -132,6 +132,8 @@ def compare(
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
+    if models.local_only and links.emulate_rtt:
+        raise OptionError("--emulate-rtt needs a server, though on this machine; --local-only allows none: choose one.")
     request = ComparisonRequest(
         workload,
         parse_modes(chosen.modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),

@@ -15,7 +15,7 @@ from skydraft.decoding.prices import Prices
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.stock.chat import TextDialect
 from skydraft.engines.base import Engine
-from skydraft.errors import CloudError, OptionError, RecordsError, SkydraftError
+from skydraft.errors import CloudError, CloudLost, OptionError, RecordsError, SkydraftError
 from skydraft.evaluation import policies, replay
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
 from skydraft.evaluation.policies import UnitPrices
@@ -23,6 +23,8 @@ from skydraft.gating.calibration import find_calibration
 from skydraft.models import cache_dir
 from skydraft.protocol.address import is_url
 from skydraft.protocol.values import ServerInfo
+
+_LOOK_S = 3.0  # for the first sign of life
 
 
 def examine_cloud(
@@ -74,6 +76,7 @@ def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
     """Print and return a server's description and its round trip in milliseconds. Raises CloudError."""
     address = cloud.name
     with TERMINAL.state(f"Asking {address}…"):
+        _check_port(cloud)
         info = cloud.info()
         rtt_ms, late_ms = ping_times(cloud)
     encryption = "TLS" if cloud.uses_tls else "plaintext"
@@ -87,6 +90,17 @@ def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
     rows = "  ".join(f"{n}: {ms:.1f}" for n, ms in enumerate(info.forward_ms, 1))
     console.print(f"target, ms   {rows}   (a forward of n rows, as the server measured it at its first start)")
     return info, rtt_ms
+
+
+def _check_port(cloud: Cloud) -> None:
+    """Raise CloudLost if nothing listens there: a server that is only slow or starting is worth waiting for."""
+    try:
+        cloud.ping(_LOOK_S)
+    except CloudLost as error:
+        if "refused" in error.message:
+            raise CloudLost("The connection was refused.", hint="Check the port; is the server running?") from error
+    except CloudError:
+        pass  # it answers
 
 
 def _measure_link(

@@ -18,6 +18,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import MissingDependency, OptionError
 from skydraft.prompts.pair import ShareAudio
+from skydraft.protocol.address import is_loopback
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
@@ -125,6 +126,8 @@ def gateway(
     cloud.check(models)
     if work.edge_only and (cloud.address or models.cloud_model):
         raise OptionError("--edge-only uses no target, but one was given.", hint="Remove one of them.")
+    if models.local_only and not is_loopback(door.listen.host):
+        raise OptionError(f"--local-only lets nothing leave this machine; --host {door.listen.host} answers others.")
     if work.edge_only and keep.learns:
         raise OptionError(
             "--learn does not apply to --edge-only: nothing is checked, so nothing is learned.",

@@ -134,7 +134,7 @@ def _finish(generation: Generation, speech: Speech | None, output: OutputChoice)
     if output.json:
         names = ("text", "token_ids", "origins", "finish_reason")
         answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
-        answer["stats"] = dataclasses.asdict(generation.stats)
+        answer |= {"stats": dataclasses.asdict(generation.stats), "receipt": dataclasses.asdict(generation.receipt)}
         print(json_line(answer | ({"audio": dataclasses.asdict(speech)} if speech else {})))
         return
     TERMINAL.end_line()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from skydraft.engines.vocab import Vocab
     from skydraft.learning.dataset import OnProgress, TrainingTask
     from skydraft.learning.lessons import Lesson, Taught
+    from skydraft.learning.training import Trained, TrainSettings
 
 
 folder_argument = click.argument("folder", metavar="DIR", type=Path)
@@ -113,7 +115,8 @@ def forget(folder: Path) -> None:
 
 _train_section = Section("train", "Training", lambda out, **settings: (out, settings), [
     option("--out", "FILE", "File for the adapter.", type=Path, required=True),
-    option("--minutes", "N", "Stop after N minutes; the same command continues (default: 0, no limit).", default=0.0),
+    option("--minutes", "N", "Be done within N minutes, reading and measuring included; the same command continues "
+           "(default: 0, no limit).", default=0.0),
     option("--layers num_layers", "N", "Upper layers that learn (default: 4; with 150 answers 12, which is slower).",
            type=int),
     option("--epochs", "N", "Most passes over the answers.", default=4),
@@ -143,11 +146,13 @@ def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, 
         raise OptionError(f"There is no folder {out.parent}.", hint="Make it, or choose another --out.")
     cloud.check(models)
     settings = training.TrainSettings(**given)
-    task = _prepared(folder, cloud, models)
-    run_on = (models.options.device, models.options.num_threads)
     state = out.with_name(f"{out.name}.state")  # a stopped training continues from here
-    with _shown("loading") as progress:
-        result = training.train(task, settings, run_on, state, progress)
+    deadline = time.monotonic() + 60 * settings.minutes if settings.minutes else float("inf")
+    try:
+        result = _trained(folder, cloud, models, settings, state, deadline)
+    except TimeoutError as error:
+        click.echo(f"The {settings.minutes:g} minutes are over: {error}.")
+        return 1
     click.echo(f"α on held-out answers: {result.held_out}")
     if result.guard:
         click.echo(f"α on general prompts:  {result.guard}")
@@ -163,7 +168,19 @@ def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, 
     return 0
 
 
-def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice) -> TrainingTask:
+def _trained(
+    folder: Path, cloud: CloudChoice, models: ModelChoice, settings: TrainSettings, state: Path, deadline: float
+) -> Trained:
+    """Train on a folder. Raises TimeoutError if time, by `time.monotonic`, is over before training begins."""
+    from skydraft.learning import training
+
+    task = _prepared(folder, cloud, models, deadline)
+    run_on = (models.options.device, models.options.num_threads)
+    with _shown("loading") as progress:
+        return training.train(task, settings, run_on, state, progress, deadline)
+
+
+def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice, deadline: float) -> TrainingTask:
     """Load both models, compute the training data with them, and close them."""
     from skydraft.learning.dataset import Usable, choose, prepare, trainable_file
     from skydraft.learning.lessons import Store
@@ -180,7 +197,7 @@ def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice) -> Training
             target = stack.enter_context(models.load(models.target_name))
         if edge.takes_audio:
             TERMINAL.say(f"{edge.name} takes speech, but the general prompts have none: speech is not checked.")
-        with _shown("preparing") as progress:
+        with _shown("preparing", deadline) as progress:
             task = prepare(store, edge, target, cache_dir() / "guard", progress)
     if task.left_out:
         TERMINAL.say(f"left out: {task.left_out}.")
@@ -190,10 +207,13 @@ def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice) -> Training
 
 
 @contextlib.contextmanager
-def _shown(what: str) -> Iterator[OnProgress]:
+def _shown(what: str, deadline: float = float("inf")) -> Iterator[OnProgress]:
+    """Show progress. Reporting raises TimeoutError after the deadline, between two units of work."""
     with bar(what) as update:
 
         def progress(what: str, done: int, total: int, note: str) -> None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{done} of {total} {what} are done, and are kept; the same command continues")
             update(description=f"{what} {note}".strip(), completed=done, total=total or None)
 
         yield progress

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
+from skydraft.characters import json_line
 from skydraft.cli.pair_options import SOURCE_OPTION
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import console_for
@@ -23,7 +24,7 @@ from skydraft.models import (
     remove,
     verify,
 )
-from skydraft.models.adapted import merged_models
+from skydraft.models.adapted import Applied, applied, merged_models
 from skydraft.models.manifest import known_model
 
 
@@ -53,26 +54,61 @@ def models(context: click.Context) -> None:
         context.invoke(list_models)
 
 
+_list_section = Section("listing", "Output", lambda json: json, [
+    option("--json", None, "Print one JSON object: the folder, and a list of models.", is_flag=True),
+])  # fmt: skip
+
+
 @models.command("list", cls=Command)
-def list_models() -> None:
-    """Show the known models and which of them are on this machine."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "size", "license", "state"):
-        table.add_column(column, justify="right" if column == "size" else "left", overflow="fold")
-    for row in installed(cache_dir()):
-        state = str(row.path) if row.present else f"not here; get it with: skydraft models fetch {row.name}"
-        table.add_row(row.name, f"{row.bytes / 1e6:.0f} MB", row.license, state)
-    for merged in merged_models(cache_dir()):
-        used = f"applied to {', '.join(merged.applied_to)}" if merged.applied_to else "not applied"
-        state = f"merged with {merged.adapter or 'an adapter'}; {used}"
-        table.add_row(merged.path.name, f"{_bytes_in(merged.path) / 1e6:.0f} MB", "as its base", state)
+@_list_section
+def list_models(listing: bool) -> None:
+    """Show the known models, which of them are on this machine, and the adapters in use."""
+    rows, folder = list(_rows()), cache_dir()
+    if listing:
+        click.echo(json_line({"folder": str(folder), "models": rows}))
+        return
+    wide = max(len(row["name"]) for row in rows)
+    console = console_for("auto")
+    for row in rows:
+        size = f"{row['bytes'] / 1e6:.{0 if row['bytes'] > 1e7 else 1}f} MB"
+        console.print(f"{row['name']:<{wide}}  {size:>8}  {row['license']:<10}  {_state(row)}")
+    console.print(f"\nAll files are in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder.")
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    """Each model; `adapter` is the one that is applied to it, or that it was merged with."""
+    cache, entries = cache_dir(), applied(cache_dir())
+    more: dict[str, Any]
+    for known in installed(cache):
+        more = {"path": str(known.path) if known.present else None, "kind": "known"}
+        yield {
+            "name": known.name,
+            "bytes": known.bytes,
+            "license": known.license,
+            **more,
+            **_applied(known.name, entries),
+        }
     for name in EMBEDDED:
+        more = {"path": str(embedded_path(name)), "kind": "included"}
+        size = _bytes_in(embedded_path(name))
+        yield {"name": name, "bytes": size, "license": "Apache-2.0", **more, **_applied(name, entries)}
+    for merged in merged_models(cache):
+        more = {"path": str(merged.path), "kind": "merged", "adapter": merged.adapter, "applied_to": merged.applied_to}
+        yield {"name": merged.path.name, "bytes": _bytes_in(merged.path), "license": "as its base", **more}
+
+
+def _applied(name: str, entries: dict[str, Applied]) -> dict[str, Any]:
+    return {"adapter": entries[name].adapter if name in entries else None}
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row["kind"] == "merged":
+        used = f"applied to {', '.join(row['applied_to'])}" if row["applied_to"] else "not applied"
+        return f"merged with {row['adapter'] or 'an adapter'}; {used}"
+    state = row["path"] or f"not here; get it with: skydraft models fetch {row['name']}"
+    if row["kind"] == "included":
         state = "always here: a toy for speech, trained on synthetic voices"
-        table.add_row(name, f"{_bytes_in(embedded_path(name)) / 1e6:.1f} MB", "Apache-2.0", state)
-    console, folder = console_for("auto"), cache_dir()
-    console.print(table)
-    size = f"{_bytes_in(folder) / 1e6:.0f} MB"
-    console.print(f"\nAll files are in {folder}, {size}; SKYDRAFT_HOME names another folder.")
+    return f"{state}; used with the adapter {row['adapter']}" if row["adapter"] else state
 
 
 def _bytes_in(place: Path) -> int:

@@ -275,6 +275,8 @@ def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:
     observers: list[Observer] = []
     if otlp:
         context = click.get_current_context()
+        if context.params.get("local_only"):
+            raise OptionError("--local-only lets nothing leave this machine, --otlp sends traces: choose one.")
         tracing = Tracing(f"skydraft-{context.info_name}", otlp, TERMINAL.say)
         context.call_on_close(tracing.close)
         # The answers of a gateway belong to its clients' traces, not to the shell's trace.

@@ -36,8 +36,8 @@ _ONE_OF_MANY_S = 5.0  # doctor's timeout for one of several servers
 class ModelChoice:
     """The models and their settings in this process. `cloud_model` None is the default target.
 
-    `edge_adapter` is the draft model's adapter; None means the one of `skydraft learn apply`, if any. With `is_quiet`,
-    no state is shown while a model loads.
+    `edge_adapter` is the draft model's adapter; None means the one of `skydraft learn apply`, if any. With
+    `local_only` nothing may leave this device. With `is_quiet`, no state is shown while a model loads.
     """
 
     options: EngineOptions
@@ -46,6 +46,7 @@ class ModelChoice:
     edge_model: str
     cloud_model: str | None
     edge_adapter: Path | None
+    local_only: bool = False
     is_quiet: bool = False
 
     @property
@@ -75,17 +76,21 @@ class ModelChoice:
 
     def load(self, name: str) -> Engine:
         """Open a model without an adapter."""
-        return load_engine(name, self.options, offline=self.offline, source=self.source, quiet=self.is_quiet)
+        return load_engine(
+            name, self.options, offline=self.offline, local_only=self.local_only, source=self.source,
+            quiet=self.is_quiet,
+        )  # fmt: skip
 
 
 def load_engine(
-    model: str, options: EngineOptions, *, offline: bool = False, source: SourceName = "auto", quiet: bool = False
-) -> Engine:
+    model: str, options: EngineOptions, *, offline: bool = False, local_only: bool = False,
+    source: SourceName = "auto", quiet: bool = False,
+) -> Engine:  # fmt: skip
     """Open a model. A terminal shows a state meanwhile unless `quiet`; any stderr shows the download's progress."""
     if not quiet:
         options = replace(options, notify=TERMINAL.say)
     with download_shown(f"Loading {model}…", quiet=quiet) as progress:
-        return api.load(model, options, offline=offline, source=source, progress=progress)
+        return api.load(model, options, offline=offline, local_only=local_only, source=source, progress=progress)
 
 
 @contextmanager
@@ -102,9 +107,10 @@ def download_shown(state: str, *, quiet: bool = False) -> Iterator[Progress]:
 
 def _models(
     *, offline: bool, source: SourceName, edge_model: str = "", cloud_model: str | None = None,
-    edge_adapter: Path | None = None, **run: Any,
+    edge_adapter: Path | None = None, local_only: bool = False, **run: Any,
 ) -> ModelChoice:  # fmt: skip
-    return ModelChoice(EngineOptions(**run), offline, source, edge_model, cloud_model, edge_adapter)
+    offline = offline or local_only
+    return ModelChoice(EngineOptions(**run), offline, source, edge_model, cloud_model, edge_adapter, local_only)
 
 
 SOURCE_OPTION = option("--source", "FROM",
@@ -127,6 +133,7 @@ models_section = Section("models", "Models", _models, [
     option("--edge-adapter", "FILE", "Use the draft model with this adapter (see: skydraft learn).", type=Path),
     option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target}), or one of the "
            "models of a server without skydraft."),
+    option("--local-only", None, "Let nothing leave this machine: no server, no download, no traces.", is_flag=True),
     *_RUN,
 ])  # fmt: skip
 
@@ -157,10 +164,12 @@ class CloudChoice:
     api: CloudApi | None = None
     price: str | None = None
     max_cost: float | None = None
+    max_calls: int | None = None
 
     def __post_init__(self) -> None:
         given = {
             "--cloud-api": self.api, "--price": self.price, "--max-cost": self.max_cost,
+            "--max-calls": self.max_calls,
             "--cloud-token-file": self.token_file, "--tls-ca": self.tls_ca, "--tls-name": self.tls_name,
             "--insecure": self.insecure, "--cloud-timeout": self.timeout_s,
             "--require-cloud": self.require, "--open": self.open_when,
@@ -175,6 +184,8 @@ class CloudChoice:
         """Raise OptionError for an option that does not fit the server."""
         if self.address is None:
             return
+        if models.local_only:
+            raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
         if models.cloud_model and not is_url(self.address):
             raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
         if gate is None:
@@ -215,6 +226,7 @@ class CloudChoice:
             model=model if is_url(self.address) else None,
             price=self.price,
             max_cost=self.max_cost,
+            max_calls=self.max_calls,
         )
 
     def each(self) -> list[CloudChoice]:
@@ -251,6 +263,8 @@ _SERVER = [
     option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server without skydraft: cached, read, written. "
            "Stats then have the cost."),
     option("--max-cost", "X", "Go on without that server once the requests of a day have cost X.", type=float),
+    option("--max-calls", "N", "Go on without the cloud once this process has asked it N times in a day (UTC).",
+           type=int),
     option("--cloud-token-file --cloud-key-file token_file", "FILE", "File with the token or key for the server.",
            type=Path),
     option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import logging
@@ -82,15 +83,21 @@ class Keyring:
 def _stamp(path: Path) -> bytes | None:
     """The content of the file: a replaced token need not change the file's time or size."""
     try:
-        return hashlib.sha256(path.read_bytes()).digest()
+        return hashlib.sha256(_content(path)).digest()
     except OSError:
         return None
+
+
+def _content(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file")  # a pipe would be waited for, and is empty the next time
+    return path.read_bytes()
 
 
 def _read(path: Path) -> dict[str, str]:
     """Label by token."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _content(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise OptionError(

@@ -12,6 +12,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from skydraft.config import MAX_K
 from skydraft.types import Verdict
 
+_MAX_SCRAPES = 16
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 
@@ -81,7 +82,7 @@ class Metrics:
 
     def serve(self, port: int, host: str) -> None:
         """Serve /metrics from a new thread until `close`. Raises OSError."""
-        self._server = make_server(host, port, self._respond, ThreadingWSGIServer, handler_class=_Silent)
+        self._server = make_server(host, port, self._respond, _Bounded, handler_class=_Silent)
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def _respond(self, environ: dict[str, Any], start_response: Any) -> Any:
@@ -98,6 +99,31 @@ class Metrics:
             self._server = None
 
 
+class _Bounded(ThreadingWSGIServer):
+    """Answers few scrapes at a time and hangs up on more: each takes a thread and a file, and anybody may ask."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._free = threading.Semaphore(_MAX_SCRAPES)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that are slow or gone."""
+
+
 class _Silent(WSGIRequestHandler):
+    timeout = 5.0  # for a request to come, and for its answer to be read
+
     def log_message(self, format: str, *args: Any) -> None:
         """Log no scrapes."""

@@ -17,6 +17,7 @@ import grpc
 
 from skydraft import __version__
 from skydraft.cloud.access import Keyring
+from skydraft.cloud.connections import ConnectionWatch
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.listening import ONE_LISTENER, bind
@@ -32,6 +33,7 @@ from skydraft.tracing import Tracing, check_collector
 log = logging.getLogger("skydraft.cloud")
 
 _BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
+_INT32_MAX = 2**31 - 1  # of gRPC's settings
 _MAX_CONNECTIONS, _FILES_LEFT = 8192, 128  # an idle one takes 17 KB
 
 
@@ -122,7 +124,7 @@ class CloudServer:
         self._judge.served.vocab.classes  # noqa: B018  computed now, not in the first session
         limits = self._options.limits
         speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._judge.served.takes_audio else 0
-        limit = limits.max_message_bytes + speech_bytes
+        limit = min(limits.max_message_bytes + speech_bytes, _INT32_MAX)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),
@@ -131,8 +133,8 @@ class CloudServer:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
                 ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
-                ("grpc.max_connection_idle_ms", int(limits.session_ttl_s * 1e3)),  # one without a call
-                ("grpc.max_allowed_incoming_connections", _most_connections()),
+                ("grpc.max_connection_idle_ms", int(min(limits.session_ttl_s * 1e3, _INT32_MAX))),  # one without a call
+                ("grpc.max_allowed_incoming_connections", most := _most_connections()),
             ]
         )
         self._server.add_generic_rpc_handlers((self._service.handler(), *self._questions.handlers()))
@@ -140,6 +142,7 @@ class CloudServer:
         self._judge.on_health = self._questions.hear
         self._thread.start()
         await self._server.start()
+        self._watching = asyncio.ensure_future(ConnectionWatch(port, most, self._service.ports).watch())
         return port
 
     def _work(self) -> None:
@@ -168,6 +171,7 @@ class CloudServer:
 
         Nothing else is waited for: anybody can begin a call that does not end. After this the engine may be closed.
         """
+        self._watching.cancel()
         sessions = self._service.drain()
         stopping = asyncio.ensure_future(self._server.stop(grace_s))  # a second call of it would crash
         if sessions:

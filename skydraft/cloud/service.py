@@ -75,6 +75,10 @@ class VerifierService:
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
 
+    def ports(self) -> set[int]:
+        """The ports of the clients that have a session's stream."""
+        return self._streams.ports
+
     def handler(self) -> grpc.GenericRpcHandler:
         """The handler for a gRPC server. It parses messages itself, so a broken message gets a clear error."""
         handler: Any = grpc.stream_stream_rpc_method_handler(self._session)
@@ -90,7 +94,7 @@ class VerifierService:
         is_entered = False
         try:
             with (
-                self._streams.entered(authorization(context), _current_task()) as stream,
+                self._streams.entered(authorization(context), _current_task(), context.peer()) as stream,
                 closing(_Messages(context)) as messages,
             ):
                 is_entered = True

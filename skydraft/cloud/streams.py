@@ -21,12 +21,13 @@ _SWEEP_S = 1.0  # how often idle streams are checked; the token file is read as 
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """An open stream. The service sets `is_busy` during each request, and `used_at` after its answer."""
+    """An open stream; its client is at `port`. The service sets `is_busy` during each request, then `used_at`."""
 
     owner: str
     authorization: str
     task: asyncio.Task[None]
     used_at: float
+    port: int
     is_busy: bool = False
     ended_by: SkydraftError | None = None
 
@@ -44,8 +45,8 @@ class Streams:
         self.is_draining = False
 
     @contextmanager
-    def entered(self, authorization: str, task: asyncio.Task[None]) -> Iterator[Stream]:
-        """Register the stream that `task` serves, for the duration of the block.
+    def entered(self, authorization: str, task: asyncio.Task[None], peer: str) -> Iterator[Stream]:
+        """Register the stream that `task` serves for `peer`, as gRPC names it, for the duration of the block.
 
         Raises NotAuthorized, CloudBusy, and at the end of the block the error with which the server ended the stream.
         """
@@ -53,7 +54,8 @@ class Streams:
         if self.is_draining:
             raise CloudDraining("The server is shutting down.")
         self._make_room(owner)
-        stream = Stream(owner, authorization, task, self._clock())
+        port = peer.rpartition(":")[2]
+        stream = Stream(owner, authorization, task, self._clock(), int(port) if port.isdecimal() else 0)
         self._open.add(stream)
         if self._sweeper is None:
             self._sweep_later()
@@ -105,6 +107,11 @@ class Streams:
         except NotAuthorized as error:
             return error
         return None
+
+    @property
+    def ports(self) -> set[int]:
+        """The ports of the clients that have a stream."""
+        return {stream.port for stream in self._open}
 
     def drain(self) -> set[asyncio.Task[None]]:
         """End all idle streams and refuse new ones; returns the tasks of all streams, which end with them.

@@ -26,6 +26,10 @@ class Committed(Protocol):
     def num_seen(self) -> int:
         """Number of them that the target knows."""
 
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why the generation ended, or None before its end."""
+
 
 class Context:
     """Prompt and committed tokens of one generation, and the number that the target has seen.

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.loop import SpeculativeLoop
+from skydraft.decoding.receipt import Receipt, Sent, receipt_of
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.scoring import Score, prompt_scores
 from skydraft.decoding.stats import Stats, stats_of
@@ -17,7 +18,7 @@ from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.prompts.pair import PromptPair
-from skydraft.types import FinishReason, Origin, Round, StepRecord, Token
+from skydraft.types import FinishReason, LinkCost, Origin, Round, StepRecord, Token
 
 log = logging.getLogger("skydraft.decoding")
 
@@ -217,6 +218,13 @@ class Generation:
         return tuple(done.record for done in self._rounds)
 
     @property
+    def receipt(self) -> Receipt:
+        """What servers have seen of the prompt and the answer so far; nothing, where no server was asked."""
+        verifier, prices = self._loop.verifier, self.target.prices if self.target else None
+        sent, link = (verifier.sent, verifier.link) if verifier else (Sent(), LinkCost())
+        return receipt_of(sent, self._tokens, self._stream.pieces, link, prices.of(link) if prices else None)
+
+    @property
     def started(self) -> float:
         """Start of its first round by `time.perf_counter`; before that, the time of its creation."""
         return self._loop.started
@@ -237,7 +245,7 @@ class TextStream:
     """
 
     def __init__(self, vocab: Vocab, stop: Seq[str] = ()) -> None:
-        self._pieces = vocab.pieces
+        self.pieces = vocab.pieces
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -245,7 +253,7 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """The text that is certain after this token; may be empty."""
-        self._held += self._decoder.decode(self._pieces[token_id])
+        self._held += self._decoder.decode(self.pieces[token_id])
         if self._stopped:
             return ""
         starts = [at for text in self._stop if (at := self._held.find(text)) >= 0]

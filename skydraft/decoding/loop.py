@@ -40,7 +40,7 @@ class SpeculativeLoop:
         self._context = context
         self._drafter = drafter
         self._gate = gate
-        self._verifier = verifier
+        self.verifier = verifier
         self._turns = turns
         self._vocab = vocab
         self._falls_back = falls_back
@@ -77,7 +77,7 @@ class SpeculativeLoop:
 
     def _has_stopped(self) -> bool:
         """Whether the target writes no more and all that it wrote is committed; it is stopped first."""
-        return self._verifier is None or self._verifier.stop()
+        return self.verifier is None or self.verifier.stop()
 
     def _num_to_write(self) -> int:
         """How many tokens the target may write after its next verdict; all, if the draft model cannot go on."""
@@ -87,19 +87,19 @@ class SpeculativeLoop:
 
     def _skip(self, block: DraftBlock, began: float) -> Round:
         """Commit the block unverified."""
-        return self._commit_draft(block, "skipped" if self._verifier else "edge", "", began)
+        return self._commit_draft(block, "skipped" if self.verifier else "edge", "", began)
 
     def _verify(self, block: DraftBlock, reason: Reason, began: float) -> Round:
-        if self._verifier is None:
+        if self.verifier is None:
             raise ValueError(f"this gate escalates ({reason}), and there is no verifier")
         try:
-            verdict = self._verifier.verify(block, self._context.catch_up, self._num_to_write())
+            verdict = self.verifier.verify(block, self._context.catch_up, self._num_to_write())
         except CloudError as error:
             if not (error.is_outage and self._falls_back):
                 raise
             return self._commit_draft(self._block_without(block, error), "edge-fallback", reason, began)
         token_ids = self._context.commit_verdict(block, verdict)
-        outcome: Outcome = "verified" if self._verifier.asked else "written"
+        outcome: Outcome = "verified" if self.verifier.asked else "written"
         return self._close_round(block, token_ids, _origins(block, verdict), outcome, verdict, reason, began)
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
@@ -142,7 +142,7 @@ class SpeculativeLoop:
             ended_ms=(now - self._started) * 1e3,
             draft=block.cost,
             target=verdict.cost if verdict else Cost(),
-            link=self._verifier.spent() if self._verifier else LinkCost(),
+            link=self.verifier.spent() if self.verifier else LinkCost(),
             num_audited=len(audit),
             num_agreed=sum(audit),
             num_forced=sum(block.forced[: verdict.num_accepted if verdict else len(token_ids)]),
@@ -161,14 +161,14 @@ class SpeculativeLoop:
     def cancel(self) -> None:
         """Begin no other round, and end a long prefill or wait. Any thread may call this."""
         self._is_cancelled = True
-        for side in (self._drafter, self._verifier):
+        for side in (self._drafter, self.verifier):
             if side is not None:
                 side.cancel()
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""
         with ExitStack() as sides:  # each side, even if the other one raises
-            for side in (self._verifier, self._drafter):
+            for side in (self.verifier, self._drafter):
                 if side is not None:
                     sides.callback(side.close)
 

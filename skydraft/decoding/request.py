@@ -28,7 +28,8 @@ class GenerateRequest:
     for later requests of that scope, and reuse that of earlier ones; the text does not change. With `num_best` each
     token is scored, beside so many of the best ones of its place; with `scores_prompt` those of the prompt are scored
     too, and without `writes` they alone. `traceparent` is the W3C header of the request's trace, which servers get, or
-    "". Raises PromptError or OptionError.
+    "". With `local_only` nothing of the text leaves this device: no server is asked, and its trace is not sent. Raises
+    PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -46,6 +47,7 @@ class GenerateRequest:
     scores_prompt: bool = False
     writes: bool = True
     traceparent: str = ""
+    local_only: bool = False
 
     @property
     def has_audio(self) -> bool:

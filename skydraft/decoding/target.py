@@ -11,6 +11,7 @@ from skydraft.config import MAX_K, DecodingParams, Execution
 from skydraft.decoding.context import Committed
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
+from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.scoring import Scores
 from skydraft.decoding.verification import TargetSession, Verifier
@@ -136,6 +137,7 @@ class LocalVerifier:
         self._session = TargetSession(engine, prompt, params, top=top)
         self._num_to_write = 0
         self._asked = self._is_cancelled = False
+        self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """The verdict. What the target writes after it is computed when it is asked for.
@@ -187,7 +189,7 @@ class LocalVerifier:
 
     def spent(self) -> LinkCost:
         """No cost: there is no link."""
-        return LinkCost()
+        return self.link
 
     def cancel(self) -> None:
         """End a running prefill or verification with an error. Any thread may call this."""

@@ -26,6 +26,8 @@ class TraceObserver:
         self._open: dict[str, TraceSpan] = {}  # by header, which names a span
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
+        if request.local_only:
+            return request
         span = self._tracing.begin("generate", request.traceparent or self._parent)
         self._open[span.header] = span
         span.note(_asked(request))
@@ -33,7 +35,7 @@ class TraceObserver:
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         span = self._open.pop(request.traceparent, None)
-        if span is None:  # without tracing no span has a header
+        if span is None:  # without tracing no span has a header, and a local text has none
             return
         try:
             if generation is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser, Picked, Question, choose_all
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
+from skydraft.decoding.receipt import Sent
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.rows import Rows, is_on_host
@@ -40,6 +41,14 @@ class Verifier(Protocol):
 
     def spent(self) -> LinkCost:
         """Cost of the link since the last call of this method."""
+
+    @property
+    def sent(self) -> Sent:
+        """What left this device of the text."""
+
+    @property
+    def link(self) -> LinkCost:
+        """Cost of the link in all."""
 
     def cancel(self) -> None:
         """End a long wait; `verify` may raise then. Any thread may call this."""

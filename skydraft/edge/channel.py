@@ -1,7 +1,6 @@
 """The channel to a server: TLS, tokens, bytes. All channels of a process share one event loop, in one thread.
 
-Deadlines, signs of life and cancelling are timers and tasks there, so the number of threads does not grow with the
-number of generations.
+Deadlines, signs of life and cancelling are timers and tasks there: a generation needs no thread of its own.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ T = TypeVar("T")
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 _SESSION = f"/{SERVICE}/Session"
-_CLOSE_S = 10.0  # for the close of a session to reach the server, in the background
-_END_S = 0.3  # the interpreter waits this long for it at its end
+_CLOSE_S, _END_S = 10.0, 0.3  # for the close of a session to be sent, in the background; at the interpreter's end
 _TICK_S, _UNSEEN_S = 0.1, 0.3  # a longer pause between two ticks is none of the servers'
 _NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent; the status has the cause
 _LOOK_S, _NUM_LOOKS = 0.01, 20  # interval and number of looks for that status
@@ -183,8 +181,7 @@ class Waiting:
 
 
 class Channel:
-    """A connection to one server, shared by all generations. Its methods run on the event loop, and raise errors of our
-    own tree."""
+    """A connection to one server, shared by all generations. Its methods run on the loop, and raise SkydraftErrors."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -206,10 +203,9 @@ class Channel:
             ("grpc.enable_retries", 0),  # edge/recovery.py alone decides about retries
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.enable_http_proxy", int(not self.options.is_here)),
             *FEW_FRAMES,
         ]
-        if self.options.is_here:
-            settings.append(("grpc.enable_http_proxy", 0))
         if self.options.tls_name:
             settings.append(("grpc.ssl_target_name_override", self.options.tls_name))
         if self.options.uses_tls:
@@ -232,6 +228,7 @@ class Channel:
             raise await self.reason(error) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
             raise _closed(error) from error
+        self.heard_at = shared_loop().now()
         return reply
 
     async def reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
@@ -255,7 +252,6 @@ class Channel:
             raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
         if answer != _SERVING:
             raise CloudDraining("it is shutting down.")
-        self.heard_at = shared_loop().now()
         return (time.perf_counter() - began) * 1e3
 
     async def info(self, timeout_s: float) -> ServerInfo:
@@ -264,7 +260,7 @@ class Channel:
             info = decode_info(await self.call(f"/{SERVICE}/GetInfo", timeout_s))
         except ProtocolError as error:
             raise CloudFailure(f"The cloud at {self.target} sent an invalid description: {error.message}") from error
-        return replace(info, model=one_line(info.model), version=one_line(info.version))
+        return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
 
     async def max_block(self, timeout_s: float) -> int:
         """The longest block that the server takes."""
@@ -292,12 +288,17 @@ class SessionStream:
         self._broken_by: SkydraftError | None = None
         self._watching: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
-        self._has_replied = False
+        self._has_replied = self._has_written = False
 
     @property
     def is_over(self) -> bool:
         """Whether the stream has ended."""
         return bool(self._call.done())
+
+    @property
+    def may_have_sent(self) -> bool:
+        """Whether a message may have left this device: one was written, or there is a connection."""
+        return self._has_written or self._wire.get_state() is grpc.ChannelConnectivity.READY
 
     async def ended_by(self) -> SkydraftError:
         """The error that ended a stream that is over."""
@@ -319,6 +320,7 @@ class SessionStream:
             self._sending = None
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `receive` raises the cause
             await self._call.write(message)
+            self._has_written = True
 
     async def receive(self, waiting: Waiting, message: bytes | None = None) -> bytes:
         """The next message, after sending one. Raises a SkydraftError, which ends the stream."""
@@ -345,8 +347,7 @@ class SessionStream:
         return reply
 
     async def _told(self, error: grpc.aio.AioRpcError) -> SkydraftError:
-        """The server's error: for a message to an ended stream, gRPC first reports an internal error of its own.
-        That may even replace a status that came at the same time; then only another stream can tell."""
+        """The server's error. For a message to an ended stream gRPC reports one of its own first, or only that."""
         for _ in range(_NUM_LOOKS):
             if error.details() != _NOT_SENT:
                 return await self._channel.reason(error)

@@ -173,6 +173,8 @@ class Cloud:
         verifier = RemoteVerifier(self._servers, context, session, patience, self._notify)
         if plan.drafts and drafts_first and (self._open_ahead or not plan.is_gated):
             verifier.open_ahead()
+        if patience.falls_back and not any(each.heard_at for each in self._servers.in_order(0)):
+            verifier.greet(vocab)
         return verifier
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from skydraft.decoding.context import Committed
 from skydraft.decoding.prices import Prices
+from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import EventLoop, Waiting
@@ -44,8 +45,11 @@ class ServerList(Protocol):
 
     has_others: bool
     is_exact: bool
-    prices: Prices | None
     facts: dict[str, tuple[float, TargetFacts]]
+
+    @property
+    def prices(self) -> Prices | None:
+        """What their tokens cost, if they are sold."""
 
     @property
     def uses_tls(self) -> bool:
@@ -71,6 +75,9 @@ class ServerList(Protocol):
     async def ask(self, number: int, ask: Callable[[Any], Awaitable[T]]) -> T:
         """The answer of the first server that gives one, in order."""
 
+    async def greet(self, number: int, vocab: Vocab, timeout_s: float) -> None:
+        """Ask whether a server is there. Raises a SkydraftError, such as VocabularyMismatch."""
+
     async def learn(self, channel: Any, timeout_s: float) -> TargetFacts:
         """The facts about a server."""
 
@@ -88,6 +95,7 @@ class TextSession(Protocol):
     """One text at one server. Its methods run on the event loop, one at a time; each tries once."""
 
     number: int
+    sent: Sent
 
     @property
     def channel(self) -> ServerLine:

@@ -9,14 +9,14 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from skydraft.decoding.context import Committed
-from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
+from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Channel, EventLoop, shared_loop
 from skydraft.edge.session import Session, new_number
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import SkydraftError, TargetChanged
+from skydraft.errors import SkydraftError, TargetChanged, VocabularyMismatch
 from skydraft.protocol.codec import short_fingerprint, target_id
 from skydraft.protocol.values import Opening, ServerInfo, TargetId
 from skydraft.types import Prompt
@@ -25,15 +25,17 @@ T = TypeVar("T")
 _NUM_PINGS = 2  # the shorter one counts
 _AVOID_S = 5.0  # a lost server is tried last for this long
 _CLOSE_S = 1.0  # time for the open closes of sessions
+_ONE_FAMILY = "Choose two models of one family."
 
 
 class Servers:
     """The servers of a list, their channels, and facts about them. All generations with this list share it."""
 
+    prices = None  # our own servers sell no tokens
     is_exact = True  # unless a server says that it is not
-    prices: Prices | None = None  # our own servers sell no tokens
 
-    def __init__(self, options: Iterable[ServerOptions]) -> None:
+    def __init__(self, options: Iterable[ServerOptions], budget: Budget | None = None) -> None:
+        self._budget = budget
         self.channels = {each.target: Channel(each) for each in options}
         self.name = ",".join(self.channels)
         self.has_others = len(self.channels) > 1
@@ -62,7 +64,7 @@ class Servers:
         )  # fmt: skip
         return Session(
             context, opening, vocab.size, self.in_order(number)[0], number=number, traceparent=request.traceparent,
-            on_open=self.met,
+            on_open=self.met, budget=self._budget,
         )  # fmt: skip
 
     def in_order(self, number: int) -> list[Channel]:
@@ -125,6 +127,12 @@ class Servers:
             )
         self.met(channel, target)
         return info
+
+    async def greet(self, number: int, vocab: Vocab, timeout_s: float) -> None:
+        """Ask whether a server is there. Raises CloudError, TargetChanged or VocabularyMismatch."""
+        info = await self.ask(number, lambda channel: self.info(channel, timeout_s))
+        if info.fingerprint != short_fingerprint(vocab.fingerprint):
+            raise VocabularyMismatch(f"{info.model} there reads other tokens than the draft model.", hint=_ONE_FAMILY)
 
     async def learn(self, channel: Channel, timeout_s: float) -> TargetFacts:
         """The facts about a server: its model and the round trip."""

@@ -14,6 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from skydraft.decoding.context import Committed
+from skydraft.decoding.receipt import Sent
+from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.errors import CloudDraining, CloudFailure, Diverged, ProtocolError, SkydraftError
 from skydraft.protocol import codec
@@ -38,6 +40,7 @@ class Session:
         *,
         number: int,
         traceparent: str = "",
+        budget: Budget | None = None,
         on_open: Callable[[Channel, TargetId | None], None] = lambda channel, target: None,
     ) -> None:
         self.number = number
@@ -57,6 +60,8 @@ class Session:
         self._writing: tuple[int, int, int] | None = None  # bases: of its verify, of the next token, of the limit
         self._cost: Cost | None = None  # of an opening ahead, for the first verdict
         self._spent = LinkCost()  # in all
+        self._budget = budget
+        self.sent = Sent()
 
     @property
     def channel(self) -> Channel:
@@ -112,7 +117,9 @@ class Session:
 
     async def open(self, message: bytes, waiting: Waiting) -> None:
         """Open the session at the server, which puts the prompt into the target's cache."""
-        reply = await self._ask(message, waiting)
+        if self._budget is not None:
+            self._budget.check()
+        reply = await self._exchange(await self._stream_now(), message, waiting, self._opening)
         opened: Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
         self._cost = opened.cost
@@ -129,7 +136,7 @@ class Session:
         stream = await self._stream_now()
         number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
         call = VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
-        reply = await self._exchange(stream, codec.encode_verify(call), waiting)
+        reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
         verdict, is_last = self._read(lambda data: codec.decode_verdict(data, len(catch_up)), reply)
         self._check(verdict, block)
         if opening is not None:
@@ -191,20 +198,39 @@ class Session:
             self._is_named = False
         return self._stream
 
-    async def _ask(self, message: bytes, waiting: Waiting) -> bytes:
-        return await self._exchange(await self._stream_now(), message, waiting)
-
-    async def _exchange(self, stream: SessionStream, message: bytes, waiting: Waiting) -> bytes:
+    async def _exchange(
+        self, stream: SessionStream, message: bytes, waiting: Waiting, opening: Opening | None,
+        call: VerifyCall | None = None,
+    ) -> bytes:  # fmt: skip
         """Send a message and wait for its reply; the stream is dropped if that fails."""
+        if self._budget is not None and call is not None:
+            self._budget.take()
         self._count(len(message), 0)
         self._is_named = self._was_sent = True
+        if is_noted := stream.may_have_sent:
+            self._note_sent(opening, call)
         try:
             reply = await stream.receive(waiting, message)
         except BaseException:
             self.break_off()
             raise
+        finally:
+            if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
+                self._note_sent(opening, call)
+            elif not is_noted and self._budget is not None and call is not None:
+                self._budget.give_back()
         self._count(0, len(reply))
         return reply
+
+    def _note_sent(self, opening: Opening | None, call: VerifyCall | None) -> None:
+        sent, target = self.sent, self._channel.target
+        if opening is not None:
+            sent.servers.append(target)
+            sent.num_prompt_tokens = len(self._prompt_ids)
+            sent.blocks.append((0, opening.committed_ids))
+        if call is not None:
+            sent.blocks.append((call.base - len(call.catch_up_ids), (*call.catch_up_ids, *call.draft_ids)))
+            sent.num_calls += 1
 
     def _count(self, up: int, down: int) -> None:
         self._spent += LinkCost(bytes_up=up, bytes_down=down)

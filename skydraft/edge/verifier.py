@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from skydraft.decoding.context import Committed
+from skydraft.decoding.receipt import Sent
 from skydraft.edge.channel import Awaited, Waiting
 from skydraft.edge.line import ServerList, TextSession
 from skydraft.edge.recovery import Recovery, Situation, recover
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import (
     CloudError,
     CloudFailure,
@@ -31,6 +33,7 @@ T = TypeVar("T")
 Notify = Callable[[str], None]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
 _PROBE_S = 3.0
+_LAST_WAIT_S = 0.3  # at the end of a text, for a server that was not needed
 
 
 def silent(line: str) -> None:
@@ -86,6 +89,7 @@ class RemoteVerifier:
         self._pending: Awaited[Any] | None = None  # the current or last wait
         self._outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
+        self._greeting: Awaited[None] | None = None
         self._news: list[str] = []
         self._is_used = self._is_cancelled = self._is_closed = self._asked = False
         self._rtt_ms = 0.0
@@ -121,15 +125,58 @@ class RemoteVerifier:
 
     def spent(self) -> LinkCost:
         """Time waited for verdicts, and bytes of all messages, since the last call."""
+        if self._greeting is not None:
+            if self._context.finish is not None:
+                self._loop.begin(self._wait_for_greeting(self._greeting)).result()
+            self._tell()
         before, self._taken = self._taken, self._session.spent
         rtt_ms, self._rtt_ms = self._rtt_ms, 0.0
         return replace(self._taken - before, rtt_ms=rtt_ms)
+
+    @property
+    def sent(self) -> Sent:
+        """What was sent of the text."""
+        return self._session.sent
+
+    @property
+    def link(self) -> LinkCost:
+        """The cost of all messages so far."""
+        return self._session.spent
 
     def open_ahead(self) -> None:
         """Open the session now, so that the prompt is in the target's cache at the first verification."""
         self._is_used = True
         message = self._session.opening_message()  # in this thread, which may commit tokens meanwhile
         self._ahead = self._loop.begin(self._session.open(message, self._waiting))
+
+    def greet(self, vocab: Vocab) -> None:
+        """See in the background whether the cloud is there: a wrong address is said even if nothing needs it."""
+        self._is_used = True
+        self._greeting = self._loop.begin(self._greet(vocab))
+
+    async def _greet(self, vocab: Vocab) -> None:
+        """Ask twice: gRPC may remember that a server was away a moment ago."""
+        for is_last in (False, True):
+            try:
+                await self._servers.greet(self._session.number, vocab, _PROBE_S)
+                return
+            except SkydraftError as error:
+                channels, is_lost = self._servers.in_order(self._session.number), isinstance(error, CloudLost)
+                is_met = is_lost and any(channel.heard_at for channel in channels)  # by another text
+                if self._pending is not None or self._is_closed or is_met:
+                    return  # the verification finds out by itself
+                if is_lost and not is_last:
+                    for channel in channels:
+                        await channel.close()
+                elif isinstance(error, CloudError) and error.is_outage:
+                    self._go_alone(error)
+                    return
+                else:
+                    self._news.append(f"The cloud at {self._servers.name} cannot be used: {error}")
+                    return
+
+    async def _wait_for_greeting(self, greeting: Awaited[None]) -> None:
+        await asyncio.wait((greeting.task,), timeout=_LAST_WAIT_S)
 
     def cancel(self) -> None:
         """End the current wait with CloudLost. Any thread may call this."""
@@ -218,11 +265,14 @@ class RemoteVerifier:
                 raise too_late(self._servers.name, error, waited_s) from error
             raise error
         gone = error if isinstance(error, CloudError) else CloudFailure(str(error))
+        self._go_alone(gone, is_final=recovery.is_final)
+        raise gone
+
+    def _go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         self._outage = gone
         self._news.append(f"The cloud at {self._servers.name} is gone ({str(gone).rstrip('.')}); going on alone.")
-        if not recovery.is_final:
+        if not is_final:
             self._probing = asyncio.ensure_future(self._probe())
-        raise gone
 
     async def _probe(self) -> None:
         """Ping the cloud until it is back."""

@@ -238,6 +238,7 @@ class Engine(Model):
         self.floor = Floor(name)
         self.prefixes = PrefixCache()
         self._row_check = RowCheck()
+        self.is_local_only = False  # whether its texts must stay on this device
 
     def own(self, vocab: Vocab) -> Vocab:
         """`vocab` for this engine: it decodes for ever, and encodes until the engine is closed."""

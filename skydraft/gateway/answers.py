@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.scoring import Score
 from skydraft.decoding.stats import Stats
@@ -92,6 +93,7 @@ class Choice:
     num_prompt_tokens: int = 0
     finish: FinishReason | None = None
     stats: Stats | None = None
+    receipt: Receipt | None = None
 
     def read(self, text: str) -> list[Piece]:
         """Split new text into text and pieces of tool calls."""
@@ -172,10 +174,12 @@ class Answer:
         elif isinstance(event, Wrote):
             yield from self._wrote(index, choice, event)
         elif isinstance(event, Ended):
-            choice.finish, choice.stats = event.finish, event.stats
+            choice.finish, choice.stats, choice.receipt = event.finish, event.stats, event.receipt
             if left := choice.reader.finish() if choice.reader else []:
                 yield self._chunk(index, choice.take(left))
-            yield self._chunk(index, {}, choice.finish_reason, {"stats": asdict(event.stats)})
+            yield self._chunk(
+                index, {}, choice.finish_reason, {"stats": asdict(event.stats), "receipt": asdict(event.receipt)}
+            )
 
     def _wrote(self, index: int, choice: Choice, event: Wrote) -> Iterator[dict[str, Any]]:
         runs = [list(run) for _, run in itertools.groupby(event.tokens, key=lambda token: token.origin)]
@@ -278,6 +282,7 @@ class Answer:
             "origins": choice.origins,
             "finish_reason": choice.finish,
             "stats": asdict(choice.stats) if choice.stats else None,
+            "receipt": asdict(choice.receipt) if choice.receipt else None,
         }
         return ours | ({"token_ids": choice.token_ids} if self._shape.token_ids else {})
 

@@ -143,7 +143,7 @@ class Gateway:
         body = await self._reading(is_long, read_body, data, kind)
         del data
         asked = body.as_chat() if isinstance(body, Translated) else body
-        if asked.model == PREFIX:
+        if asked.model == PREFIX and not asked.choice.local_only:
             await self._look()
         given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
         requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)

@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from skydraft.cloud.shares import Shares
 from skydraft.decoding.generation import Generation
+from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.scoring import Score
 from skydraft.decoding.stats import Stats
@@ -55,6 +56,7 @@ class Ended:
 
     finish: FinishReason
     stats: Stats
+    receipt: Receipt
 
 
 Event: TypeAlias = Began | Wrote | Ended | Exception
@@ -192,7 +194,7 @@ class Desk:
 
     def _finish(self, ticket: Ticket, generation: Generation) -> None:
         if finish := generation.finish_reason:
-            ticket.tell(Ended(finish, generation.stats))
+            ticket.tell(Ended(finish, generation.stats, generation.receipt))
 
     def cancel_all(self) -> None:
         """Send every client an error and end all generations, as the gateway stops."""

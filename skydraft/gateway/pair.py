@@ -87,14 +87,23 @@ class ModelNames:
         return mode
 
     def plan_of(self, model: str, choice: Any) -> Plan:
-        """The plan of a name, changed by the client's extension. Raises OptionError or Refusal."""
+        """The plan of a name, changed by the client's extension. With `local_only` a gated text asks no cloud.
+
+        Raises OptionError or Refusal.
+        """
         mode = self.mode_of(model)
         mode = choice.mode or mode
         if mode not in self.modes:
             raise Refusal(400, f"The mode '{mode}' is not available.", param="skydraft.mode")
         k = None if choice.k is None else str(choice.k)
         accept = choice.accept or "exact"
-        return make_plan(mode, choice.gate, k=k, accept=accept, eager=choice.eager, hand_back=choice.hand_back)
+        plan = make_plan(mode, choice.gate, k=k, accept=accept, eager=choice.eager, hand_back=choice.hand_back)
+        if not choice.local_only or not plan.verifies or isinstance(self._pair.cloud, Engine):
+            return plan
+        if plan.is_gated:
+            return make_plan("edge")
+        message = f"The mode '{mode}' needs the cloud for each token, and local_only keeps the text here."
+        raise Refusal(400, message, param="skydraft.local_only")
 
     @property
     def default_mode(self) -> str:

@@ -157,6 +157,7 @@ def chat_requests(
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         num_best=body.num_best,
         cache_scope=scope,
+        local_only=body.choice.local_only,
     )
     return _choices(request, body.n or 1)
 
@@ -199,6 +200,7 @@ def text_requests(
             scores_prompt=bool(body.echo),
             writes=body.max_tokens != 0,
             cache_scope=scope,
+            local_only=body.choice.local_only,
         )
         for prompt in body.prompt
     ]

@@ -65,6 +65,7 @@ class _Choice(_Model):
     style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
     extension: bool = True
     token_ids: bool = False
+    local_only: bool = False
 
     def decoding(self) -> dict[str, Any]:
         """The decoding options that were given."""

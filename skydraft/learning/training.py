@@ -53,7 +53,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("num_layers", 1), ("epochs", 1), ("batch", 1), ("minutes", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
+            if (value := getattr(self, name)) is not None and not value >= least:
                 flag = name.removeprefix("num_").replace("_", "-")
                 raise OptionError(f"--{flag} must be {least} or more, not {value:g}.")
         if not 0 < self.rate < 1:
@@ -139,26 +139,33 @@ class Training:
     """One training of one model, from its beginning or from the file `state` that a stopped training left."""
 
     def __init__(
-        self, trainable: TrainableModel, task: TrainingTask, settings: TrainSettings, state: Path, progress: OnProgress
-    ) -> None:
+        self, trainable: TrainableModel, task: TrainingTask, settings: TrainSettings, state: Path,
+        progress: OnProgress, deadline: float = float("inf"),
+    ) -> None:  # fmt: skip
         import torch
 
         data = task.data
         self._torch, self._trainable, self._settings = torch, trainable, settings
         self._card, self._path, self._progress = task.card, state, progress
-        self._deadline = time.monotonic() + 60 * settings.minutes if settings.minutes else float("inf")
+        self._deadline = deadline
         self._key = hashlib.sha256(f"{task.card.base} {astuple(settings)[:-1]} {data.digest()}".encode()).hexdigest()
         self._halves = Halves(trainable, settings.layers_for(len(data.trained)), task.vocab_size)
         self._data = TrainingData(*(_short(part) for part in (data.trained, data.held_out, data.guard)))
         self._state = _State()
 
     def run(self) -> Trained:
-        """Train, and measure. After Ctrl-C, or when time is over, another run continues from the state file."""
+        """Train, and measure. After Ctrl-C, or when time is over, another run continues from the state file.
+
+        Raises TimeoutError if the deadline leaves no time for a step and for measuring.
+        """
         trained = self._lower(self._data.trained, "reading what to learn")
         held_out = self._lower(self._data.held_out, "reading what is held out")
         guard = self._lower(self._data.guard, "reading the guard")
-        before = self._counts(held_out, "held out, before"), self._counts(guard, "guard, before")
         vocab = self._occurring(trained)
+        began = time.monotonic()
+        before = self._counts(held_out, "held out, before"), self._counts(guard, "guard, before")
+        self._deadline -= 2 * (time.monotonic() - began)  # it is measured twice more at the end
+        self._check_time("before a step of training")
         self._inject()
         self._optimizer = self._torch.optim.AdamW(list(self._lora().values()), lr=self._settings.rate)
         self._resume()
@@ -172,8 +179,13 @@ class Training:
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
         """Give the items one by one, and report progress."""
         for number, item in enumerate(items):
+            self._check_time(what)
             self._progress(what, number, len(items), "")
             yield item
+
+    def _check_time(self, what: str) -> None:
+        if time.monotonic() > self._deadline:
+            raise TimeoutError(f"{what}; give more --minutes")
 
     def _lower(self, lessons: Sequence[Lesson], what: str) -> list[Activations]:
         return [self._halves.activations(lesson) for lesson in self._each(lessons, what)]
@@ -219,6 +231,7 @@ class Training:
         last = per_epoch * settings.epochs
         while state.step < last and not self._is_enough():
             if time.monotonic() > self._deadline:
+                self._save()
                 self._evaluate(held_out)
                 return False
             epoch, index = divmod(state.step, per_epoch)
@@ -315,11 +328,13 @@ class Training:
 
 
 def train(
-    task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], state: Path, progress: OnProgress
-) -> Trained:
-    """Load the draft model on a device, with a number of threads (0: all), and train it."""
+    task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], state: Path, progress: OnProgress,
+    deadline: float = float("inf"),
+) -> Trained:  # fmt: skip
+    """Load the draft model on a device, with a number of threads (0: all), and train it until `deadline`, by
+    `time.monotonic`. Raises TimeoutError if that leaves no time for a step."""
     progress("loading", 0, 0, "")
-    return Training(load_trainable(task.path, *run_on), task, settings, state, progress).run()
+    return Training(load_trainable(task.path, *run_on), task, settings, state, progress, deadline).run()
 
 
 def _short(lessons: Sequence[Lesson]) -> list[Lesson]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import SkydraftError
+from skydraft.errors import ContextExceeded, SkydraftError
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
 from skydraft.types import Prompt
@@ -21,6 +21,7 @@ ShareAudio = Literal["features", "none"]
 _TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the text before in different ways
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
 _MIN_BEGINNING = 4
+_CHARS_READ = 8  # for each token of the context, before a longer text is read whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,12 @@ class PromptPair:
 
 def prompt_ids(
     vocab: Vocab, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (),
-    audio_ids: Iterable[tuple[int, ...]] = (),
+    audio_ids: Iterable[tuple[int, ...]] = (), most: int | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
 
     `audio_ids` are the tokens of each recording, in order; they go before the words of its message. Without them only
-    the words are read. `tools` are for the template.
+    the words are read. `tools` are for the template. Raises ContextExceeded, soon, for far more than `most` tokens.
     """
     ids = iter(audio_ids)
     heard = [
@@ -47,7 +48,22 @@ def prompt_ids(
         for message in messages
     ]
     text = vocab.bos_text + heard[-1].content if raw else render(vocab, heard, tools)
+    if most is not None:
+        _check_length(vocab, text, most)
     return vocab.encode(text)
+
+
+def _check_length(vocab: Vocab, text: str, most: int) -> None:
+    """Refuse a text by its beginning: to read two megabytes takes seconds, which nothing can end."""
+    num_chars = _CHARS_READ * most
+    while num_chars < len(text):
+        # Twice as many: the whole text may be cut into tokens otherwise than its beginning.
+        if (num_tokens := len(vocab.encode(text[:num_chars]))) > 2 * most:
+            raise ContextExceeded(
+                f"The prompt has more than {num_tokens // 2} tokens, the context holds {most}.",
+                hint="Shorten the prompt or raise --context.",
+            )
+        num_chars *= 2
 
 
 def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
@@ -72,7 +88,7 @@ def read_prompt(
 
     With `share` "none" the target reads only the words. Raises PromptError if `reader` takes no audio.
     """
-    unheard = Prompt(prompt_ids(reader.vocab, messages, raw=raw, tools=tools))
+    unheard = Prompt(prompt_ids(reader.vocab, messages, raw=raw, tools=tools, most=reader.context_len))
     recordings = [audio for message in messages for audio in message.audio]
     if not recordings:
         return PromptPair(unheard, unheard)

@@ -8,6 +8,7 @@ import pty
 import select
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,38 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None
     os.write(master, b"/quit\n")
     assert process.wait(30) == 0
     os.close(master)
+
+
+def test_a_terminal_says_what_it_keeps_and_can_stop_it(tmp_path: Path) -> None:
+    history = tmp_path / "chat_history"
+    for keeps in (False, True):
+        master, slave = pty.openpty()
+        with subprocess.Popen(
+            [skydraft_command(), "chat", *TOYS, "-n", "2"], stdin=slave, stdout=slave, stderr=slave,
+            env=os.environ | {"SKYDRAFT_HOME": str(tmp_path), "TERM": "dumb"}, start_new_session=True,
+        ) as process:  # fmt: skip
+            os.close(slave)
+            for line in ("before", f"/history {'on' if keeps else 'off'}", "secret", "/quit"):
+                os.write(master, f"{line}\n".encode())
+            seen = b""
+            with suppress(OSError):  # the terminal ends with its process
+                while part := os.read(master, 65536):
+                    seen += part
+            assert process.wait(30) == 0
+        os.close(master)
+        assert f"history on: typed lines are kept in {history}".encode() in seen
+        assert (b"history off: lines" in seen) != keeps
+        kept = history.read_text()
+        assert "before" in kept and ("secret" in kept) == keeps
+
+
+def test_retry_says_when_nothing_will_change(tmp_path: Path) -> None:
+    same = "expect the same answer"
+    assert same in talk(tmp_path, "语速", "/retry")[1]
+    assert same not in talk(tmp_path, "语速", "/mode lossless", "/retry")[1]
+    assert same not in talk(tmp_path, "语速", "/system 慢", "/retry")[1]
+    assert same not in talk(tmp_path, "语速", "/retry", options=("--temperature", "0.9"))[1]
+    assert "only on a terminal" in talk(tmp_path, "/history off")[1]
 
 
 @pytest.mark.parametrize("options", [("--cloud", "x", "--cloud-model", "toy"), ("--k", "99"), ("--mode", "best")])

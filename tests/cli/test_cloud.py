@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +91,37 @@ def test_a_gated_run_without_its_cloud_says_so_once_and_succeeds(invoke: Invoke)
         "--cloud-timeout", "0.3",
     )  # fmt: skip
     assert status == 1 and "did not answer" in err
+
+
+@pytest.mark.parametrize("mode", ["quality", "fluency"])
+def test_a_gated_run_says_what_is_wrong_with_its_cloud_though_nothing_was_escalated(
+    invoke: Invoke, server: Serving, tmp_path: Path, mode: str
+) -> None:
+    gate = ["--gate", "entropy:99", "-m", mode, "-n", "8", *EDGE]
+    status, _, err = invoke("generate", "你好", *gate, "--cloud", "127.0.0.1:9")
+    assert status == 0 and len(re.findall(r"127\.0\.0\.1:9 is gone .*refused", err)) == 1
+    token_file = tmp_path / "tokens"
+    token_file.write_text("phone a-token-of-24-characters\n")
+    with serving(open_toy("toy"), token_file=token_file) as guarded:
+        assert "cannot be used: " in (said := invoke("generate", "你好", *gate, "--cloud", guarded.address)[2])
+        assert "token" in said
+    other = open_toy("toy")
+    other.vocab = type(other.vocab)([b"a", b"<eos>"], lambda text: [0], special_ids=[1], end_ids=[1])
+    with serving(other) as foreign:
+        status, _, err = invoke("generate", "你好", *gate, "--cloud", foreign.address)
+        assert status == 0 and "other tokens than the draft model" in err
+        status, _, err = invoke(
+            "generate", "你好", *EDGE, "-m", mode, "--gate", "entropy:0.1", "--cloud", foreign.address
+        )
+        assert status == 2 and "vocabulary" in err
+    assert invoke("generate", "你好", *gate, "-q", "--cloud", server.address)[2] == ""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "http://127.0.0.1:9/v1"])
+def test_the_doctor_says_at_once_that_a_connection_is_refused(invoke: Invoke, address: str) -> None:
+    began = time.monotonic()
+    status, out, _ = invoke("doctor", "--cloud", address, *EDGE)
+    assert status == 1 and "refused" in " ".join(out.split()) and time.monotonic() - began < 10
 
 
 def test_the_doctor_looks_at_a_cloud_and_gives_a_verdict(invoke: Invoke, server: Serving) -> None:

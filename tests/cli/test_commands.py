@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from skydraft.cli.doctor import PURPOSES
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import cache_dir, known_models
+from skydraft.models.adapted import Applied, merged_dir, set_applied
 from skydraft.models.cache import model_path
 
 from .conftest import Invoke, Refused
@@ -45,6 +47,24 @@ def test_a_model_is_removed_and_says_which_file_that_was(invoke: Invoke) -> None
     status, out, err = invoke("models", "remove", SMALL)
     assert (status, out) == (2, "")
     assert err == f"skydraft: {SMALL} is not on this machine, so there is nothing to remove.\n"
+
+
+def test_models_are_listed_as_json_and_one_a_line(invoke: Invoke) -> None:
+    cache = cache_dir()
+    adapter = "/a/place/with/a/long/name/that/no/line/of/eighty/columns/holds/phone.adapter"
+    made = merged_dir(cache) / f"{SMALL}-0123.gguf"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(bytes(1000))
+    set_applied(cache, SMALL, Applied(adapter, str(made)))
+    said = json.loads(invoke("models", "list", "--json")[1])
+    assert said["folder"] == str(cache)
+    rows = {row["name"]: row for row in said["models"]}
+    assert (rows[SMALL]["adapter"], rows[SMALL]["path"]) == (adapter, None)
+    assert rows[made.name]["applied_to"] == [SMALL] and rows[made.name]["bytes"] == 1000
+    assert rows["tiny-omni-edge"]["adapter"] is None
+    lines = invoke("models", "list")[1].splitlines()
+    assert [line.split()[0] for line in lines[: len(rows)]] == list(rows)
+    assert any(line.endswith(f"used with the adapter {adapter}") for line in lines)
 
 
 def test_models_say_how_much_disk_they_take_and_where(invoke: Invoke) -> None:

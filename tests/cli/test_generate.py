@@ -55,7 +55,7 @@ def test_json_has_the_fixed_fields(invoke: Invoke) -> None:
     status, out, err = invoke("generate", "你好", *TOYS, "--json", "--max-new-tokens", "20")
     answer = json.loads(out)
     assert (status, err) == (0, "")
-    assert list(answer) == ["text", "token_ids", "origins", "finish_reason", "prompt_tokens", "stats"]
+    assert list(answer) == ["text", "token_ids", "origins", "finish_reason", "prompt_tokens", "stats", "receipt"]
     assert list(answer["stats"]) == STATS
     assert len(answer["token_ids"]) == len(answer["origins"]) == answer["stats"]["num_tokens"] == 20
     assert answer["finish_reason"] == "length"

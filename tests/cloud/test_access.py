@@ -113,6 +113,17 @@ def test_a_file_that_cannot_be_read_is_an_option_error(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
+def test_a_pipe_is_not_waited_for(path: Path, clock: Clock) -> None:
+    keyring = Keyring(path, clock)
+    label = keyring.label(f"Bearer {ANN}")
+    path.unlink()
+    os.mkfifo(path)
+    clock.now += 2
+    assert keyring.label(f"Bearer {ANN}") == label  # the tokens stay as they were
+    with pytest.raises(OptionError, match="it is not a file"):
+        Keyring(path)
+
+
 def test_a_change_is_seen_after_a_second_and_not_looked_for_before(path: Path, clock: Clock) -> None:
     keyring = Keyring(path, clock)
     write(path, f"bob {BOB}\ncarl {'c' * 20}\n")

@@ -250,3 +250,11 @@ def test_logs_are_json_with_session_and_token_label_but_without_prompts(
     rounds = [line for line in lines if line["event"] == "verify"]
     assert rounds and all({"session", "round", "token", "time", "level"} <= line.keys() for line in rounds)
     assert not any("prompt" in key for line in lines for key in line)
+
+
+@pytest.mark.parametrize("limits", [{"session_ttl_s": 1e18}, {"session_ttl_s": 2.2e6}, {"max_message_bytes": 2**40}])
+def test_limits_beyond_what_grpc_counts_are_limits(limits: dict[str, float]) -> None:
+    with serving(open_toy("toy"), **limits) as server:
+        cloud = skydraft.connect(server.address)
+        assert cloud.info().model == "toy"
+        cloud.close()

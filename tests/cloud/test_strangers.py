@@ -6,17 +6,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+import skydraft
+from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import SERVICE
 
-from ..serving import PATIENCE_S, Serving, serving
+from ..serving import PATIENCE_S, Serving, free_port, serving
 from .messages import TOKENS
 
 CALLS = ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", f"{SERVICE}/GetInfo", f"{SERVICE}/Session",
@@ -75,6 +77,55 @@ def test_connections_that_say_nothing_make_way(soon: None, monkeypatch: pytest.M
         for _ in range(40):
             silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         server.wait_until(lambda: _answers(server))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing tells of connections here")
+def test_idle_connections_make_way_and_running_texts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They speak HTTP/2, begin no call, and come again when they are closed."""
+    monkeypatch.setattr("skydraft.cloud.server._MAX_CONNECTIONS", 32)
+    hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+    plan, params = make_plan("cloud"), DecodingParams(max_new_tokens=40, min_new_tokens=40)
+    with serving(open_toy("toy")) as server, ExitStack() as idle:
+        cloud = skydraft.connect(server.address, timeout_s=20)
+        running = skydraft.generate("语速", edge=open_toy("toy"), cloud=cloud, plan=plan, params=params)
+        rounds = running.rounds()
+        next(rounds)
+        session = next(iter(server.server._service._streams._open))
+        for _ in range(64):
+            other = idle.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            with suppress(OSError):
+                other.sendall(hello)
+        for _ in range(3):
+            server.wait_until(lambda: _answers(server), 10)
+        assert session in server.server._service._streams._open  # the same stream, of the first connection
+        assert len(list(rounds)) and len(running.token_ids) == 40
+        cloud.close()
+
+
+def test_whoever_holds_the_port_of_metrics_costs_few_threads(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("skydraft.cloud.metrics._Silent.timeout", 60.0)
+    with serving(open_toy("toy"), metrics_port=(port := free_port())) as server:
+        before = threading.active_count()
+        with ExitStack() as idle:
+            for _ in range(30):
+                idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+            server.wait_until(lambda: threading.active_count() - before >= 16)
+            time.sleep(0.2)
+            assert threading.active_count() - before <= 20
+        monkeypatch.setattr("skydraft.cloud.metrics._Silent.timeout", 0.2)
+        with socket.create_connection(("127.0.0.1", port)):
+            time.sleep(0.5)
+        server.wait_until(lambda: _is_scraped(server), 10)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _is_scraped(server: Serving) -> bool:
+    try:
+        return bool(server.metrics("sessions"))
+    except OSError:
+        return False
 
 
 def _answers(server: Serving) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from skydraft.engines.trainable import _without_bar, load_trainable
 from skydraft.errors import OptionError
-from skydraft.learning import dataset
+from skydraft.learning import dataset, training
 from skydraft.learning.adapter import Adapter, AdapterCard, read_adapter, write_adapter
 from skydraft.learning.dataset import TrainingData, TrainingTask, Usable, choose, split
 from skydraft.learning.halves import Halves
@@ -107,11 +108,31 @@ def test_a_damaged_state_is_begun_anew(pair: tuple[Any, Any], taught: Path, trai
     assert same(train(pair, taught, tmp_path / "state").adapter, trained.adapter)
 
 
-def test_time_that_is_over_ends_it_with_what_there_is(pair: tuple[Any, Any], taught: Path, tmp_path: Path) -> None:
-    found = train(pair, taught, tmp_path / "state", TrainSettings(rank=8, num_layers=1, epochs=3, minutes=1e-6))
-    assert not found.is_whole
-    assert found.objection  # no step was made
-    assert found.held_out.difference == 0
+def test_time_that_is_over_ends_it_with_what_there_is_and_it_goes_on_from_there(
+    pair: tuple[Any, Any], taught: Path, trained: Trained, tmp_path: Path
+) -> None:
+    steps = 0
+
+    def progress(what: str, done: int, total: int, note: str) -> None:
+        nonlocal steps
+        steps += what.startswith("training")
+        if steps == 3:
+            run._deadline = 0.0
+
+    task = TrainingTask(pair[0].path, card(pair), data_of(taught), pair[0].vocab.size)
+    run = Training(load_trainable(pair[0].path), task, SETTINGS, tmp_path / "state", progress)
+    assert not run.run().is_whole and steps == 3
+    assert same(train(pair, taught, tmp_path / "state").adapter, trained.adapter)
+
+
+def test_time_counts_from_the_first_reading_on(pair: tuple[Any, Any], taught: Path, tmp_path: Path) -> None:
+    task = TrainingTask(pair[0].path, card(pair), data_of(taught), pair[0].vocab.size)
+    told: list[str] = []
+    with pytest.raises(TimeoutError, match="reading what to learn; give more --minutes"):
+        training.train(
+            task, SETTINGS, ("cpu", 1), tmp_path / "state", lambda what, *_: told.append(what), time.monotonic()
+        )
+    assert set(told) <= {"loading"}
 
 
 def test_the_halves_together_are_the_model(pair: tuple[Any, Any], taught: Path) -> None:
@@ -148,7 +169,16 @@ def test_an_adapter_is_read_as_it_was_written(trained: Trained, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "settings", [{"rank": 0}, {"epochs": 0}, {"minutes": -1}, {"num_layers": 0}, {"rate": 0}, {"batch": 0}]
+    "settings",
+    [
+        {"rank": 0},
+        {"epochs": 0},
+        {"minutes": -1},
+        {"minutes": float("nan")},
+        {"num_layers": 0},
+        {"rate": 0},
+        {"batch": 0},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(OptionError):

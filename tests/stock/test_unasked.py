@@ -83,3 +83,24 @@ def test_gigabytes_are_not_read_to_the_end_of_patience(part: bytes, plan: str) -
             assert_one_clear_line(error)
         generation.close()
         assert sum(sent) < 256 << 20
+
+
+@pytest.mark.parametrize("plan", ["gated", "cloud", "checked"])
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llama-server"])
+def test_a_receipt_is_what_the_server_was_asked(dialect: str, plan: str) -> None:
+    with fake(dialect, TARGET) as server, known(server, 5.0) as cloud:
+        begun = len(server.model.asked)
+        generation = write(cloud, plan)
+        generation.run()
+        prompt, text = list(generation.prompts.target.token_ids), list(enumerate(generation.token_ids))
+        sent = [each for each in server.model.asked[begun:] if each.prompts]
+        # Beside them the server may be measured, with a text that is nobody's.
+        asked = [each for each in sent if all(told[: len(prompt)] == prompt for told in each.prompts)]
+    got = {each for one in asked for told in one.prompts for each in enumerate(told[len(prompt) :])}
+    receipt = generation.receipt
+    mine = [origin in ("recovered", "bonus", "cloud") for origin in generation.origins]
+    seen = [at for (at, token_id), is_its_own in zip(text, mine, strict=True) if is_its_own or (at, token_id) in got]
+    assert [at for span in receipt.seen for at in range(*span.tokens)] == seen
+    assert {(each.at, each.token_id) for each in receipt.rejected} == got - set(text)
+    assert (receipt.prompt_tokens, receipt.servers) == (len(prompt), (cloud.name,))
+    assert receipt.calls == len(asked)

@@ -14,6 +14,7 @@ from skydraft.decoding.context import Committed
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
+from skydraft.edge.budget import Budget
 from skydraft.edge.channel import EventLoop, Waiting, shared_loop
 from skydraft.edge.stock.chat import Chat, Completions, TextDialect
 from skydraft.edge.stock.dialect import Described, Dialect, name
@@ -25,9 +26,9 @@ from skydraft.edge.stock.vllm import Vllm
 from skydraft.edge.stock.wire import Wire
 from skydraft.edge.tls import check_certificates
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import BudgetSpent, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
+from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
 from skydraft.protocol.address import is_loopback
-from skydraft.types import LinkCost, Prompt
+from skydraft.types import Prompt
 
 T = TypeVar("T")
 DIALECTS: dict[str, Callable[[Wire], Dialect | TextDialect]] = {
@@ -56,8 +57,8 @@ class StockServer:
     """A server without skydraft, for all generations that use it.
 
     It is both the list of servers, with itself as the only one, and the connection to it: `Servers` and `Channel` of
-    the texts. `api` names the dialect, or "auto"; `model` names one of several models. Once the
-    requests of a day have cost `max_cost`, texts go on without it. Raises OptionError.
+    the texts. `api` names the dialect, or "auto"; `model` names one of several models. Once `budget` is spent, texts go
+    on without it. Raises OptionError.
     """
 
     has_others = False
@@ -65,8 +66,7 @@ class StockServer:
 
     def __init__(
         self, url: str, *, api: str = "auto", model: str | None = None, key: str | None = None,
-        tls_ca: bytes | None = None, insecure: bool = False, prices: Prices | None = None,
-        max_cost: float | None = None,
+        tls_ca: bytes | None = None, insecure: bool = False, budget: Budget | None = None,
     ) -> None:  # fmt: skip
         try:
             parts = urlsplit(url)
@@ -76,8 +76,6 @@ class StockServer:
         rest = (parts.username, parts.query, parts.fragment, "," in parts.netloc, "?" in url, "#" in url)
         if parts.scheme not in ("http", "https") or not parts.hostname or any(rest):
             raise _no_address(url)
-        if max_cost is not None and (prices is None or not max_cost > 0):
-            raise OptionError("--max-cost must be above 0, and needs --price HIT,MISS,OUT.")
         if api != "auto" and api not in DIALECTS:
             raise OptionError(f"--cloud-api {api} is unknown.", hint=f"Choose one of: auto, {', '.join(DIALECTS)}.")
         if tls_ca and parts.scheme == "http":
@@ -94,9 +92,7 @@ class StockServer:
         self.wire = Wire(self.target.removesuffix("/v1"), key, tls_ca, is_here=is_here)
         self.facts: dict[str, tuple[float, TargetFacts]] = {}
         self.rtt_ms = 0.0  # the shortest seen
-        self.prices = prices
-        self._max_cost = max_cost
-        self._spent = (0, 0.0)  # the day, and what its requests cost
+        self.budget = budget or Budget()
         self._api = api
         self._wanted = model
         self._known = _Known()
@@ -111,6 +107,11 @@ class StockServer:
     def loop(self) -> EventLoop:
         """The event loop of the process."""
         return shared_loop()
+
+    @property
+    def prices(self) -> Prices | None:
+        """What its tokens cost, if they are sold."""
+        return self.budget.prices
 
     @property
     def heard_at(self) -> float:
@@ -139,20 +140,6 @@ class StockServer:
         self._names = self._names or {model}
         return model in self._names
 
-    def pay(self, link: LinkCost) -> None:
-        """Note the price of a request."""
-        if self.prices is not None:
-            self._spent = (_today(), self._spent_today() + self.prices.of(link))
-
-    def check_budget(self) -> None:
-        """Raise BudgetSpent if the requests of today (UTC) have cost as much as they may."""
-        if self._max_cost is not None and (spent := self._spent_today()) >= self._max_cost:
-            raise BudgetSpent(f"The requests of today cost {spent:.4g}, and {self._max_cost:g} is what they may cost.")
-
-    def _spent_today(self) -> float:
-        day, spent = self._spent
-        return spent if day == _today() else 0.0
-
     async def ask(self, number: int, ask: Callable[[StockServer], Awaitable[T]]) -> T:
         """The server's answer."""
         return await ask(self)
@@ -163,6 +150,10 @@ class StockServer:
         ms = await self.wire.look(dialect.life if dialect else "/v1/models", timeout_s)
         self.rtt_ms = min(ms, self.rtt_ms or ms)
         return ms
+
+    async def greet(self, number: int, vocab: Vocab, timeout_s: float) -> None:
+        """Ask whether it is there. Raises CloudLost or TlsFailure."""
+        await self.ping(timeout_s)
 
     async def max_block(self, timeout_s: float) -> int:
         """The longest draft that it takes: any."""
@@ -289,7 +280,3 @@ def _no_address(url: str) -> OptionError:
     return OptionError(
         f"'{one_line(url)}' is not the address of a server.", hint="Write one address, for example http://HOST:PORT/v1."
     )
-
-
-def _today() -> int:
-    return int(time.time() // 86400)

@@ -21,6 +21,7 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
+from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Verification
 from skydraft.edge.channel import Waiting
@@ -108,6 +109,8 @@ class StockSession:
         self._is_stopped = False
         self._num_cached = 0  # of the requests of the current round
         self._spent = LinkCost()
+        self.sent = Sent()
+        self._num_told = 0  # committed tokens of the last request: each request tells them again
 
     @property
     def channel(self) -> StockServer:
@@ -294,7 +297,7 @@ class StockSession:
     async def _check(self, met: Met, text: TokenIds, draft: TokenIds, waiting: Waiting) -> deque[Row]:
         """The choices after a text and after each token of the draft, in one request."""
         assert not isinstance(met.dialect, TextDialect)
-        self._server.check_budget()
+        self._call(np.concatenate((text, draft)))
         self._drop()
         path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), self._drawing.num_best)
         content, life = as_json(body), met.dialect.life
@@ -312,7 +315,7 @@ class StockSession:
         for _ in range(2):  # a stream may have ended early
             if self._writing is None or not self._writing.continues(text):
                 self._drop()
-                self._server.check_budget()
+                self._call(text)
                 self._writing = self._begin(met, text, max(min(num_tokens, self._room(text)), 1))
             row = await self._writing.next_row(waiting, drafted)
             self._check_model(self._writing.model)
@@ -320,6 +323,14 @@ class StockSession:
                 return row
             self._drop()
         raise CloudFailure("The server ended the text without a token.")
+
+    def _call(self, text: TokenIds) -> None:
+        """Note a request that carries a text. Raises BudgetSpent instead if it may not be made."""
+        self._server.budget.take()
+        self.sent.num_calls += 1
+        self.sent.servers, self.sent.num_prompt_tokens = [self._server.target], len(self._prompt)
+        self.sent.blocks.append((self._num_told, text[len(self._prompt) + self._num_told :].tolist()))
+        self._num_told = len(self._context.generated)
 
     def _begin(self, met: Met, text: TokenIds, num_tokens: int) -> Writing:
         """Ask the server to write after a text."""
@@ -356,4 +367,4 @@ class StockSession:
             tokens_out=num_written,
         )  # fmt: skip
         self._spent += link
-        self._server.pay(link)
+        self._server.budget.pay(link)

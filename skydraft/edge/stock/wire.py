@@ -310,6 +310,11 @@ def _no_connection(error: Exception) -> SkydraftError:
     if "CERTIFICATE" in text or "SSL" in text or isinstance(error, ssl.SSLError):
         hint = "Give the certificate that signs its own with --tls-ca, or http:// where it does not encrypt."
         return TlsFailure(f"There is no encrypted connection to the server ({one_line(text)[:200]}).", hint=hint)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return CloudLost("no connection (Connection refused).")
+        cause = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause.__cause__ or cause.__context__
     return CloudLost(f"no connection ({one_line(text)[:200]}).")
 
 

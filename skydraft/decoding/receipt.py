@@ -1,0 +1,87 @@
+"""What left this device of one text, and the receipt for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+
+from skydraft.types import LinkCost, Origin, Token
+
+_ITS_OWN: tuple[Origin, ...] = ("recovered", "bonus", "cloud")  # tokens that the target wrote
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was sent of one text. What a lost connection may have carried counts as sent.
+
+    `num_prompt_tokens` are all of the prompt, or 0; `blocks` are tokens of the text or of drafts, each with the place
+    of its first one. Only the session of the text changes it; other threads may read it.
+    """
+
+    servers: list[str] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_calls: int = 0
+    blocks: list[tuple[int, Seq[int]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A part of the answer: tokens and characters, each from the first one to the one after the last."""
+
+    tokens: tuple[int, int]
+    chars: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A drafted token that was sent and is not in the answer; `at` is the place for which it was drafted."""
+
+    at: int
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What servers have seen of one text, and what that cost.
+
+    `prompt_tokens` is the length of the prompt that they got; 0: none of it. `seen` are the parts of the answer that
+    they got or wrote. `calls` is the number of times that the target was asked. `bytes_up` and `bytes_down` are of all
+    messages, `shared_bytes` the part for features of speech; `cost` is the price, if prices are known.
+    """
+
+    servers: tuple[str, ...]
+    prompt_tokens: int
+    seen: tuple[Seen, ...]
+    rejected: tuple[Rejected, ...]
+    calls: int
+    bytes_up: int
+    bytes_down: int
+    shared_bytes: int
+    cost: float | None
+
+
+def receipt_of(
+    sent: Sent, tokens: Seq[Token], pieces: Seq[bytes], link: LinkCost, cost: float | None = None
+) -> Receipt:
+    """The receipt for an answer of these tokens; `pieces` are the bytes of each token id."""
+    told = {(at, token_id) for base, block in sent.blocks.copy() for at, token_id in enumerate(block, base)}
+    places = {(at, token.token_id) for at, token in enumerate(tokens)}
+    its_own = _ITS_OWN if sent.servers else ()
+    known = [(at, token.token_id) in told or token.origin in its_own for at, token in enumerate(tokens)]
+    ends = [0, *accumulate(len(token.text) for token in tokens)]
+    runs = [[at for at, _ in run] for is_seen, run in groupby(enumerate(known), lambda each: each[1]) if is_seen]
+    return Receipt(
+        tuple(dict.fromkeys(sent.servers)),
+        sent.num_prompt_tokens,
+        tuple(Seen((run[0], run[-1] + 1), (ends[run[0]], ends[run[-1] + 1])) for run in runs),
+        tuple(
+            Rejected(at, token_id, pieces[token_id].decode(errors="replace")) for at, token_id in sorted(told - places)
+        ),
+        sent.num_calls,
+        link.bytes_up,
+        link.bytes_down,
+        link.shared_bytes,
+        cost,
+    )

@@ -1,0 +1,154 @@
+"""A receipt says what left this device, to the token: it is recomputed here from what a server got."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.decoding.receipt import Receipt
+from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError
+from skydraft.protocol.values import OpenCall, VerifyCall
+
+from ..serving import Relay, asked, free_port, serving
+
+PARAMS = DecodingParams(max_new_tokens=48, min_new_tokens=48, temperature=0.8, seed=3)
+PLANS = {
+    "gated": make_plan(gate="entropy:2.8", k=4), "handed back": make_plan("quality"), "lossless": make_plan(k=4),
+    "auto k": make_plan("lossless"), "cloud": make_plan("cloud"), "edge": make_plan("edge"),
+}  # fmt: skip
+
+
+def run(cloud: Any, plan: Any, seed: int = 3) -> Generation:
+    params = DecodingParams(max_new_tokens=48, min_new_tokens=48, temperature=0.8, seed=seed)
+    return skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params).run()
+
+
+def recomputed(messages: list[tuple[str, bytes]], generation: Generation) -> dict[str, Any]:
+    """The receipt's figures by the messages that a server got."""
+    calls = [asked(message) for name, message in messages if name in ("open", "verify")]
+    got: set[tuple[int, int]] = set()
+    num_prompt = 0
+    for call in calls:
+        assert isinstance(call, OpenCall | VerifyCall)
+        if call.opening is not None:
+            num_prompt = len(call.opening.prompt.token_ids)
+            got |= set(enumerate(call.opening.committed_ids))
+        if isinstance(call, VerifyCall):
+            got |= set(enumerate((*call.catch_up_ids, *call.draft_ids), call.base - len(call.catch_up_ids)))
+    text = list(enumerate(generation.token_ids))
+    its_own = [origin in ("recovered", "bonus", "cloud") for origin in generation.origins]
+    return {
+        "prompt": num_prompt,
+        "seen": [at for (at, token_id), mine in zip(text, its_own, strict=True) if mine or (at, token_id) in got],
+        "rejected": sorted(got - set(text)),
+        "calls": sum(isinstance(call, VerifyCall) for call in calls),
+    }
+
+
+def figures(receipt: Receipt) -> dict[str, Any]:
+    return {
+        "prompt": receipt.prompt_tokens,
+        "seen": [at for span in receipt.seen for at in range(*span.tokens)],
+        "rejected": [(each.at, each.token_id) for each in receipt.rejected],
+        "calls": receipt.calls,
+    }
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+def test_a_receipt_is_what_the_server_got(plan: Any) -> None:
+    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
+        cloud = skydraft.connect(relay.address)
+        for seed in range(4):
+            relay.requests.clear()
+            generation = run(cloud, plan, seed)
+            receipt = generation.receipt
+            assert figures(receipt) == recomputed(relay.requests, generation)
+            assert receipt.servers == ((relay.address,) if plan.verifies else ())
+            num_bytes = sum(len(message) for name, message in relay.requests if name in ("open", "verify", "stop"))
+            assert receipt.bytes_up == num_bytes
+            for span in receipt.seen:
+                text = generation.text[slice(*span.chars)]
+                shown = [token.text for token in generation]
+                assert text == "".join(shown[slice(*span.tokens)])
+        cloud.close()
+
+
+def test_skipped_tokens_at_the_end_are_not_seen_and_rejected_drafts_are() -> None:
+    """What the laws above speak of does occur."""
+    receipts = []
+    with serving(open_toy("toy")) as server:
+        cloud = skydraft.connect(server.address)
+        receipts = [run(cloud, PLANS["gated"], seed).receipt for seed in range(12)]
+        cloud.close()
+    assert any(receipt.rejected for receipt in receipts)
+    assert any(0 < sum(span.tokens[1] - span.tokens[0] for span in receipt.seen) < 48 for receipt in receipts)
+
+
+@pytest.mark.parametrize("plan", [PLANS["gated"], PLANS["lossless"]], ids=["gated", "lossless"])
+def test_a_session_that_was_forgotten_or_lost_is_told_with_what_was_sent_again(plan: Any) -> None:
+    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
+        cloud = skydraft.connect(relay.address, timeout_s=10)
+        edge, params = open_toy("toy:drift=0.2"), PARAMS
+        with skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params) as generation:
+            for number, _ in enumerate(generation.rounds()):
+                if number == 2:
+                    server.forget_sessions()
+                relay.is_down = number == 4 and plan.is_gated
+        assert figures(generation.receipt) == recomputed(relay.requests, generation)
+        cloud.close()
+
+
+def test_a_text_without_its_cloud_says_that_nothing_was_sent() -> None:
+    cloud = skydraft.connect(f"127.0.0.1:{free_port()}")
+    generation = run(cloud, make_plan(gate="entropy:0.1", k=4))
+    assert set(generation.origins) == {"edge-fallback"}
+    receipt = generation.receipt
+    assert (receipt.prompt_tokens, receipt.seen, receipt.rejected, receipt.servers) == (0, (), (), ())
+    assert receipt.calls == 0
+    cloud.close()
+    local = run(open_toy("toy"), PLANS["lossless"]).receipt
+    assert local == Receipt((), 0, (), (), 0, 0, 0, 0, None)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_after_the_calls_of_a_day_texts_go_on_alone(most: int) -> None:
+    lines: list[str] = []
+    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
+        cloud = skydraft.connect(relay.address, notify=lines.append, max_calls=most)
+        texts = [run(cloud, PLANS["gated"], seed) for seed in range(5)]
+        assert sum(name == "verify" for name, _ in relay.requests) == most
+        assert sum(text.receipt.calls for text in texts) == most
+        assert "edge-fallback" in texts[-1].origins and len(texts[-1].token_ids) == 48
+        assert texts[-1].receipt.prompt_tokens == 0 or most > 1
+        assert lines and all(f"today's {most} calls are used up" in line for line in lines)
+        assert len(lines) <= len(texts)
+        with pytest.raises(skydraft.SkydraftError, match="used up"):
+            run(cloud, PLANS["lossless"])
+        cloud.close()
+    with pytest.raises(OptionError, match="max_calls must be 1 or more"):
+        skydraft.connect("127.0.0.1:1", max_calls=0)
+
+
+def test_texts_at_the_same_time_share_the_calls_of_a_day() -> None:
+    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
+        cloud = skydraft.connect(relay.address, max_calls=2)
+        with ThreadPoolExecutor(6) as pool:
+            texts = list(pool.map(lambda seed: run(cloud, PLANS["gated"], seed), range(6)))
+        assert sum(name == "verify" for name, _ in relay.requests) == 2
+        assert all(len(text.token_ids) == 48 for text in texts)
+        cloud.close()
+
+
+def test_calls_that_could_not_be_sent_are_not_counted() -> None:
+    port = free_port()
+    cloud = skydraft.connect(f"127.0.0.1:{port}", max_calls=1)
+    for _ in range(3):
+        assert run(cloud, PLANS["gated"]).receipt.calls == 0
+    with serving(open_toy("toy"), port=port):
+        assert run(cloud, PLANS["gated"]).receipt.calls == 1
+    cloud.close()

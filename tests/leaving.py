@@ -1,0 +1,146 @@
+"""Requests in a network namespace of their own, whose only way out is watched. `python -m tests.leaving` runs inside.
+
+All that this process and its children send to another machine goes through one device, which counts each byte: also
+what gRPC's C code, a resolver or a program sends. No connection comes about, but each try is counted.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+DEVICE, AWAY = "out0", "10.77.0.2:7373"
+_SETUP = f"""set -e
+ip link set lo up
+ip link add {DEVICE} type veth peer name out1
+for end in {DEVICE} out1; do ip link set $end addrgenmode none multicast off up; done
+ip addr add 10.77.0.1/24 dev {DEVICE}
+ip route add default via 10.77.0.254
+exec "$@"
+"""
+LOCAL = ["--local-only", "--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
+MODES = ("edge", "cloud", "lossless", "fluency", "quality")
+
+
+def watched(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in such a namespace."""
+    setup = ["unshare", "--user", "--map-root-user", "--net", "bash", "-c", _SETUP, "bash"]
+    return subprocess.run([*setup, *command], capture_output=True, text=True, check=False, timeout=300)
+
+
+def num_bytes() -> int:
+    """Bytes that have left."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    return next(int(line.split()[9]) for line in lines if line.strip().startswith(f"{DEVICE}:"))
+
+
+def typed(*args: str, stdin: str = "") -> int:
+    """The exit status of a command in this process."""
+    from skydraft.cli.main import run
+
+    before, sys.stdin = sys.stdin, io.StringIO(stdin)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            return run(args)
+    finally:
+        sys.stdin = before
+
+
+def commands(folder: Path, *, speech: bool) -> int:
+    """Commands with --local-only; returns the number of answers."""
+    for number in range(60):
+        options = ["-n", "6", "--seed", str(number), "-m", MODES[number % len(MODES)], *("--json",) * (number % 2)]
+        assert typed("generate", f"语速{number}", *LOCAL, *options) == 0
+    questions = "".join(f"问{number}\n" for number in range(40))
+    assert typed("chat", *LOCAL, "-n", "4", stdin=questions) == 0
+    prompts = folder / "prompts.txt"
+    prompts.write_text("语速\n情绪\n", encoding="utf-8")
+    compared = ["--modes", "edge,lossless", "-n", "4", "--no-report", "--no-scores", "--out", str(folder / "out")]
+    assert typed("compare", "--prompts", str(prompts), *compared, *LOCAL) == 0
+    if speech:
+        clips = sorted(str(path) for path in Path("data").rglob("*.wav"))[:3]
+        assert len(clips) == 3
+        tiny = ["--local-only", "--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud"]
+        assert typed("caption", *clips, *tiny) == 0
+    for refused in (
+        ["generate", "快", "--local-only", "--cloud", AWAY], ["generate", "快", "--local-only", "--edge-model", "a/b"],
+        ["generate", "快", "--local-only", "--edge-model", "qwen2.5-coder-0.5b"],
+        ["generate", "快", *LOCAL, "--otlp", "http://10.77.0.2:4318"],
+        ["chat", "--local-only", "--cloud", "http://10.77.0.2:8000/v1"], ["gateway", "--local-only", "--cloud", AWAY],
+        ["gateway", *LOCAL, "--host", "0.0.0.0", "--api-key-file", "keys", "--insecure-host"],
+        ["compare", "--prompts", str(prompts), "--emulate-rtt", "10", *LOCAL],
+    ):  # fmt: skip
+        assert typed(*refused) != 0, refused
+    return 60 + 40 + 4 + 3 * speech + 8
+
+
+def asked_for(number: int) -> tuple[str, dict[str, Any]]:
+    """A request of a gateway's client: path and body."""
+    chat = {"model": "skydraft", "messages": [{"role": "user", "content": f"语速{number}"}], "max_tokens": 4}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    kinds: list[dict[str, Any]] = [
+        {}, {"stream": True}, {"model": "skydraft-quality"}, {"model": "skydraft-fluency", "stream": True}, {"n": 3},
+        {"model": "skydraft-edge", "temperature": 0.9, "seed": number}, {"stop": ["。"], "logit_bias": {"3": -5}},
+        {"model": "skydraft-lossless"}, {"tools": [tool]}, {"response_format": {"type": "json_object"}},
+        {"prompt": "从前"}, {"prompt": ["一", "二"], "stream": True}, {"skydraft": {"gate": "entropy:0.5", "k": 3}},
+        {"skydraft": {"mode": "cloud"}}, {"messages": [{"role": "nobody", "content": ""}]},
+    ]  # fmt: skip
+    body = chat | kinds[number % len(kinds)]
+    body["skydraft"] = body.get("skydraft", {}) | {"local_only": True}
+    return ("completions" if "prompt" in body else "chat/completions"), body
+
+
+def requests(num: int) -> tuple[int, int, int]:
+    """Requests with `local_only` at a gateway with a cloud: (answers, refusals, bytes that one without it sends)."""
+    import httpx2 as httpx
+
+    import skydraft
+    from skydraft.engines.toy import open_toy
+    from skydraft.gateway.pair import Pair
+
+    from .gateway.running import gateway
+
+    cloud = skydraft.connect(AWAY, insecure=True, timeout_s=0.5)
+    statuses: list[int] = []
+    with gateway(Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)) as running, httpx.Client(timeout=30) as client:
+        for number in range(num):
+            path, body = asked_for(number)
+            answer = client.post(f"{running.v1}/{path}", json=body)
+            statuses.append(answer.status_code)
+            if answer.status_code == 200 and not body.get("stream"):
+                ours = answer.json()["skydraft"]
+                assert set(ours["origins"]) <= {"edge"} and not ours["receipt"]["prompt_tokens"], ours
+            assert answer.status_code in (200, 400), answer.text
+        before = num_bytes()
+        client.post(f"{running.v1}/chat/completions", json=asked_for(7)[1] | {"skydraft": {}})
+        control = num_bytes() - before
+        assert before == 0 or not num, before
+    cloud.close()
+    return statuses.count(200), statuses.count(400), control
+
+
+def main(what: str, num: int) -> None:
+    """Print what was asked and what left, as JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        ways: dict[str, Callable[[], Any]] = {
+            "commands": lambda: commands(Path(folder), speech=False),
+            "speech": lambda: commands(Path(folder), speech=True),
+            "requests": lambda: requests(num),
+        }
+        done = ways[what]()
+        left = num_bytes()
+        if what != "requests":
+            typed("generate", "快", "--edge-model", "toy", "--cloud", AWAY, "--insecure", "--cloud-timeout", "0.5")
+        print(json.dumps({"done": done, "left": left, "control": num_bytes()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, itertools.islice(sys.argv, 2, 3)))

@@ -1,0 +1,45 @@
+"""A prompt that is far too long is refused by its beginning: reading all of it takes seconds, which nothing can end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.errors import ContextExceeded
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import prompt_ids
+
+from .. import toys
+
+
+class Reading:
+    """Counts the characters that are encoded."""
+
+    def __init__(self) -> None:
+        self.vocab = toys.vocab()
+        self.num_chars = 0
+        encode = self.vocab._encode
+
+        def counted(text: str) -> list[int]:
+            self.num_chars += len(text)
+            return encode(text)
+
+        self.vocab._encode = counted
+
+
+@pytest.mark.parametrize("num_chars", [20_000, 2_000_000])
+def test_a_text_that_is_far_too_long_is_read_only_in_part(num_chars: int) -> None:
+    reading = Reading()
+    with pytest.raises(ContextExceeded, match=r"more than \d+ tokens, the context holds 100"):
+        prompt_ids(reading.vocab, asked("我" * num_chars), raw=True, most=100)
+    assert reading.num_chars < 2000
+
+
+@given(st.integers(1, 900), st.integers(100, 400))
+@toys.law(50)
+def test_what_fits_is_read_as_ever(num_chars: int, most: int) -> None:
+    vocab, messages = toys.vocab(), asked("我3" * num_chars)
+    ids = prompt_ids(vocab, messages, raw=True)
+    if len(ids) <= most:
+        assert prompt_ids(vocab, messages, raw=True, most=most) == ids
