@@ -7,23 +7,23 @@ refused by its name; fields without effect (`user`, `store`, `metadata`, ...) ar
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    ValidationInfo,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.prompts.messages import Role
+from skydraft.gateway.parts import (
+    ChatMessage,
+    Function,
+    Model,
+    NamedTool,
+    ResponseFormat,
+    Some,
+    StreamOptions,
+    Tool,
+    ToolChoice,
+    at_most,
+)  # fmt: skip
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
@@ -32,26 +32,9 @@ MAX_BIASES = 1024
 _CALLER_FIELDS = {"max_new_tokens", "stop", "logit_bias"}  # OpenAI's own fields set these
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-T = TypeVar("T")
-Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
 
 
-def at_most(num_items: int) -> BeforeValidator:
-    """Refuse longer objects before their items are checked, since each item could cause an error."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > num_items:
-            raise ValueError(f"at most {num_items} items")
-        return value
-
-    return BeforeValidator(check)
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class _Choice(_Model):
+class _Choice(Model):
     """The fields of our extension without the decoding options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,142 +63,7 @@ _OPTIONS: dict[str, Any] = {
 Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
 
 
-class TextPart(_Model):
-    type: Literal["text"]
-    text: str
-
-
-class RefusalPart(_Model):
-    """What an assistant refused; a text like any other."""
-
-    type: Literal["refusal"]
-    text: str = Field(alias="refusal")
-
-
-class InputAudio(_Model):
-    """A recording, as the bytes of a file in base64. A name of one in the context of the validation stands for it."""
-
-    data: bytes
-    format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
-
-    @field_validator("data")
-    @classmethod
-    def _find(cls, data: bytes, info: ValidationInfo) -> bytes:
-        recordings: dict[bytes, bytes] = info.context or {}
-        return recordings.pop(data, data)
-
-
-class AudioPart(_Model):
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
-
-
-class CalledFunction(_Model):
-    """A function that an earlier turn called. Arguments are JSON; some clients send them as an object."""
-
-    name: str
-    arguments: str | dict[str, Any] = ""
-
-
-class ToolCall(_Model):
-    type: Literal["function"] = "function"
-    id: str | None = None
-    function: CalledFunction
-
-
-class Function(_Model):
-    """A function that the model may call. Other keys are passed on to the chat template."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str = Field(pattern=r"^[\w.:/-]{1,64}$")
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(_Model):
-    """`given` is for the chat template: the same with all keys in the client's order."""
-
-    type: Literal["function"]
-    function: Function
-    _given: dict[str, Any] = PrivateAttr()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep(cls, data: Any, check: ModelWrapValidatorHandler[Tool]) -> Tool:
-        tool = check(data)
-        tool._given = {key: value for key, value in data.items() if key in cls.model_fields}
-        return tool
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return self._given
-
-
-class _Name(_Model):
-    name: str
-
-
-class NamedTool(_Model):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: _Name
-
-
 MAX_LOGPROBS = 20  # of one place
-
-
-_ROLES = {"developer": "system", "function": "tool"}
-
-
-class ChatMessage(_Model):
-    """One message. Some roles are read as others; a turn that only called tools has no content."""
-
-    role: Annotated[Role, BeforeValidator(lambda role: _ROLES.get(role, role) if isinstance(role, str) else role)]
-    content: str | Annotated[Some[Part], Field(max_length=256)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[Some[ToolCall], Field(max_length=256)] | None = None
-    function_call: CalledFunction | None = None
-    tool_call_id: str | None = None
-
-
-class StreamOptions(_Model):
-    include_usage: bool | None = None
-
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
-
-
-class TextFormat(_Model):
-    type: Literal["text"]
-
-
-class ObjectFormat(_Model):
-    """A JSON object: any, or one that fits a schema."""
-
-    type: Literal["json_object"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-
-
-class NamedSchema(_Model):
-    """A JSON schema. It is always followed, with `strict` or without."""
-
-    schema_: dict[str, Any] = Field(alias="schema")
-
-
-class SchemaFormat(_Model):
-    """An answer that fits a JSON schema."""
-
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
-
-
 TokenIds = Annotated[Some[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]], Field(min_length=1)]
 # Some clients write -1 for no limit.
 MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
@@ -223,7 +71,7 @@ MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value 
 NotServed = Annotated[None, BeforeValidator(lambda value: value or None)]
 
 
-class _Request(_Model):
+class _Request(Model):
     """Fields of both kinds of completions."""
 
     model: str = Field(max_length=256)
@@ -353,7 +201,7 @@ class ChatRequest(_Request):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
-class Translated(_Model):
+class Translated(Model):
     """A body of another interface, which is answered as a chat completion."""
 
     model: str = Field(max_length=256)
