@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.config import Execution
-from skydraft.engines.exactness import RowCheck
+from skydraft.engines.exactness import PROBED_LEN, RowCheck
 from skydraft.engines.model import Model
 from skydraft.engines.options import RowProfile
 from skydraft.engines.prefix_cache import PrefixCache
@@ -328,7 +328,18 @@ class Engine(Model):
                 raise EngineError("A sequence may occur only once in a batch.")
             for sequence, token_ids in feeds:
                 self._check_feed(sequence, token_ids)
-            return self._row_check.forward(self, feeds)
+            num_rows = sum(len(token_ids) for _, token_ids in feeds)
+            longest = max(sequence.length for sequence, _ in feeds)
+            if longest > PROBED_LEN and self.is_probed and 1 < num_rows <= self.invariant_rows:
+                return self._row_check.forward(self, feeds)
+            return self.feed(feeds)
+
+    def feed(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]]) -> list[Rows]:
+        """One forward of all feeds, and their tokens noted. Only `extend_batch` and the check of its rows call this."""
+        rows = self.forward(feeds, want_logits=True)
+        for sequence, token_ids in feeds:
+            sequence.record(token_ids)
+        return rows
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
         """Raise PromptError if the prompt is empty, leaves no room, or does not fit the vocabulary or `media`."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Feeds = Seq[tuple["Sequence", "Seq[int] | TokenIds"]]
 log = logging.getLogger("skydraft")
-_PROBED_LEN = 255  # tokens; the probe stands for shorter texts
+PROBED_LEN = 255  # tokens; the probe stands for shorter texts
 
 
 class RowCheck:
@@ -32,19 +32,15 @@ class RowCheck:
 
     def forward(self, engine: Engine, feeds: Feeds) -> list[Rows]:
         """Feed and record all of `feeds`; on failure every sequence is as before. Returns rows per feed."""
-        num_rows = sum(len(token_ids) for _, token_ids in feeds)
         lengths = [sequence.length for sequence, _ in feeds]
-        promised = num_rows > 1 and engine.is_probed and num_rows <= engine.invariant_rows
-        if not promised or max(lengths) <= _PROBED_LEN:
-            return _together(engine, feeds)
         sizes = (length.bit_length() for length in lengths)
         key = tuple(sorted(zip(sizes, (len(token_ids) for _, token_ids in feeds), strict=True)))
         if self._is_equal.get(key):
-            return _together(engine, feeds)
+            return engine.feed(feeds)
         try:
             if key in self._is_equal:
                 return _singly(engine, feeds)
-            together = [_copied(rows) for rows in _together(engine, feeds)]
+            together = [_copied(rows) for rows in engine.feed(feeds)]
             _go_back(feeds, lengths)
             singly = _singly(engine, feeds)
         except BaseException:
@@ -54,22 +50,15 @@ class RowCheck:
         if not self._is_equal[key]:
             log.warning(
                 "%s: %d rows at once are not exact from %d tokens on; there they are computed one by one.",
-                engine.name, num_rows, 1 << (key[-1][0] - 1),
+                engine.name, sum(num for _, num in key), 1 << (key[-1][0] - 1),
             )  # fmt: skip
         return singly
-
-
-def _together(engine: Engine, feeds: Feeds) -> list[Rows]:
-    rows = engine.forward(feeds, want_logits=True)
-    for sequence, token_ids in feeds:
-        sequence.record(token_ids)
-    return rows
 
 
 def _singly(engine: Engine, feeds: Feeds) -> list[Rows]:
     singly = []
     for sequence, token_ids in feeds:
-        rows = [_copied(_together(engine, [(sequence, [token_id])])[0]) for token_id in token_ids]
+        rows = [_copied(engine.feed([(sequence, [token_id])])[0]) for token_id in token_ids]
         singly.append(namespace_of(rows[0]).concat(rows))
     return singly
 

@@ -33,23 +33,23 @@ def at_most(num_items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class Model(BaseModel):
+class Checked(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class TextPart(Model):
+class TextPart(Checked):
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(Model):
+class RefusalPart(Checked):
     """What an assistant refused; a text like any other."""
 
     type: Literal["refusal"]
     text: str = Field(alias="refusal")
 
 
-class InputAudio(Model):
+class InputAudio(Checked):
     """A recording, as the bytes of a file in base64. A name of one in the context of the validation stands for it."""
 
     data: bytes
@@ -62,7 +62,7 @@ class InputAudio(Model):
         return recordings.pop(data, data)
 
 
-class AudioPart(Model):
+class AudioPart(Checked):
     type: Literal["input_audio"]
     input_audio: InputAudio
 
@@ -70,20 +70,20 @@ class AudioPart(Model):
 Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
 
 
-class CalledFunction(Model):
+class CalledFunction(Checked):
     """A function that an earlier turn called. Arguments are JSON; some clients send them as an object."""
 
     name: str
     arguments: str | dict[str, Any] = ""
 
 
-class ToolCall(Model):
+class ToolCall(Checked):
     type: Literal["function"] = "function"
     id: str | None = None
     function: CalledFunction
 
 
-class Function(Model):
+class Function(Checked):
     """A function that the model may call. Other keys are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -92,7 +92,7 @@ class Function(Model):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Model):
+class Tool(Checked):
     """`given` is for the chat template: the same with all keys in the client's order."""
 
     type: Literal["function"]
@@ -111,11 +111,11 @@ class Tool(Model):
         return self._given
 
 
-class FunctionName(Model):
+class FunctionName(Checked):
     name: str
 
 
-class NamedTool(Model):
+class NamedTool(Checked):
     """The tool that must be called."""
 
     type: Literal["function"]
@@ -125,7 +125,7 @@ class NamedTool(Model):
 _ROLES = {"developer": "system", "function": "tool"}
 
 
-class ChatMessage(Model):
+class ChatMessage(Checked):
     """One message. Some roles are read as others; a turn that only called tools has no content."""
 
     role: Annotated[Role, BeforeValidator(lambda role: _ROLES.get(role, role) if isinstance(role, str) else role)]
@@ -136,31 +136,31 @@ class ChatMessage(Model):
     tool_call_id: str | None = None
 
 
-class StreamOptions(Model):
+class StreamOptions(Checked):
     include_usage: bool | None = None
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
 
-class TextFormat(Model):
+class TextFormat(Checked):
     type: Literal["text"]
 
 
-class ObjectFormat(Model):
+class ObjectFormat(Checked):
     """A JSON object: any, or one that fits a schema."""
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class NamedSchema(Model):
+class NamedSchema(Checked):
     """A JSON schema. It is always followed, with `strict` or without."""
 
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class SchemaFormat(Model):
+class SchemaFormat(Checked):
     """An answer that fits a JSON schema."""
 
     type: Literal["json_schema"]

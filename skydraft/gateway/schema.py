@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.gateway.parts import (
     ChatMessage,
+    Checked,
     Function,
-    Model,
     NamedTool,
     ResponseFormat,
     Some,
@@ -34,7 +34,7 @@ _CALLER_FIELDS = {"max_new_tokens", "stop", "logit_bias"}  # OpenAI's own fields
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class _Choice(Model):
+class _Choice(Checked):
     """The fields of our extension without the decoding options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,7 +71,7 @@ MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value 
 NotServed = Annotated[None, BeforeValidator(lambda value: value or None)]
 
 
-class _Request(Model):
+class _Request(Checked):
     """Fields of both kinds of completions."""
 
     model: str = Field(max_length=256)
@@ -201,7 +201,7 @@ class ChatRequest(_Request):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
-class Translated(Model):
+class Translated(Checked):
     """A body of another interface, which is answered as a chat completion."""
 
     model: str = Field(max_length=256)
