@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,21 +20,25 @@ from pydantic import TypeAdapter
 
 from skydraft.config import num_cores
 from skydraft.engines.base import Engine, Sequence
-from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.engines.options import EngineOptions, RowProfile, tell_nobody
 from skydraft.engines.rows import on_host
 from skydraft.files import write_whole
 
 MAX_PROBED_ROWS = 8
 _PROBED_LEN = 16  # tokens before the probed rows
 _MAX_REPETITIONS = 3
+_SLOW_STEP_S = 0.02  # the probe takes fifty steps or so
 _ENOUGH_S = 2.0  # no further repetition begins after that
 _MIN_AGE = timedelta(minutes=5)  # of a doubtful profile that is measured again
 _LOCK_S = 5.0
 _PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
-def probe(engine: Engine) -> RowProfile:
-    """Feed the same tokens one by one and n at a time; compare their bits and take the times."""
+def probe(engine: Engine, notify: Callable[[str], None] = tell_nobody) -> RowProfile:
+    """Feed the same tokens one by one and n at a time; compare their bits and take the times.
+
+    `notify` gets a line if it takes a second or more.
+    """
     length = min(_PROBED_LEN, engine.context_len // 2)
     # Special tokens may stand for audio that is not there.
     plain_ids = np.setdiff1d(np.arange(engine.vocab.size), list(engine.vocab.special_ids))
@@ -41,6 +46,11 @@ def probe(engine: Engine) -> RowProfile:
     token_ids = np.random.default_rng(0).choice(plain_ids, num_ids).tolist()
     load = load_average()
     with closing(engine.open(token_ids[: length + 1])) as sequence:
+        began = time.perf_counter()
+        sequence.extend(token_ids[length : length + 1])
+        if time.perf_counter() - began > _SLOW_STEP_S:
+            notify(f"measuring {engine.name} on this machine: once, some seconds.")
+        sequence.truncate(length)
         profile = _compare(sequence, token_ids[length:], min(num_ids - length, engine.max_output_rows))
     if not engine.is_full_precision:
         profile = replace(profile, invariant_rows=1)
@@ -54,7 +64,7 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> RowProfile:
         began = time.perf_counter()
         singly.append(on_host(sequence.extend([token_id])).copy())
         single_ms.append((time.perf_counter() - began) * 1e3)
-    single_ms = sorted(single_ms[1:])  # the first one also warms the engine up
+    single_ms.sort()
     forward_ms, invariant_rows, begin = [math.inf] * max_rows, max_rows, time.perf_counter()
     # Not all repetitions of one n together: a busy moment should spoil one of them only.
     for repetition in range(_MAX_REPETITIONS):
@@ -97,8 +107,7 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
     known = _read(path).get(key) if path else None
     if known and not options.probe_again and not _is_due(known):
         return known
-    options.notify(f"measuring {engine.name} on this machine{' again' if known else ''}: once, some seconds.")
-    profile = probe(engine)
+    profile = probe(engine, options.notify)
     if path:
         _remember(path, key, profile)
     return profile
