@@ -330,7 +330,8 @@ class Engine(Model):
                 self._check_feed(sequence, token_ids)
             num_rows = sum(len(token_ids) for _, token_ids in feeds)
             longest = max(sequence.length for sequence, _ in feeds)
-            if longest > PROBED_LEN and self.is_probed and 1 < num_rows <= self.invariant_rows:
+            is_due = self.has_kernels and longest > PROBED_LEN and self.is_probed
+            if is_due and 1 < num_rows <= self.invariant_rows:
                 return self._row_check.forward(self, feeds)
             return self.feed(feeds)
 

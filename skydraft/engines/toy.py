@@ -61,6 +61,8 @@ class ToyEngine(Engine):
     `by_position` is [period, vocab.size]; a row is their sum. A slot is a list of (token, position), the KV cache.
     """
 
+    has_kernels = False
+
     def __init__(
         self, vocab: Vocab, by_last: Table, *, by_previous: Table | None = None, by_position: Table | None = None,
         context_len: int = 4096, name: str = "toy",

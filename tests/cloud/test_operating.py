@@ -97,7 +97,7 @@ def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) ->
                 stranger.close()
     with serving(open_toy("toy")) as server, pytest.raises(TlsFailure, match=r"speaks no TLS.*insecure"):
         skydraft.connect(server.address, tls_ca=ca).info()
-    with pytest.raises(OptionError, match="no certificate in PEM form"):
+    with pytest.raises(OptionError, match="not a certificate in PEM form"):
         skydraft.connect("localhost:1", tls_ca=b"nonsense")
 
 

@@ -90,10 +90,10 @@ def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, tm
         tasks: list[Any] = [Task() for _ in open_]
         with ExitStack() as stack:
             for name, task in zip(open_, tasks, strict=True):
-                entered = stack.enter_context(streams.entered(f"Bearer {name.lower() * 20}", task))
+                entered = stack.enter_context(streams.entered(f"Bearer {name.lower() * 20}", task, "ipv4:127.0.0.1:1"))
                 entered.is_busy = name.isupper()
             with suppress(CloudBusy):
-                stack.enter_context(streams.entered(f"Bearer {newcomer * 20}", Task()))  # type: ignore[arg-type]
+                stack.enter_context(streams.entered(f"Bearer {newcomer * 20}", Task(), ""))  # type: ignore[arg-type]
             gone = [f"{open_[number].lower()}{number}" for number, task in enumerate(tasks) if task.was_cancelled]
             streams.drain()
         return gone
@@ -129,7 +129,7 @@ def test_what_the_target_writes_after_a_correction_empties_the_budget() -> None:
         assert verdict.num_accepted < 2 and len(tokens_written(stream)) == 75
         assert time.monotonic() - began > 0.5  # 64 rows at once, then 20 a second
         with pytest.raises(RateLimited):
-            other.ask(verify_message(2))
+            other.ask(verify_message(2, draft=(5,) * 20))  # a second's worth of rows, on a machine that may be slow
 
 
 @pytest.mark.parametrize("idle", [True, False])

@@ -126,9 +126,21 @@ def whole(generation: Generation) -> tuple[int, ...]:
     return generation.token_ids
 
 
-def test_nothing_is_there_before_the_first_round(generation: Generation) -> None:
-    assert (generation.text, generation.token_ids, generation.finish_reason) == ("", (), None)
-    assert generation.stats.num_tokens == 0
+def test_figures_are_empty_before_the_first_round(generation: Generation) -> None:
+    assert (generation.origins, generation.finish_reason, generation.stats.num_tokens) == ((), None, 0)
+
+
+@pytest.mark.parametrize("name", ["text", "token_ids"])
+def test_who_asks_for_the_text_first_gets_all_of_it(generation: Generation, name: str) -> None:
+    assert len(getattr(generation, name)) >= 20 and generation.finish_reason == "length"
+    whole(generation)
+
+
+def test_a_text_that_was_begun_or_given_up_is_not_run_to_its_end(generation: Generation) -> None:
+    next(iter(generation))
+    assert 0 < len(generation.token_ids) < 20 and generation.finish_reason is None
+    generation.close()
+    assert len(generation.token_ids) < 20
 
 
 def test_a_second_iteration_gives_the_same_tokens(generation: Generation) -> None:

@@ -100,5 +100,5 @@ def test_no_header_takes_long_or_much_or_raises_anything_else(num: int, tmp_path
 
 def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.gguf")
-    with pytest.raises(BrokenModel, match="no file"):
+    with pytest.raises(BrokenModel, match="not a regular file"):
         resolve(str(tmp_path / "m.gguf"), tmp_path)
