@@ -13,8 +13,9 @@ import pytest
 
 from skydraft.choosing.grammar import complaint
 from skydraft.engines.options import EngineOptions
-from skydraft.errors import NetworkUnavailable
+from skydraft.errors import NetworkUnavailable, OptionError
 from skydraft.evaluation.served_target import ServedTarget
+from skydraft.evaluation.tasks.sandbox import run
 from skydraft.models.manifest import Part
 from skydraft.models.sources import pip_wheel
 
@@ -38,11 +39,20 @@ def serve() -> None:
         pass
 
 
+def run_code() -> None:
+    try:
+        assert run("x = 1").passed
+    except OptionError as error:
+        pytest.skip(str(error))
+
+
 # Every module that can start a process, and what makes it start one.
 CHILDREN: dict[str, Callable[[], None]] = {
     "skydraft/choosing/grammar.py": check_grammar,
     "skydraft/models/sources.py": download,
     "skydraft/evaluation/served_target.py": serve,
+    "skydraft/evaluation/tasks/jail.py": run_code,
+    "skydraft/evaluation/tasks/sandbox.py": run_code,
 }
 
 

@@ -113,7 +113,8 @@ def _run(program: bytes, limits: dict[str, int], uid: int | None) -> dict[str, o
             for ours, theirs in ((nothing, 0), (output, 1), (output, 2)):
                 os.dup2(ours, theirs)
             _confine(limits, uid)
-            os.execve(sys.executable, [sys.executable, "-I", "-S", "-B", "program.py"], {"HOME": _WORK})
+            command = [sys.executable, "-P", "-I", "-S", "-B", "program.py"]
+            os.execve(command[0], command, {"HOME": _WORK})
         finally:
             os._exit(127)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

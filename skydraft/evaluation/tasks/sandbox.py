@@ -62,12 +62,13 @@ def run(program: str, limits: CodeLimits = CodeLimits()) -> Outcome:
 
 def _start(program: str, limits: CodeLimits) -> dict[str, object]:
     """What the jail tells."""
-    python = os.path.realpath(sys.executable)
     with tempfile.TemporaryDirectory(prefix="skydraft-code-") as root:
         asked = json.dumps(asdict(limits) | {"root": root})
+        command = [sys.executable, "-P", "-I", "-S", str(_JAIL), asked]
+        command[0] = os.path.realpath(command[0])  # the jail has no virtual environment
         # Its own session, so that no terminal is there; whatever is left dies with the namespace.
         process = subprocess.Popen(
-            [python, "-I", "-S", str(_JAIL), asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env={}, start_new_session=True, cwd="/",
         )  # fmt: skip
         try:
