@@ -91,7 +91,20 @@ def test_later_turns_are_partly_cached(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None:
     master, slave = pty.openpty()
-    arguments = ["chat", *TOYS, "-n", "4000", "--min-new-tokens", "4000", "-m", "edge", "--color", "never"]
+    arguments = [
+        "chat",
+        *TOYS,
+        "-n",
+        "90000",
+        "--min-new-tokens",
+        "90000",
+        "--context",
+        "100000",
+        "-m",
+        "edge",
+        "--color",
+        "never",
+    ]
     process = subprocess.Popen(
         [skydraft_command(), *arguments], stdin=slave, stdout=slave, stderr=slave,
         env=os.environ | {"SKYDRAFT_HOME": str(tmp_path), "TERM": "dumb"}, start_new_session=True,
