@@ -163,8 +163,8 @@ class RemoteVerifier:
             except SkydraftError as error:
                 channels, is_lost = self._servers.in_order(self._session.number), isinstance(error, CloudLost)
                 is_met = is_lost and any(channel.heard_at for channel in channels)  # by another text
-                if self._pending is not None or self._is_closed or is_met:
-                    return  # the verification finds out by itself
+                if self._pending is not None or self._outage is not None or self._is_closed or is_met:
+                    return  # the verification finds out by itself, or has
                 if is_lost and not is_last:
                     for channel in channels:
                         await channel.close()
