@@ -103,11 +103,13 @@ def test_each_token_of_a_gated_text_is_the_choice_of_the_model_that_it_is_said_t
     origins: set[str] = set()
     with judging(toy=toys.toy(4)) as (server, _):
         cloud = skydraft.connect(server.address, require=True)
-        for seed in range(4):
+        for seed in range(16):  # what the target writes before the stop arrives depends on the machine
             params = decoding_params(max_new_tokens=60, min_new_tokens=60, temperature=0.8, seed=seed)
             done = skydraft.generate(toys.PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True).run()
             assert_whose(done, edge, toys.toy(4), params)
             origins |= set(done.origins)
+            if seed >= 3 and origins >= {"skipped", "accepted", "recovered", "cloud"}:
+                break
     assert origins >= {"skipped", "accepted", "recovered", "cloud"}
 
 
