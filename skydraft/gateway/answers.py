@@ -20,7 +20,8 @@ from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.logprobs import chat_logprobs, text_logprobs
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import ChatRequest, TextRequest
+from skydraft.gateway.schema import ChatRequest
+from skydraft.gateway.text import TextRequest
 from skydraft.prompts.tool_calls import CallReader, EnforcedReader, Piece
 from skydraft.types import FinishReason, StepRecord, Token
 

@@ -32,7 +32,8 @@ from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.requests import Defaults, has_audio, num_heard, read_body, requests_of
 from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
-from skydraft.gateway.schema import ChatRequest, TextRequest, Translated
+from skydraft.gateway.schema import ChatRequest, Translated
+from skydraft.gateway.text import TextRequest
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
 from skydraft.prompts.pair import read_prompt
 from skydraft.tracing import HEADER as TRACE_HEADER

@@ -11,9 +11,8 @@ from pydantic import BaseModel, Field
 
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
-from skydraft.gateway.parts import Some
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_STOPS, MaxTokens, Translated
+from skydraft.gateway.schema import MAX_STOPS, MaxTokens, Some, Translated
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip

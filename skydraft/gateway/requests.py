@@ -19,9 +19,9 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
-from skydraft.gateway.parts import AudioPart, ChatMessage, ObjectFormat, SchemaFormat, ToolCall
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.schema import ChatRequest, TextRequest
+from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, ObjectFormat, SchemaFormat, ToolCall
+from skydraft.gateway.text import TextRequest
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, asked

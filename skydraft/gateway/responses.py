@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
-from skydraft.gateway.parts import AudioPart, Some, TextPart
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
+from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, Translated
 
 _LOGPROBS = "message.output_text.logprobs"
 
