@@ -129,8 +129,9 @@ def _read(path: Path) -> dict[str, RowProfile]:
 def _has_time(profile: RowProfile) -> bool:
     """Whether it says when it was measured; those of older versions say the day."""
     try:
-        return datetime.fromisoformat(profile.date).tzinfo is not None
-    except ValueError:
+        date = datetime.fromisoformat(profile.date)
+        return date.tzinfo is not None and date.astimezone(UTC) < datetime.max.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         return False
 
 

@@ -168,9 +168,13 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_once_it_is_quiet(
 
 def test_profiles_of_older_versions_are_measured_again(options: EngineOptions, measured: list[RowProfile]) -> None:
     old = {"invariant_rows": 8, "forward_ms": [9.0]}
-    _write(options, {"a": old, "b": {**old, "date": QUIET}, "c": {**old, "date": "2026-11-20", "probed_len": 544}})
+    impossible = "0001-01-01T00:00+23:59"
+    _write(options, {
+        "a": old, "b": {**old, "date": QUIET}, "c": {**old, "date": "2026-11-20", "probed_len": 544},
+        "d": {**old, "date": impossible, "load": 9.0},
+    })  # fmt: skip
     assert profile_of(toy(), "b", options) == RowProfile(8, (9.0,), QUIET) and not measured
-    assert [profile_of(toy(), key, options).invariant_rows for key in "ac"] == [1, 2]
+    assert [profile_of(toy(), key, options).invariant_rows for key in "acd"] == [1, 2, 3]
 
 
 def _write(options: EngineOptions, profiles: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ def pair(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         shutil.copy(home / "profiles.json", profiles)
     with pytest.MonkeyPatch.context() as patch:
         one_row = RowProfile(1, (1.0,), "2026-01-01", 16)
-        patch.setattr("skydraft.engines.probe.probe", lambda engine: one_row)
+        patch.setattr("skydraft.engines.probe.probe", lambda engine, notify: one_row)
         with load(default_pair().draft, profiles) as edge, load(default_pair().target, profiles) as cloud:
             yield edge, cloud
 
