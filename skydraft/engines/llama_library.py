@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_uint8, c_uint32, c_void_p
@@ -23,7 +24,9 @@ VARIABLE = "SKYDRAFT_LLAMA_LIBRARY"
 TOKEN_ATTR_UNUSED = 1 << 1
 Progress = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
-_WAIT_POLICY = "OMP_WAIT_POLICY"
+_WAIT_POLICY, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+_STAT = Path("/proc/stat")
+_NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
 _CPU_INFO = Path("/proc/cpuinfo")
 # embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified
@@ -134,20 +137,34 @@ class Library:
 
 @contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Have the threads of an OpenMP that is loaded within the block sleep while they wait for each other.
+    """Have the threads of an OpenMP that is loaded within the block sleep sooner while they wait for each other.
 
-    By default they spin, for the whole time slice of any process that keeps the core of the one they wait for: then a
-    forward takes ten times as long, and more with two threads than with one. Only said while the library loads, since
-    other libraries of this process and its children bring an OpenMP of their own.
+    By default they spin for the whole time slice of any process that keeps the core of the one they wait for: a
+    forward then takes ten times as long. Sleeping at once is best beside other busy processes, and takes half as long
+    again on a quiet machine, so that is told apart (NOTES.md). Only said while the library loads, since other libraries
+    of this process and its children bring an OpenMP of their own; nothing is said where the user has said something.
     """
-    if _WAIT_POLICY in os.environ:
-        yield
-        return
-    os.environ[_WAIT_POLICY] = "passive"
+    given = {_WAIT_POLICY, _SPINS} & os.environ.keys()
+    name, value = (_WAIT_POLICY, "passive") if is_busy() else (_SPINS, "10000")
+    if not given:
+        os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[_WAIT_POLICY]
+        if not given:
+            del os.environ[name]
+
+
+def is_busy() -> bool:
+    """Whether other processes want most cores at this moment; False where the system does not say."""
+    wanting = []
+    for _ in range(_NUM_LOOKS):
+        try:
+            wanting.append(int(_STAT.read_text().partition("procs_running ")[2].split()[0]))
+        except (OSError, ValueError, IndexError):
+            return False
+        time.sleep(_LOOK_S)
+    return sorted(wanting)[_NUM_LOOKS // 2] - 1 >= _BUSY_SHARE * (os.cpu_count() or 1)  # one is this process
 
 
 @cache

@@ -83,19 +83,43 @@ def test_a_ready_made_build_needs_avx2(
     )
 
 
-def test_threads_that_wait_sleep_and_nobody_else_is_told(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("busy", "user", "told"),
+    [
+        (True, {}, ("passive", None)), (False, {}, (None, "10000")),
+        (True, {"OMP_WAIT_POLICY": "active"}, ("active", None)), (True, {"GOMP_SPINCOUNT": "7"}, (None, "7")),
+    ],
+)  # fmt: skip
+def test_threads_that_wait_sleep_sooner_and_nobody_else_is_told(
+    busy: bool, user: dict[str, str], told: tuple[str | None, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With threads that spin, another busy process makes a forward ten times as long (NOTES.md)."""
-    told: list[str | None] = []
+    names, found = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"), []
     cdll = llama_library.ctypes.CDLL
 
     def opened(path: str) -> object:
-        told.append(os.environ.get("OMP_WAIT_POLICY"))
+        found.append(tuple(os.environ.get(name) for name in names))
         return cdll(path)
 
     monkeypatch.setattr(llama_library.ctypes, "CDLL", opened)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(llama_library, "is_busy", lambda: busy)
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in user.items():
+        monkeypatch.setenv(name, value)
     Library(*BUILDS[0])
-    assert told == ["passive"] and "OMP_WAIT_POLICY" not in os.environ
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    Library(*BUILDS[0])
-    assert told == ["passive", "active"] and os.environ["OMP_WAIT_POLICY"] == "active"
+    assert found == [told] and {name: os.environ[name] for name in names if name in os.environ} == user
+
+
+@pytest.mark.parametrize(
+    ("running", "busy"),
+    [("1", False), ("2", False), ("3", False), ("4", True), ("9", True), ("x", False), (None, False)],
+)
+def test_a_machine_is_busy_while_others_want_most_of_its_cores(
+    running: str | None, busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_library, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    if running is not None:
+        (tmp_path / "stat").write_text(f"cpu 1 2 3\nprocs_running {running}\nprocs_blocked 0\n")
+    assert llama_library.is_busy() is busy
