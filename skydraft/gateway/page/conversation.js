@@ -45,6 +45,7 @@ export class Conversation {
   keeping = Promise.resolve();
   #id = newId();
   #changed = {}; // when this tab last kept it
+  #parted = new Set(); // conversations that another tab went on with, and this one under another id
   #keptAt = 0;
   #running = new Map();
 
@@ -248,6 +249,7 @@ export class Conversation {
     const turns = head && (await turnsOf(id));
     if (!turns || !isWanted()) return;
     this.clear();
+    this.#parted.delete(id);
     this.#become(id, head.changed);
     for (const { answers, audio, chosen, ...asks } of turns) {
       const shown = answers.map(({ mode, seed }) => new Answer(mode, seed, this.#does));
@@ -267,9 +269,11 @@ export class Conversation {
   }
 
   async #keepAs(id, turns) {
+    if (this.#parted.has(id)) return; // what is here now was kept under another id since
     const before = await headOf(id);
     if (before && before.changed !== (this.#changed[id] ?? before.changed)) {
-      this.#become(newId()); // another tab went on with it
+      this.#parted.add(id); // another tab went on with it
+      this.#become(newId());
       return this.#keep();
     }
     const [{ text, audio }] = turns;
