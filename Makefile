@@ -29,7 +29,7 @@ $(TRYING): requirements.lock pyproject.toml
 # A llama.cpp compiled for this processor, which is faster than the ready-made one. Needs a C++ compiler.
 COMPILE := CMAKE_ARGS=-DLLAVA_BUILD=OFF
 llamacpp: $(TRYING)
-	@echo 'Compiling llama.cpp for this processor: about five minutes on two cores. pip says nothing meanwhile.'
+	@echo 'Compiling llama.cpp for this processor: some minutes. pip says nothing meanwhile.'
 	$(COMPILE) $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
 		llama-cpp-python
 

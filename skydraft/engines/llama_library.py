@@ -179,7 +179,9 @@ def load_library() -> Library:
     raise MissingDependency(
         f"GGUF models need llama.cpp, and no build of it was found here{' that fits' if faults else ''}"
         f"{''.join(f'; {fault}' for fault in faults)}.",
-        hint="Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'.",
+        hint=f"Correct or unset {VARIABLE}."
+        if os.environ.get(VARIABLE)
+        else "Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'.",
     )
 
 
