@@ -199,8 +199,8 @@ gate_section = Section("gate", "Gate", _gate, [
            "edge, cloud: one model alone. lossless: the target's text, drafted where that is faster. fluency, "
            f"quality, auto: fewer calls to the target (default: {DEFAULT_MODE}, or just the gate if one is given)."),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
-           f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +digits or +dates "
-           "to check numbers or dates, too."),
+           f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
+           "+digits, +dates or +values (of JSON) to check these, too."),
     option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
            "runs."),
     option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),

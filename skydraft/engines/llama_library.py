@@ -112,6 +112,7 @@ class Library:
         self.name = name
         with _patient_threads():
             library = ctypes.CDLL(os.fspath(path))
+            self.threads_spin = os.environ.get(_WAIT_POLICY, "").lower() != "passive"
         for function, (result, *arguments) in _FUNCTIONS.items():
             found = getattr(library, f"llama_{function}")
             found.restype, found.argtypes = result, arguments

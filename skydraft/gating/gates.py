@@ -61,13 +61,16 @@ SIGNALS: dict[str, Threshold] = {
     "prob": Threshold("a probability", 1.0, "0.3", lambda signals, least: signals.top_prob < least),
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
 }
+START = "start"  # the content rule that looks at where a block stands, not at its text
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
+    # What JSON says, without its keys: texts, numbers and words after a colon, and lists; whole, or just begun.
+    "values": re.compile(r'[:：]\s*+(?:"(?:[^"\\\n]|\\.)*+"?+|-?\d[\d.eE+-]*+|true|false|null)|\[[^\[\]{}]*+'),
     "dates": re.compile(
         r"[\d一二三四五六七八九十]\s*[年月日号]|\d\s*[/-]\s*\d|\d{4}\.\d|(?:星期|周)[一二三四五六日天末]"
     ),
 }
-_LOOKBACK = 8  # tokens; longer than anything a content rule matches
+_LOOKBACK = 64  # tokens; longer than what a content rule matches, but for long texts in JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,9 @@ class GateSpec:
     content_rules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if unknown := [rule for rule in self.content_rules if rule not in _CONTENT_RULES]:
-            raise OptionError(
-                f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {', '.join(_CONTENT_RULES)}."
-            )
+        if unknown := [rule for rule in self.content_rules if rule not in (START, *_CONTENT_RULES)]:
+            known = ", ".join((START, *_CONTENT_RULES))
+            raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {known}.")
         if self.kind in ("always", "never"):
             if self.content_rules:
                 raise OptionError(
@@ -108,7 +110,7 @@ class GateSpec:
 
 
 def parse_gate(text: str) -> GateSpec:
-    """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and +digits, +dates."""
+    """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
     main, *rules = text.split("+")
     kind, colon, value = main.partition(":")
     if kind in ("always", "never") and not colon:
@@ -208,12 +210,18 @@ def text_reason(spec: GateSpec, history: History, block: DraftBlock, vocab: Voca
 
 
 def _matches_content(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> bool:
-    """Whether a content rule matches text of the block that was not forced; a match may begin before the block."""
+    """Whether a content rule matches text of the block that was not forced; a match may begin before the block.
+
+    `start` matches as long as the target knows nothing of the text: how an answer begins decides what kind it is, and a
+    text that is never checked teaches a gate nothing.
+    """
+    if START in spec.content_rules and not history.num_seen:
+        return True
     if not spec.content_rules:
         return False
     before = vocab.decode(history.generated[-_LOOKBACK:])
     text = before + vocab.decode(block.token_ids)
-    matches = [match for rule in spec.content_rules for match in _CONTENT_RULES[rule].finditer(text)]
+    matches = [match for rule in spec.content_rules if rule != START for match in _CONTENT_RULES[rule].finditer(text)]
     # Where each token of the block ends in the text; half a character counts as one.
     ends = [len(before) + len(vocab.decode(block.token_ids[: index + 1])) for index in range(len(block.token_ids))]
     starts = [len(before), *ends[:-1]]

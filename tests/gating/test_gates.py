@@ -12,11 +12,11 @@ from skydraft.decoding.context import Context
 from skydraft.engines.toy import character_vocab
 from skydraft.errors import OptionError
 from skydraft.gating.gates import GateSpec, ThresholdGate, measure, parse_gate
-from skydraft.types import DraftBlock, Prompt, Signals
+from skydraft.types import DraftBlock, Prompt, Signals, Verdict
 
 from ..toys import VOCAB, ids, law
 
-CHARACTERS = character_vocab("我你他员在说高兴人，。！？、1234567890年月日号星期三abcdef.,!-/ ")
+CHARACTERS = character_vocab('我你他员在说高兴人，。！？、1234567890年月日号星期三abcdef.,!-/ ":：[]{}')
 SURE, UNSURE = Signals(0.1, 0.9, 0.95), Signals(4.0, 0.05, 0.2)
 
 
@@ -171,6 +171,8 @@ def test_the_prompt_is_no_part_of_a_repetition(prompt, text):
         ("digits", "我在", ""),
         *(("dates", text, "content") for text in ("3月5日", "2024-1", "星期三")),
         *(("dates", text, "") for text in ("我有3人", "我年月")),
+        *(("values", text, "content") for text in ("abc:3", "abcde: -3.5", 'abcd":"e', "ab：12", "abc[e,f]", "ab[")),
+        *(("values", text, "") for text in ("a3", '"ab', '{"abcdef"', '"abcdef",', "ab:", "abc: ", "e.f")),
     ],
 )
 def test_content_rules(rule, text, expected):
@@ -181,6 +183,32 @@ def test_content_rules(rule, text, expected):
 def test_a_date_over_a_block_boundary_is_a_date_unless_the_prompt_begins_it():
     assert reason("entropy:9+dates", "月我", history="我在3") == "content"
     assert [reason(f"entropy:9+{rule}", "月我", prompt="我在3") for rule in ("digits", "dates")] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("history", "text", "expected"),
+    [
+        ('{"a": "我在说', "高兴", "content"),  # the text of a value goes on
+        ('{"a": "我在说",', '"abcdef"', ""),  # a key follows
+        ('{"a": [1, 2', ", 3", "content"),
+        ('{"a": [1, 2]', ', "abcdef"', ""),
+        ('{"a": "我\\"在', "说", "content"),  # a mark within a text does not end it
+    ],
+)
+def test_values_are_seen_over_a_block_boundary_and_keys_are_none(history, text, expected):
+    vocab = character_vocab('我在说高兴abcdef123,:"[]{} \\')
+    assert reason("entropy:9+values", text, history=history, vocab=vocab) == expected
+
+
+def test_start_checks_until_the_target_has_seen_something():
+    assert reason("entropy:9+start", "我在") == "content"
+    assert reason("entropy:9+start", "我在", history="说高") == "content"  # it was skipped: the target has seen nothing
+    vocab = CHARACTERS
+    context = Context(Prompt(vocab.encode("我你")))
+    block = DraftBlock(0, vocab.encode("我在"), (SURE, SURE))
+    context.commit_verdict(block, Verdict(0, 2, vocab.encode("说")[0]))
+    after = DraftBlock(context.base, vocab.encode("高兴"), (SURE, SURE))
+    assert gate_of("entropy:9+start").reason(context, after, vocab) == ""
 
 
 def test_reasons_in_order_and_never_means_never():
