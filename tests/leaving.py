@@ -27,7 +27,7 @@ ip route add default via 10.77.0.254
 exec "$@"
 """
 LOCAL = ["--local-only", "--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
-MODES = ("edge", "cloud", "lossless", "fluency", "quality")
+MODES = ("edge", "cloud", "lossless", "fluency", "quality", "answers")
 
 
 def watched(*command: str) -> subprocess.CompletedProcess[str]:

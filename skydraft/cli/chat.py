@@ -41,7 +41,7 @@ from skydraft.prompts.messages import Message
 _MAX_NEW_TOKENS = 1024  # of an answer, by default
 _FENCE = '"""'
 _HELP = """\
-/mode M        another mode from now on: edge, cloud, lossless, fluency, quality, auto
+/mode M        another mode from now on: edge, cloud, lossless, fluency, quality, answers, auto
 /system TEXT   another system prompt; without TEXT none
 /save FILE     write the conversation as JSON; generate --messages reads it too
 /load FILE     continue a saved conversation

@@ -197,7 +197,8 @@ def _gate(
 gate_section = Section("gate", "Gate", _gate, [
     option("-m --mode", "M",
            "edge, cloud: one model alone. lossless: the target's text, drafted where that is faster. fluency, "
-           f"quality, auto: fewer calls to the target (default: {DEFAULT_MODE}, or just the gate if one is given)."),
+           "quality, auto: fewer calls to the target. answers: it also checks how a text begins, numbers and JSON "
+           f"(default: {DEFAULT_MODE}, or just the gate if one is given)."),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
            "+digits, +dates or +values (of JSON) to check these, too."),

@@ -17,6 +17,7 @@ from skydraft.types import WRITE_ALL
 ALWAYS, NEVER = GateSpec("always"), GateSpec("never")
 FLUENCY, QUALITY = GateSpec("entropy", 5.5), GateSpec("entropy", 3.25)
 CALIBRATED = GateSpec("calibrated", 0.95)
+RULES = ("start", "digits", "values")
 AGREE = HandBack(WRITE_ALL, 4)
 LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always", "accept": "exact"})
 
@@ -32,6 +33,11 @@ LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate"
         ({"mode": "quality", "k": 2}, Plan(QUALITY, 2, True, mode="quality", hand_back=AGREE), True),
         ({"mode": "quality", "k": "auto"}, Plan(QUALITY, None, True, mode="quality", hand_back=AGREE), True),
         ({"mode": "quality", "gate": "never"}, Plan(NEVER, 6, True, mode="quality"), False),
+        (
+            {"mode": "answers"},
+            Plan(GateSpec("entropy", 3.25, RULES), 16, True, eager=True, mode="answers", hand_back=AGREE),
+            True,
+        ),
         ({"mode": "auto"}, Plan(CALIBRATED, 6, True, eager=True, mode="auto", hand_back=AGREE), True),
         (
             {"mode": "auto", "gate": "calibrated:0.9", "k": 8},

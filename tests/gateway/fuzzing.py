@@ -21,7 +21,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "/v1/messages": MessagesRequest, "/v1/responses/input_tokens": ResponsesRequest, "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }  # fmt: skip
-MODELS = ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossless", "fluency", "quality"))]
+MODELS = ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossless", "fluency", "quality", "answers"))]
 # Where any text of the schema would be refused, one that is not; the rest of the schema says enough.
 USUAL: dict[str, list[Any]] = {
     "model": MODELS, "max_tokens": [1, 4, 9], "max_completion_tokens": [1, 4, None], "n": [1, 2, None],

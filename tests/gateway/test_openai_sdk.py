@@ -45,7 +45,7 @@ def test_models_are_listed_and_looked_up(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-5")
 
 
-@pytest.mark.parametrize("mode", ["edge", "cloud", "lossless", "fluency", "quality"])
+@pytest.mark.parametrize("mode", ["edge", "cloud", "lossless", "fluency", "quality", "answers"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_an_answer_is_that_of_the_python_interface(client: openai.OpenAI, mode: str, temperature: float) -> None:
     got = client.chat.completions.create(

@@ -28,7 +28,7 @@ POLICY = (
     "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
-MODES = ("edge", "cloud", "lossless", "fluency", "quality", "auto")
+MODES = ("edge", "cloud", "lossless", "fluency", "quality", "answers", "auto")
 CUT = object()
 
 Event = dict[str, Any]
