@@ -1,18 +1,21 @@
-"""The demo pair with its target on a server without skydraft, beside the same target in this process.
+"""The demo pair with its target on a server without skydraft, beside the same target on `skydraft serve`.
 
-    python -m bench.stock --cloud URL [--cloud-api API] [--limit PROMPTS] [--tokens 64] [--modes A,B] [--threads 1]
+    python -m bench.stock --cloud URL [--serve HOST:PORT] [--out FILE] [--limit PROMPTS] [--tokens 64] [--modes A,B]
 
-URL serves the target of the demo pair, for example a llama-server with its file. Every prompt is answered in every
-mode, there and here, before the next one. Agreement: one pass of the target here over the finished text. Calls,
-written: a token. Equal: tokens before the first one that differs between `--gate always` and the server's own stream,
-and the margin of the two tokens there in logits of the target here: small ones are near ties of other batch shapes.
+URL serves the target of the demo pair, for example a llama-server with its file; without `--serve` the target beside it
+is in this process. Every prompt is answered in every mode by both before the next one. A run that was stopped goes on
+where FILE ends. Agreement: one pass of the target here over the finished text. Calls, written, requests, bytes: a
+token. Brackets: 95 % of a bootstrap over prompts. With `--always`: tokens before the first one that differs between
+`--gate always` and the server's own stream, and the margin of the two there in logits of the target here.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
+import json
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from skydraft import DecodingParams, make_plan
 from skydraft.decoding.generation import Generation
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
+from skydraft.evaluation.intervals import Resamples
 from skydraft.types import LinkCost
 
 NAMES = ("tokens", "right", "calls", "written", "requests", "tokens_in", "tokens_hit", "bytes", "ms")
@@ -39,80 +43,107 @@ def judged(target: Engine, done: Generation) -> tuple[int, list[float]]:
     return sum(each == 0 for each in behind), behind
 
 
-def measured(target: Engine, done: Generation) -> dict[str, float]:
+def measured(done: Generation, num_right: int) -> list[float]:
     link = sum((record.link for record in done.records), LinkCost())
-    return {
-        "tokens": len(done.token_ids), "right": judged(target, done)[0],
-        "calls": sum(record.outcome == "verified" for record in done.records),
-        "written": sum(record.num_written for record in done.records),
-        "requests": link.num_requests, "tokens_in": link.tokens_in, "tokens_hit": link.tokens_hit,
-        "bytes": link.bytes_up + link.bytes_down, "ms": done.records[-1].ended_ms,
-    }  # fmt: skip
+    return [
+        len(done.token_ids), num_right, sum(record.outcome == "verified" for record in done.records),
+        sum(record.num_written for record in done.records), link.num_requests, link.tokens_in, link.tokens_hit,
+        link.bytes_up + link.bytes_down, done.records[-1].ended_ms,
+    ]  # fmt: skip
 
 
-def compare(asked: argparse.Namespace) -> None:
-    edge, target = load_pair(EngineOptions(num_threads=asked.threads))
-    params = DecodingParams(max_new_tokens=asked.tokens)
-    total: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(NAMES, 0.0))
-    num_equal, differences = 0, list[str]()
-    with closing(skydraft.connect(asked.cloud, api=asked.cloud_api, require=True, timeout_s=300)) as cloud:
+class Comparison:
+    """Answers prompts at a server and beside it, and keeps what each answer cost."""
 
-        def answer(prompt: str, where: object, *, always: bool = False, mode: str = "cloud") -> Generation:
-            plan = make_plan(gate="always", k=6) if always else make_plan(mode)
-            execution = "throughput" if always else None
-            return skydraft.generate(
-                prompt,
-                edge=edge,
-                cloud=where,
-                plan=plan,
-                params=params,
-                execution=execution,  # type: ignore[arg-type]
-            ).run()
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self._asked = asked
+        self._edge, self._target = load_pair(EngineOptions(num_threads=asked.threads))
+        self._right: dict[tuple[int, ...], tuple[int, list[float]]] = {}  # of texts of one prompt
+        self.there = skydraft.connect(asked.cloud, api=asked.cloud_api, require=True, timeout_s=300)
+        self.beside: Any = skydraft.connect(asked.serve, require=True, timeout_s=300) if asked.serve else self._target
 
-        for prompt in prompts(asked.limit):
-            for mode in ("cloud", *asked.modes.split(",")):
-                for name, where in (("there", cloud), ("here", target)):
-                    done = answer(prompt, where, mode=mode)
-                    for key, value in measured(target, done).items():
-                        total[f"{mode} {name}"][key] += value
-                    if (mode, name) == ("cloud", "there"):
-                        stream = done
-            checked = answer(prompt, cloud, always=True)
+    def answer(self, prompt: str, where: Any, mode: str) -> tuple[Generation, list[float]]:
+        """The finished text, and for each token how far it is below the best one here, in logits."""
+        always: Any = {"plan": make_plan(gate="always", k=6), "execution": "throughput"}
+        how = always if mode == "always" else {"plan": make_plan(mode)}
+        params = DecodingParams(max_new_tokens=self._asked.tokens)
+        done = skydraft.generate(prompt, edge=self._edge, cloud=where, params=params, **how)
+        done.run()
+        if done.token_ids not in self._right:
+            self._right[done.token_ids] = judged(self._target, done)
+        return done, self._right[done.token_ids][1]
+
+    def of(self, prompt: str) -> dict[str, Any]:
+        """All that one prompt gives."""
+        self._right.clear()
+        found: dict[str, Any] = {"prompt": prompt}
+        texts = dict[str, Generation]()
+        for mode in ("cloud", *self._asked.modes.split(",")):
+            for name, where in (("there", self.there), ("beside", self.beside)):
+                done, behind = self.answer(prompt, where, mode)
+                texts.setdefault(mode, done)
+                found[f"{mode} {name}"] = measured(done, sum(each == 0 for each in behind))
+        if self._asked.always:
+            checked, behind = self.answer(prompt, self.there, "always")
+            stream = texts["cloud"]
             same = [one == other for one, other in zip(stream.token_ids, checked.token_ids, strict=False)]
-            num_equal += (first := same.index(False) if False in same else len(same))
-            if first < len(same):
-                margin = max(judged(target, each)[1][first] for each in (stream, checked))
-                differences.append(f"token {first} of {prompt[:20]}: margin {margin:.4f}")
-            show(total)
-            print(
-                f"always: {num_equal} tokens equal, {len(differences)} texts differ: {'; '.join(differences)}\n",
-                flush=True,
-            )
+            first = same.index(False) if False in same else len(same)
+            margin = max(each[first] for each in (self._right[stream.token_ids][1], behind)) if False in same else None
+            found["always"] = [first, margin]
+        return found
 
 
-def show(total: dict[str, dict[str, float]]) -> None:
-    print(f"{'':<16}{'agreement':>10}{'calls':>8}{'written':>8}{'requests':>9}{'cached':>7}{'bytes':>7}{'tokens/s':>9}")
-    for name, sums in total.items():
-        size = sums["tokens"]
-        cached = sums["tokens_hit"] / sums["tokens_in"] if sums["tokens_in"] else float("nan")
-        figures = (sums[key] / size for key in ("calls", "written", "requests"))
-        calls, written, requests = figures
-        print(
-            f"{name:<16}{sums['right'] / size:>10.3f}{calls:>8.3f}{written:>8.3f}{requests:>9.3f}{cached:>7.2f}"
-            f"{sums['bytes'] / size:>7.0f}{1e3 * size / sums['ms']:>9.1f}  {size:.0f} tokens"
-        )
+def show(lines: list[dict[str, Any]]) -> None:
+    """The table of all prompts so far."""
+    names = [name for name in lines[0] if name not in ("prompt", "always")]
+    sums = {name: np.array([line[name] for line in lines], float).T for name in names}  # [figure, prompt]
+    resamples = Resamples(len(lines))
+    print(f"{len(lines)} prompts\n{'':<16}{'agreement':>10}{'calls':>8}{'written':>8}{'requests':>9}{'cached':>7}"
+          f"{'bytes':>7}{'tokens/s':>9}")  # fmt: skip
+    for name, values in sums.items():
+        of = dict(zip(NAMES, values, strict=True))
+        total = {key: float(each.sum()) for key, each in of.items()}
+        size, cached = total["tokens"], total["tokens_hit"] / (total["tokens_in"] or float("nan"))
+        print(f"{name:<16}{total['right'] / size:>10.3f}{total['calls'] / size:>8.3f}{total['written'] / size:>8.3f}"
+              f"{total['requests'] / size:>9.3f}{cached:>7.2f}{total['bytes'] / size:>7.0f}"
+              f"{1e3 * size / total['ms']:>9.1f}  {size:.0f} tokens")  # fmt: skip
+    for mode in sorted({name.split()[0] for name in names}):
+        pair = [dict(zip(NAMES, sums[f"{mode} {where}"], strict=True)) for where in ("there", "beside")]
+        said = list[str]()
+        for key in ("right", "calls", "written"):
+            shares = [each[key].sum() / each["tokens"].sum() for each in pair]
+            low, high = resamples.difference(*((each[key], each["tokens"]) for each in pair)) or (0.0, 0.0)
+            said.append(f"{key} {shares[0] - shares[1]:+.4f} [{low:+.4f}, {high:+.4f}]")
+        print(f"{mode}, there less beside: {', '.join(said)}")
+    if always := [line["always"] for line in lines if "always" in line]:
+        margins = ", ".join(f"{margin:.4f}" for _, margin in always if margin is not None)
+        print(f"always: {sum(first for first, _ in always)} tokens equal; where texts part, by logits of {margins}")
+    print(flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cloud", required=True, metavar="URL")
     parser.add_argument("--cloud-api", default="auto", metavar="API")
+    parser.add_argument("--serve", metavar="HOST:PORT")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="lines of JSON, one a prompt")
     parser.add_argument("--limit", type=int, default=None, metavar="PROMPTS")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--modes", default="quality,auto")
+    parser.add_argument("--always", action="store_true")
     parser.add_argument("--threads", type=int, default=0)
+    asked = parser.parse_args()
     print(machine())
-    compare(parser.parse_args())
+    lines = (
+        [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out and asked.out.exists() else []
+    )
+    comparison = Comparison(asked)
+    for prompt in prompts(asked.limit)[len(lines) :]:
+        lines.append(comparison.of(prompt))
+        if asked.out:
+            with asked.out.open("a", encoding="utf-8") as out:
+                print(json.dumps(lines[-1], ensure_ascii=False), file=out)
+        show(lines)
 
 
 if __name__ == "__main__":

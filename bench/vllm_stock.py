@@ -157,9 +157,10 @@ def measured(asked: Asked, vocab: Vocab, shape: str, texts: list[Text], num: int
 
 def compare(ours: Any, stock: Any, forget: Callable[[], None], vocab: Vocab, num_tokens: int, seconds: float) -> None:
     """The table of both servers."""
-    met = stock.examine(vocab).met
+    costs = stock.examine(vocab).costs
     print(
-        f"stock, idle: {met.write_ms:.0f} ms a written token, {met.check_ms[-1]:.0f} ms a check of 7 rows", flush=True
+        f"stock, idle: {costs.write_ms:.0f} ms a written token, {costs.check_ms[-1]:.0f} ms a check of 7 rows",
+        flush=True,
     )
     texts, judge = recorded(stock, vocab, num_tokens), ("ours", ours, None)
     ways = (judge, ("stock, fan-out", stock, True), ("stock, writing", stock, False))

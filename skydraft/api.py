@@ -123,6 +123,7 @@ def connect(
         stock = StockServer(
             address, api=api, model=model, key=token, tls_ca=tls_ca, insecure=insecure,
             budget=Budget(parse_prices(price) if price is not None else None, max_cost, max_calls),
+            memory=cache_dir() / "servers.json",
         )  # fmt: skip
         return Cloud(stock, **behaviour)
     given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}

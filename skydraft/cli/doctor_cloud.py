@@ -214,10 +214,12 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -
     )
     console.print(f"tokens       {same}")
     console.print(f"cache        {found.num_cached} of {found.num_sent} tokens of a prompt, the second time")
-    console.print(f"round trip   {found.rtt_ms:.1f} ms; a written token {met.write_ms:.1f} ms")
-    if met.check_ms:
+    console.print(f"round trip   {found.rtt_ms:.1f} ms; a written token {found.costs.write_ms:.1f} ms")
+    if found.costs.check_ms:
         does = "in one request" if met.checks(6) else "by writing, which takes less here"
-        console.print(f"             a draft of 6 tokens checked in one request {met.check_ms[-1]:.1f} ms: done {does}")
+        console.print(
+            f"             a draft of 6 tokens checked in one request {found.costs.check_ms[-1]:.1f} ms: done {does}"
+        )
     costs = CostModel(
         edge.profile.forward_ms[0], met.forward_ms, len(met.forward_ms), wire_ms=found.rtt_ms, streams=True
     )  # fmt: skip

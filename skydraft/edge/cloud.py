@@ -18,7 +18,7 @@ from skydraft.edge.servers import Servers
 from skydraft.edge.session import new_number
 from skydraft.edge.stock.meeting import Examined
 from skydraft.edge.stock.server import StockServer
-from skydraft.edge.verifier import Notify, Patience, RemoteVerifier, silent, too_late
+from skydraft.edge.verifier import Notices, Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, OptionError, SkydraftError
 from skydraft.protocol.values import ServerInfo
@@ -57,7 +57,7 @@ class Cloud:
         self._timeout_s = timeout_s
         self._require = require
         self._open_ahead = open_ahead
-        self._notify = notify
+        self._notices = Notices(notify)
         self._number = new_number()  # orders the servers for GetInfo, as a session's number does for its text
         self._pending: Awaited[Any] | None = None  # the current or last wait
         self._is_cancelled = False
@@ -170,7 +170,7 @@ class Cloud:
         plan = request.plan
         session = self._servers.session(context, prompt, vocab, request)
         patience = Patience(self._timeout_s, self.falls_back(plan), self._servers.has_others)
-        verifier = RemoteVerifier(self._servers, context, session, patience, self._notify)
+        verifier = RemoteVerifier(self._servers, context, session, patience, self._notices)
         if plan.drafts and drafts_first and (self._open_ahead or not plan.is_gated):
             verifier.open_ahead()
         if patience.falls_back and not any(each.heard_at for each in self._servers.in_order(0)):

@@ -26,6 +26,7 @@ from skydraft.errors import (
 
 FALLBACK_S = 0.65  # silence after which a gated text continues alone; with a last try under way it stays below 1 s
 MOVE_S = 1.0  # the same while another server has not been tried
+_LIMIT_S = 1.0  # a gated text waits for so long for a server that says when to ask again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _MAX_FAILURES = 3  # "internal error" answers in a row before giving up
 
@@ -90,7 +91,9 @@ def _wanted(error: SkydraftError, now: Situation) -> Recovery:
         case NotAuthorized() | TlsFailure() | TargetChanged() | VocabularyMismatch():
             return Recovery("elsewhere" if now.has_others else "give up")
         case RateLimited():
-            return Recovery("again", max(pause_s, error.retry_after_s))
+            pause_s = max(pause_s, error.retry_after_s)
+            is_long = now.falls_back and now.waited_s + pause_s > _LIMIT_S
+            return Recovery("alone", is_late=True) if is_long else Recovery("again", pause_s)
         case CloudBusy() | CloudTimeout():
             return Recovery("again", pause_s)
         case CloudLost():

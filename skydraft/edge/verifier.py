@@ -23,6 +23,7 @@ from skydraft.errors import (
     CloudLost,
     CloudTimeout,
     LimitExceeded,
+    RateLimited,
     SessionTaken,
     SkydraftError,
     TargetChanged,
@@ -34,10 +35,25 @@ Notify = Callable[[str], None]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
 _PROBE_S = 3.0
 _LAST_WAIT_S = 0.3  # at the end of a text, for a server that was not needed
+_QUIET_S = 30.0  # of a server that comes and goes, one outage in so many seconds is told
 
 
 def silent(line: str) -> None:
     """Ignore the line."""
+
+
+class Notices:
+    """Lines about a cloud, for its user: each goes to `tell`, but of outages that follow each other only some."""
+
+    def __init__(self, tell: Notify = silent) -> None:
+        self.tell = tell
+        self._told_at = -_QUIET_S
+
+    def may_tell_outage(self, now: float) -> bool:
+        """Whether an outage that begins at `now`, in seconds, is told: not soon after another."""
+        if is_told := now - self._told_at >= _QUIET_S:
+            self._told_at = now
+        return is_told
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +90,7 @@ class RemoteVerifier:
     """
 
     def __init__(
-        self, servers: ServerList, context: Committed, session: TextSession, patience: Patience, notify: Notify = silent
+        self, servers: ServerList, context: Committed, session: TextSession, patience: Patience, notices: Notices
     ) -> None:
         self._servers = servers
         self._loop = servers.loop
@@ -82,7 +98,7 @@ class RemoteVerifier:
         self._session = session
         self._patience = patience
         self._waiting = patience.waiting
-        self._notify = notify
+        self._notices = notices
         self._max_block: int | None = None  # the longest block that the server accepts, after it refused one
         self._written: deque[Verdict] = deque()  # written tokens that the text does not have yet
         self._ahead: Awaited[None] | None = None  # an opening under way
@@ -210,7 +226,7 @@ class RemoteVerifier:
     def _tell(self) -> None:
         news, self._news = self._news, []
         for line in news:
-            self._notify(line)
+            self._notices.tell(line)
 
     async def _persist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Try until there is an answer, with a recovery after each failed try."""
@@ -270,14 +286,17 @@ class RemoteVerifier:
 
     def _go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         self._outage = gone
-        self._news.append(f"The cloud at {self._servers.name} is gone ({str(gone).rstrip('.')}); going on alone.")
+        if is_told := self._notices.may_tell_outage(time.monotonic()):
+            self._news.append(f"The cloud at {self._servers.name} is gone ({str(gone).rstrip('.')}); going on alone.")
         if not is_final:
-            self._probing = asyncio.ensure_future(self._probe())
+            self._probing = asyncio.ensure_future(self._probe(gone, is_told=is_told))
 
-    async def _probe(self) -> None:
+    async def _probe(self, gone: CloudError, *, is_told: bool) -> None:
         """Ping the cloud until it is back."""
         # A server that answers, but fails, may answer the next ping at once and fail again.
-        began, pause_s = time.monotonic(), _FIRST_PAUSE_S if isinstance(self._outage, CloudLost) else _LONGEST_PAUSE_S
+        began, pause_s = time.monotonic(), _FIRST_PAUSE_S if isinstance(gone, CloudLost) else _LONGEST_PAUSE_S
+        if isinstance(gone, RateLimited):
+            pause_s = max(pause_s, gone.retry_after_s)
         while True:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -288,7 +307,8 @@ class RemoteVerifier:
                     await channel.close()
                     continue
                 self._session.reopen(channel)
-                self._news.append(f"The cloud is back after {time.monotonic() - began:.1f} s.")
+                if is_told:
+                    self._news.append(f"The cloud is back after {time.monotonic() - began:.1f} s.")
                 self._outage = None
                 return
 

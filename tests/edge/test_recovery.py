@@ -104,10 +104,11 @@ LIMITED = RateLimited("no.", retry_after_s=1.5)
         (LIMITED, ONE, Recovery("again", 1.5)),
         (RateLimited("no.", retry_after_s=0.0), ONE, Recovery("again", 0.02)),
         (LIMITED, after(ONE, waited_s=29), Recovery("give up", is_late=True)),
-        (LIMITED, after(GATED, waited_s=29), Recovery("alone", is_late=True)),
-        # A gated text waits for a server that is busy or limited, as it says so itself, but not for a silent one.
+        # A gated text waits for a server that is busy, but not for a silent one, nor long for one that limits it.
         (BUSY, after(GATED, num_tries=9, waited_s=9), Recovery("again", 1.0)),
-        (LIMITED, after(GATED, waited_s=9), Recovery("again", 1.5)),
+        (LIMITED, GATED, Recovery("alone", is_late=True)),
+        (RateLimited("no.", retry_after_s=0.3), GATED, Recovery("again", 0.3)),
+        (RateLimited("no.", retry_after_s=0.3), after(GATED, waited_s=0.8), Recovery("alone", is_late=True)),
         (LOST, after(GATED, num_tries=2, waited_s=0.3, silent_s=0.3), Recovery("reconnect", 0.08)),
         (LOST, after(GATED, num_tries=4, waited_s=0.4, silent_s=0.4), Recovery("alone", is_late=True)),
         (LOST, after(GATED, waited_s=9, silent_s=0.1), Recovery("reconnect", 0.02)),

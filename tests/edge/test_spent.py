@@ -13,7 +13,7 @@ from skydraft.decoding.context import Context
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import Session
 from skydraft.edge.tls import ServerOptions
-from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.edge.verifier import Notices, Patience, RemoteVerifier
 from skydraft.errors import CloudError
 from skydraft.prompts.audio import Audio
 from skydraft.protocol import codec
@@ -53,7 +53,7 @@ def remote(relay: Relay, patience: Patience, lines: list[str]) -> RemoteVerifier
     servers, prompt = Servers([ServerOptions(relay.address)]), Prompt(tuple(PROMPT_IDS))
     context, opening = Context(prompt), Opening(codec.short_fingerprint(VOCAB.fingerprint), prompt)
     session = Session(context, opening, VOCAB.size, servers.in_order(1)[0], number=1, traceparent="")
-    return RemoteVerifier(servers, context, session, patience, notify=lines.append)
+    return RemoteVerifier(servers, context, session, patience, Notices(lines.append))
 
 
 def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Relay) -> None:

@@ -13,6 +13,7 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import expected_tokens
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
+from skydraft.edge.stock.costs import Costs
 from skydraft.edge.stock.dialect import Body, Dialect, read_safely
 from skydraft.edge.stock.wire import Events, Wire, as_json
 from skydraft.errors import CloudFailure, OptionError
@@ -26,13 +27,12 @@ _ALPHA = 0.75  # acceptance that is assumed where a draft may be checked in two 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A server's model: what to call it, and milliseconds of a written token and of a check of n rows."""
+    """A server's model: what to call it, and what it costs."""
 
     dialect: Dialect | TextDialect
     model: str
     context_len: int
-    write_ms: float = 0.0
-    check_ms: tuple[float, ...] = ()
+    costs: Costs | None = None  # not measured yet
 
     def is_same(self, other: Met) -> bool:
         """Whether a text may go on at the other one."""
@@ -40,18 +40,15 @@ class Met:
 
     def checks(self, num_draft: int) -> bool:
         """Whether a draft is checked in one request rather than written again: it takes less time."""
-        if not self.check_ms or not num_draft:
+        if self.costs is None or not self.costs.check_ms or not num_draft:
             return False
-        return self._check_ms(num_draft + 1) < expected_tokens(_ALPHA, num_draft) * self.write_ms
-
-    def _check_ms(self, num_rows: int) -> float:
-        known = len(self.check_ms)
-        return self.check_ms[num_rows - 1] if num_rows <= known else self.check_ms[-1] * num_rows / known
+        return self.costs.of_check(num_draft + 1) < expected_tokens(_ALPHA, num_draft) * self.costs.write_ms
 
     @property
     def forward_ms(self) -> tuple[float, ...]:
-        """Milliseconds of judging n rows; a single one if each is written in turn."""
-        return self.check_ms if self.checks(_NUM_CHECKED) else (self.write_ms,)
+        """Milliseconds of judging n rows; a single one if each is written in turn. Wants costs."""
+        assert self.costs is not None
+        return self.costs.check_ms if self.checks(_NUM_CHECKED) else (self.costs.write_ms,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +56,7 @@ class Examined:
     """A server's model and costs, and how many tokens of a prompt of `num_sent` it had in its cache the second time."""
 
     met: Met
+    costs: Costs
     rtt_ms: float
     num_sent: int
     num_cached: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -17,6 +19,7 @@ from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import EventLoop, Waiting, shared_loop
 from skydraft.edge.stock.chat import Chat, Completions, TextDialect
+from skydraft.edge.stock.costs import Costs, recalled, remember
 from skydraft.edge.stock.dialect import Described, Dialect, name
 from skydraft.edge.stock.llama_server import LlamaServer
 from skydraft.edge.stock.meeting import PROMPT_LEN, SAMPLE, Examined, Met, check_that_it_goes_on, measure, written
@@ -26,7 +29,7 @@ from skydraft.edge.stock.vllm import Vllm
 from skydraft.edge.stock.wire import Wire
 from skydraft.edge.tls import check_certificates
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
+from skydraft.errors import CloudError, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
 from skydraft.protocol.address import is_loopback
 from skydraft.types import Prompt
 
@@ -43,6 +46,7 @@ _OWNERS = {
 }  # "owned_by" in /v1/models
 _LIFE = "/v1/models"  # of a server that is not known yet
 _META_S = 10.0  # timeout of questions about the model
+_FIRST_LOOK_S = 0.5  # of the first one, if a text cannot begin without its answer
 
 
 @dataclass(slots=True)
@@ -58,7 +62,7 @@ class StockServer:
 
     It is both the list of servers, with itself as the only one, and the connection to it: `Servers` and `Channel` of
     the texts. `api` names the dialect, or "auto"; `model` names one of several models. Once `budget` is spent, texts go
-    on without it. Raises OptionError.
+    on without it. Its costs are remembered in the file `memory`. Raises OptionError.
     """
 
     has_others = False
@@ -67,6 +71,7 @@ class StockServer:
     def __init__(
         self, url: str, *, api: str = "auto", model: str | None = None, key: str | None = None,
         tls_ca: bytes | None = None, insecure: bool = False, budget: Budget | None = None,
+        memory: Path | None = None,
     ) -> None:  # fmt: skip
         try:
             parts = urlsplit(url)
@@ -96,7 +101,8 @@ class StockServer:
         self._api = api
         self._wanted = model
         self._known = _Known()
-        self._costs: dict[str, tuple[float, tuple[float, ...]]] = {}  # by model
+        self._memory = memory
+        self._costs: dict[str, Costs] = recalled(memory) if memory else {}
         self._measured: set[str] = set()  # models that were measured, or could not be
         self._goes_on: set[str] = set()  # models that go on from the assistant's last message
         self._names: set[str] = set()  # of the model, in answers; the first answer decides
@@ -176,10 +182,12 @@ class StockServer:
     async def _learn(self, timeout_s: float) -> TargetFacts:
         known, met = self._known, await self._meet(timeout_s)
         self._measured.add(met.model)
-        if not met.write_ms:
-            self._costs[met.model] = await measure(self.wire, met, timeout_s)
-            write_ms, check_ms = self._costs[met.model]
-            met = known.met = replace(met, write_ms=write_ms, check_ms=check_ms)
+        if met.costs is None:
+            costs = Costs(*await measure(self.wire, met, timeout_s), time.time())
+            self._costs[self._key(met.model)] = costs
+            met = known.met = replace(met, costs=costs)
+            if self._memory:
+                await asyncio.to_thread(remember, self._memory, self._key(met.model), costs)
         for _ in range(2):
             await self.ping(timeout_s)
         facts = TargetFacts(
@@ -194,7 +202,7 @@ class StockServer:
         met = known.met
         if met is None:
             met = await self.wire.patiently(self._meet(timeout_s), _LIFE, waiting)
-        if not met.write_ms and met.dialect.checks and met.model not in self._measured:
+        if met.costs is None and met.dialect.checks and met.model not in self._measured:
             self._begin_to_learn()  # until then drafts are checked by writing
         if vocab.fingerprint not in known.vocabularies:
             asking = met.dialect.tokenize(self.wire, met.model, SAMPLE, timeout_s)
@@ -207,6 +215,9 @@ class StockServer:
             known.vocabularies.add(vocab.fingerprint)
         return met
 
+    def _key(self, model: str) -> str:
+        return f"{self.target} {model}"
+
     async def _meet(self, timeout_s: float) -> Met:
         """Its model, asked for once; with its costs, once they are known."""
         async with self._meeting:
@@ -215,7 +226,7 @@ class StockServer:
                 # Two connections: while one carries a text, the other carries signs of life.
                 dialect, _ = await asyncio.gather(self._dialect(timeout_s), self.wire.look(_LIFE, timeout_s))
                 described = await self._described(dialect, timeout_s)
-                met = Met(dialect, described.model, described.context_len, *self._costs.get(described.model, ()))
+                met = Met(dialect, described.model, described.context_len, self._costs.get(self._key(described.model)))
                 if isinstance(dialect, Chat) and met.model not in self._goes_on:
                     await check_that_it_goes_on(self.wire, met, dialect, timeout_s)
                     self._goes_on.add(met.model)
@@ -249,23 +260,31 @@ class StockServer:
         raise OptionError(f"The server at {self.target} has several models: {names}.", hint="Choose: --cloud-model M.")
 
     async def examine(self, vocab: Vocab, timeout_s: float) -> Examined:
-        """Who it is, its costs and its prefix cache. Raises VocabularyMismatch or another SkydraftError."""
+        """Who it is, its costs as they are now, its prefix cache. Raises VocabularyMismatch or the like."""
+        self._costs.clear()
+        self.forget()
         await self.learn(self, timeout_s)
         met, num_cached = await self.meet(vocab, Waiting(timeout_s, timeout_s, timeout_s)), 0
         ids = (vocab.encode(SAMPLE) * 8)[: 4 * PROMPT_LEN]
         for _ in range(2):
             async for _, cached in written(self.wire, met, ids, 1, timeout_s):
                 num_cached = cached or num_cached
-        return Examined(met, self.rtt_ms, len(ids), num_cached)
+        assert met.costs is not None
+        return Examined(met, met.costs, self.rtt_ms, len(ids), num_cached)
 
     def session(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockSession:
-        """A text at this server. Raises OptionError for what it cannot follow."""
+        """A text at this server, which may first be asked what it is. Raises OptionError for what it cannot follow."""
+        params = request.params
+        if self._known.met is None and self._api == "auto" and (params.top_k or params.min_p or request.plan.top):
+            with suppress(CloudError):  # it says so later
+                self.loop.begin(self._meet(_FIRST_LOOK_S)).result()
         return StockSession(self, context, prompt, vocab, request)
 
     @property
     def gives_text(self) -> bool:
-        """Whether it was named as a server that gives text, not token ids."""
-        return self._api in ("completions", "chat")
+        """Whether it is known to give text, not token ids."""
+        met = self._known.met
+        return isinstance(met.dialect, TextDialect) if met else self._api in ("completions", "chat")
 
     def end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run closing work on the loop. Never waits."""
