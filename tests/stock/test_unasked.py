@@ -9,20 +9,11 @@ import pytest
 
 from skydraft.edge.stock.meeting import Met
 from skydraft.errors import SkydraftError
+from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
 from tests.serving import PATIENCE_S
 from tests.stock import faults
 from tests.stock.fakes import fake
-from tests.stock.test_hostile import (
-    ALONE,
-    DIALECTS,
-    LENGTH,
-    TARGET,
-    assert_all_is_accounted_for,
-    assert_one_clear_line,
-    known,
-    storm,
-    write,
-)
+from tests.stock.test_hostile import DIALECTS, known, storm
 
 Change = Callable[[list[Any]], list[Any]]
 HARMLESS: dict[str, Change] = {"another order": lambda given: given[::-1]}  # each says which one it is

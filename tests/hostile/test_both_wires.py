@@ -1,0 +1,371 @@
+"""Servers that fail, lie, flood, stall and die, behind our wire and behind HTTP: the same promises hold of both.
+
+A gated text goes on alone within a second or so, any other ends with one clear line; no token is lost, doubled or made
+up; and a server that is back is used again. What only one wire has is tested with it: `tests/edge`, `tests/stock`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import chain, repeat
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft.errors import (
+    CloudBusy,
+    CloudDraining,
+    CloudFailure,
+    CloudLost,
+    NotAuthorized,
+    RateLimited,
+    SessionNotFound,
+    SkydraftError,
+    VocabularyMismatch,
+)
+from tests.hostile import own
+from tests.hostile.lines import WIRES, OwnLine, StockLine, known, line
+from tests.hostile.texts import ALONE, LENGTH, PLANS, assert_all_is_accounted_for, assert_one_clear_line, letters, write
+from tests.serving import PATIENCE_S, Unhurried
+from tests.stock import faults
+from tests.toys import law
+
+# What a server does from some request on: over our wire, and over HTTP. None where the wire has no such thing.
+STORMS: dict[str, tuple[Any, Any]] = {
+    "limited, come back now": (
+        own.refuses(RateLimited("Not now, says the server.", retry_after_s=0.0)),
+        faults.refuses(429, Retry_After="0"),
+    ),
+    "limited for long": (
+        own.refuses(RateLimited("Not now, says the server.", retry_after_s=60.0)),
+        faults.refuses(429, Retry_After="60"),
+    ),
+    "away": (own.refuses(CloudLost("Not now, says the server.")), faults.refuses(503)),
+    "going down": (own.refuses(CloudDraining("Not now, says the server.")), None),
+    "failing": (own.refuses(CloudFailure("Not now, says the server.")), faults.refuses(500)),
+    "another key": (own.refuses(NotAuthorized("This key is not known here.")), faults.refuses(401)),
+    "no such path": (None, faults.refuses(404)),
+    "bytes of something else": (own.says(b"\xff<html>"), faults.says(b"<html><body>It works!</body></html>")),
+    "an empty answer": (own.says(b""), faults.says(b"", "application/json")),
+    "null": (None, faults.says(b"data: null\n\n", "text/event-stream")),
+    "ids beyond the vocabulary": (own.token(10**6), faults.calls_it(lambda token_id: 10**6)),
+    "ids beyond all numbers": (own.token(2**31 - 1), faults.calls_it(lambda token_id: 10**30)),
+    "negative ids": (None, faults.calls_it(lambda token_id: -1)),
+    "no ids": (own.says(b"\x08\x01"), faults.calls_it(lambda token_id: None)),
+    "after another prefix": (own.alters(lambda reply: setattr(reply, "base", reply.base + 1)), None),
+    "more accepted than drafted": (own.alters(lambda reply: setattr(reply, "num_accepted", 90)), None),
+    "never an end": (own.alters(own.unending), None),
+    "endless nonsense": (own.floods(b"\x08\x01"), faults.floods(b"data: " + b" " * 4000 + b"{}\n\n")),
+    "gigabytes in one message": (own.says(b"\0" * (64 << 20)), faults.floods(b"data: " + b"7" * 65536)),
+    "a gzip bomb": (None, faults.gzip_bomb(1 << 28)),
+    "cut before the answer": (own.cut(0), faults.cut(0)),
+    "cut within a token": (None, faults.cut(0, 20)),
+}
+# What begins well, and so is part of the text until it is noticed.
+LATER: dict[str, tuple[Any, Any]] = {
+    "cut after three answers": (own.cut(3), faults.cut(3)),
+    "silent after three answers": (own.stalls(3), faults.stalls(3)),
+    "more tokens than were asked for": (own.alters(lambda reply: reply.written_ids.extend(range(60))), faults.ENDLESS),
+    "silent about this text": (own.stalls(0), faults.silent()),
+}
+ONCE = {
+    "full": (own.refuses(CloudBusy("Not now, says the server.")), None),
+    "forgetful": (own.refuses(SessionNotFound("Not now, says the server.")), None),
+} | STORMS | LATER  # fmt: skip
+ROWS = [(wire, name) for name, pair in STORMS.items() for wire, fault in zip(WIRES, pair, strict=True) if fault]
+ROWS_LATER = [(wire, name) for name in LATER for wire in WIRES]
+ROWS_ONCE = [(wire, name) for name, pair in ONCE.items() for wire, fault in zip(WIRES, pair, strict=True) if fault]
+FINAL = ("another key", "no such path")  # once is enough
+FINAL_IF_VERIFIED = ("limited for long", "gigabytes in one message")
+HASTY_S, LONG_S = 0.7, 20.0  # --cloud-timeout
+SOON_MS = 4000.0  # a second, and what a busy machine adds
+
+
+def fault_of(wire: str, name: str) -> Any:
+    return ONCE[name][WIRES.index(wire)]
+
+
+@pytest.fixture(scope="module")
+def lines() -> Iterator[dict[str, Any]]:
+    """A server behind each wire, with a hasty and a patient connection: what one text met does not hurt the next."""
+    with ExitStack() as stack:
+        found = {}
+        for wire in WIRES:
+            each = stack.enter_context(line(wire))
+            hasty, patient = (stack.enter_context(known(each, timeout_s)) for timeout_s in (HASTY_S, LONG_S))
+            found[wire] = each, hasty, patient
+        yield found
+
+
+@pytest.fixture
+def calm(lines: dict[str, Any], wire: str) -> Iterator[tuple[OwnLine | StockLine, Any, Any]]:
+    """A server, well until it is told not to be; the connections."""
+    each, hasty, patient = lines[wire]
+    each.calm()
+    yield each, hasty, patient
+    each.calm()
+
+
+@pytest.mark.parametrize(("wire", "name"), ROWS)
+def test_a_gated_text_goes_on_alone_soon(calm: Any, wire: str, name: str) -> None:
+    each, _, patient = calm
+    each.storm(chain([None, None], repeat(fault_of(wire, name))))
+    generation = write(patient, "gated")
+    if name == "another key":  # this is for the user to know
+        with pytest.raises(SkydraftError) as refused:
+            generation.run()
+        assert_one_clear_line(refused.value)
+    else:
+        assert generation.run().finish_reason == "length" and len(generation.token_ids) == LENGTH
+        assert "edge-fallback" in generation.origins
+    assert max(record.wall_ms for record in generation.records) < SOON_MS
+    assert_all_is_accounted_for(generation)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_gated_text_goes_on_alone_when_a_server_falls_silent(calm: Any, wire: str) -> None:
+    each, _, patient = calm
+    generation = write(patient, "gated")
+    rounds = generation.rounds()
+    while not any(record.outcome == "verified" for record in generation.records):
+        next(rounds)
+    each.silence()
+    for _ in rounds:
+        pass
+    assert "edge-fallback" in generation.origins and len(generation.token_ids) == LENGTH
+    assert max(record.wall_ms for record in generation.records) < SOON_MS
+    assert_all_is_accounted_for(generation)
+
+
+@pytest.mark.parametrize(("wire", "name"), ROWS)
+def test_a_text_that_is_always_verified_ends_with_one_clear_line(calm: Any, wire: str, name: str) -> None:
+    each, hasty, _ = calm
+    each.storm(repeat(fault_of(wire, name)))
+    for plan in ("cloud", "checked"):
+        generation = write(hasty, plan)
+        with pytest.raises(SkydraftError) as failed:
+            generation.run()
+        assert_one_clear_line(failed.value)
+        assert generation.token_ids == ALONE[: len(generation.token_ids)]
+
+
+@pytest.mark.parametrize("plan", [*PLANS])
+@pytest.mark.parametrize(("wire", "name"), ROWS_LATER)
+def test_what_begins_well_and_fails_costs_no_token(calm: Any, wire: str, name: str, plan: str) -> None:
+    """Each try may bring some tokens, so that a text may come to its end so."""
+    each, hasty, _ = calm
+    each.storm(repeat(fault_of(wire, name)))
+    generation = write(hasty, plan)
+    try:
+        generation.run()
+    except SkydraftError as error:
+        assert plan != "gated"
+        assert_one_clear_line(error)
+    else:
+        assert len(generation.token_ids) == LENGTH
+    assert plan == "gated" or generation.token_ids == ALONE[: len(generation.token_ids)]
+    assert_all_is_accounted_for(generation)
+
+
+@pytest.mark.parametrize("plan", [*PLANS])
+@pytest.mark.parametrize(("wire", "name"), ROWS_ONCE)
+def test_what_fails_once_costs_no_token(calm: Any, wire: str, name: str, plan: str) -> None:
+    each, hasty, patient = calm
+    num_sound = 0 if plan == "cloud" else random.Random(name).randrange(6)
+    each.storm([*repeat(None, num_sound), fault_of(wire, name)])
+    generation = write(hasty if name in LATER else patient, plan)
+    try:
+        generation.run()
+    except SkydraftError as error:
+        assert_one_clear_line(error)
+        assert name in FINAL or (plan != "gated" and name in (*FINAL_IF_VERIFIED, *LATER))
+    else:
+        assert len(generation.token_ids) == LENGTH
+        assert plan == "gated" or generation.token_ids == ALONE
+    assert_all_is_accounted_for(generation)
+
+
+@law(12)
+@given(
+    st.sampled_from(ROWS_ONCE), st.lists(st.none() | st.sampled_from([*ONCE]), max_size=6),
+    st.sampled_from([*PLANS]),
+)  # fmt: skip
+def test_faults_that_follow_each_other_cost_no_token(
+    lines: dict[str, Any], first: tuple[str, str], others: list[str | None], plan: str
+) -> None:
+    """Different ones, with sound answers between them, and then the server is well."""
+    wire, name = first
+    each, hasty, _ = lines[wire]
+    each.storm([fault_of(wire, one) if one else None for one in (name, *others)])
+    generation = write(hasty, plan)
+    try:
+        generation.run()
+    except SkydraftError as error:
+        assert_one_clear_line(error)
+        assert plan != "gated" or {name, *others} & {*FINAL}
+    else:
+        assert len(generation.token_ids) == LENGTH
+    assert plan == "gated" or generation.token_ids == ALONE[: len(generation.token_ids)]
+    assert_all_is_accounted_for(generation)
+    each.calm()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_that_says_when_to_come_back_is_not_asked_before(calm: Any, wire: str) -> None:
+    each, _, patient = calm
+    asked = list[float]()
+
+    def noted(fault: Any) -> Any:
+        def own_fault(replies: Any, context: Any) -> Any:
+            asked.append(time.monotonic())
+            return fault(replies, context)
+
+        async def wire_fault(*given: Any) -> None:
+            asked.append(time.monotonic())
+            await fault.wire(*given)
+
+        return own_fault if wire == "own" else faults.Fault(wire_fault)
+
+    limited = ONCE["limited for long"][WIRES.index(wire)]
+    each.storm(repeat(noted(limited)))
+    assert set(write(patient, "gated").run().origins) <= {"skipped", "edge-fallback"}
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_that_is_slow_and_well_is_not_taken_for_lost(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token takes longer than a silence may last."""
+    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
+    with line(wire) as each, known(each, PATIENCE_S) as cloud:
+        slow = {"own": lambda replies, context: map(_later, replies), "stock": faults.slow(1.3)}[wire]
+        each.storm(repeat(slow))
+        generation = write(cloud, "gated")
+        tokens = iter(generation)
+        while not set(generation.origins) & {"accepted", "recovered", "edge-fallback"}:
+            next(tokens)
+        assert "edge-fallback" not in generation.origins
+        generation.close()
+        assert_all_is_accounted_for(generation)
+
+
+def _later(message: bytes) -> bytes:
+    time.sleep(1.3)
+    return message
+
+
+@pytest.mark.parametrize("plan", ["gated", "cloud"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_another_vocabulary_is_said_and_no_token_used(wire: str, plan: str) -> None:
+    with line(wire, is_other=True) as each, closing(skydraft.connect(each.url)) as cloud:
+        generation = write(cloud, plan)
+        with pytest.raises(VocabularyMismatch) as failed:
+            generation.run()
+        assert_one_clear_line(failed.value)
+        assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
+
+
+# --- Kills
+
+
+@pytest.mark.parametrize("plan", ["cloud", "checked"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_that_is_killed_and_comes_back_costs_no_token(wire: str, plan: str) -> None:
+    """A text that is always verified waits for it; what it wrote until then is not asked again."""
+    with line(wire, token_s=0.01) as each, known(each, PATIENCE_S) as cloud:
+        generation = write(cloud, plan)
+        tokens = iter(generation)
+        for _ in range(LENGTH // 4):
+            next(tokens)
+        each.kill()
+        back = threading.Timer(0.5, each.start)
+        back.start()
+        for _ in tokens:
+            pass
+        back.join()
+        assert generation.token_ids == ALONE
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_gated_text_comes_back_to_a_server_that_is_back(wire: str) -> None:
+    with line(wire, token_s=0.005) as each, known(each, PATIENCE_S) as cloud:
+        generation = write(cloud, "gated", length=400)
+        tokens = iter(generation)
+        for _ in range(30):
+            next(tokens)
+        each.kill()
+        while "edge-fallback" not in generation.origins:
+            next(tokens)
+        each.start()
+        for _ in tokens:
+            time.sleep(0.005)
+            if generation.origins[-1] in ("accepted", "recovered", "bonus"):
+                break
+        else:
+            raise AssertionError("it never came back")
+        assert_all_is_accounted_for(generation)
+        generation.close()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_that_comes_and_goes_is_told_of_once(wire: str) -> None:
+    said = list[str]()
+    with line(wire) as each, known(each, PATIENCE_S, notify=said.append) as cloud:
+        for _ in range(3):
+            each.kill()
+            assert "edge-fallback" in write(cloud, "gated").run().origins
+            each.start()
+    assert len([text for text in said if "is gone" in text]) == 1 and len(said) <= 2
+
+
+@pytest.mark.parametrize("plan", ["gated", "cloud"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_that_comes_back_as_another_model_writes_no_token_of_the_text(wire: str, plan: str) -> None:
+    with line(wire, token_s=0.01) as each, known(each, 5.0) as cloud:
+        generation = write(cloud, plan)
+        tokens = iter(generation)
+        for _ in range(LENGTH // 4):
+            next(tokens)
+        each.kill()
+        each.become(letters("toy:drift=0.9"))
+        each.start()
+        try:
+            for _ in tokens:
+                pass
+        except SkydraftError as error:
+            assert_one_clear_line(error)
+        else:
+            assert plan == "gated"
+        assert_all_is_accounted_for(generation)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_hundred_generations_under_kills_lose_and_double_no_token(wire: str) -> None:
+    """A server is killed at random moments and comes back, under gated texts and streams."""
+    chance, num_tokens = random.Random(26), 0
+    for number in range(100):
+        plan, dialect = ("cloud", "gated")[number % 2], ("vllm", "llama-server", "sglang")[number % 3]
+        with line(wire, token_s=0.004, dialect=dialect) as each, known(each, PATIENCE_S) as cloud:
+            generation = write(cloud, plan)
+            tokens = iter(generation)
+            for _ in range(chance.randrange(LENGTH)):
+                if next(tokens, None) is None:
+                    break
+            each.kill()
+            back = threading.Timer(chance.uniform(0.05, 0.6), each.start)
+            back.start()
+            for _ in tokens:
+                pass
+            back.join()
+            num_tokens += len(generation.token_ids)
+            assert plan == "gated" or generation.token_ids == ALONE
+            assert_all_is_accounted_for(generation)
+    print(f"{wire}: 100 kills, {num_tokens} tokens")
+    assert num_tokens > 2000

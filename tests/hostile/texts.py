@@ -1,0 +1,63 @@
+"""A pair of toys, a text by them, and what must hold of it whatever a server did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.errors import SkydraftError
+
+TEXT, LENGTH = "语速", 40
+PLANS = {
+    "gated": make_plan(gate="entropy:0.3", k=4),
+    "cloud": make_plan("cloud"),
+    "checked": make_plan(gate="always", k=4),
+    "hand-back": make_plan(gate="always", k=4, hand_back="agree:2"),
+}
+
+
+def letters(spec: str) -> ToyEngine:
+    """A toy that writes no bare bytes: its text is cut into its tokens in one way only."""
+    engine = open_toy(spec)
+    single = [token_id for token_id, piece in enumerate(engine.vocab.pieces) if len(piece) == 1]
+    engine._by_last[:, single[-256:]] = -1e3
+    return engine
+
+
+TARGET, DRAFT = letters("toy"), letters("toy:drift=0.2")
+_PARAMS = DecodingParams(max_new_tokens=LENGTH)
+ALONE = skydraft.generate(TEXT, cloud=TARGET, plan=PLANS["cloud"], params=_PARAMS, raw=True).run().token_ids
+
+
+def write(cloud: Any, plan: str, *, raw: bool = True, length: int = LENGTH) -> Generation:
+    execution: Any = {"execution": "throughput"} if plan in ("checked", "hand-back") and cloud.is_stock else {}
+    params = DecodingParams(max_new_tokens=length)
+    return skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=PLANS[plan], params=params, raw=raw, **execution)
+
+
+def choices(engine: ToyEngine, token_ids: tuple[int, ...]) -> list[int]:
+    """What a model chooses before each of these tokens, after those that precede it."""
+    text = [*engine.vocab.encode(TEXT), *token_ids]
+    sequence = engine.open(text[:1])
+    try:
+        rows = engine.extend_batch([(sequence, text)])[0]
+        return [int(row.argmax()) for row in rows[len(text) - len(token_ids) - 1 : -1]]
+    finally:
+        sequence.close()
+
+
+def assert_all_is_accounted_for(generation: Generation) -> None:
+    """Each token is what its writer chose after exactly those before it: nothing is lost, doubled or made up."""
+    own, other = choices(TARGET, generation.token_ids), choices(DRAFT, generation.token_ids)
+    wanted = [
+        mine if origin in ("skipped", "edge-fallback") else theirs
+        for theirs, mine, origin in zip(own, other, generation.origins, strict=True)
+    ]
+    assert list(generation.token_ids) == wanted
+
+
+def assert_one_clear_line(error: SkydraftError) -> None:
+    assert "\n" not in str(error) and 20 < len(str(error)) < 400, str(error)
+    assert "<" not in str(error) or "<h" in str(error)  # no object of ours
