@@ -46,7 +46,7 @@ _OWNERS = {
 }  # "owned_by" in /v1/models
 _LIFE = "/v1/models"  # of a server that is not known yet
 _META_S = 10.0  # timeout of questions about the model
-_FIRST_LOOK_S = 0.5  # of the first one, if a text cannot begin without its answer
+_FIRST_LOOK_S = 1.0  # of the first one, if a text cannot begin without its answer
 
 
 @dataclass(slots=True)
