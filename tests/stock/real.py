@@ -22,7 +22,8 @@ from tests.serving import free_port
 ROOT = Path(__file__).parents[2]
 LLAMA_SERVER = ROOT / os.environ.get("LLAMA_SERVER", ".venv-llama-server")
 VLLM = ROOT / os.environ.get("VLLM", ".venv-vllm")
-START_S = 300.0  # vLLM takes one minute on two cores that are idle
+START_S = 900.0  # vLLM takes one minute on two cores that are idle
+_END_S = 60.0  # vLLM does not end by itself if it is told to while it starts
 # One thread each: threads that wait for each other on busy cores take fifty times as long.
 _QUIET = {
     "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_PLUGINS": "",
@@ -50,6 +51,10 @@ def _process(command: list[str | Path], url: str) -> Iterator[str]:
             yield url
         finally:
             server.terminate()
+            try:
+                server.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def _is_well(url: str) -> bool:
