@@ -172,7 +172,7 @@ bench-speech: $(READY)
 # What each mode scores on tasks with checks: some 30 hours on two idle cores (estimated), so TASK_SETS may name fewer sets.
 # A killed run goes on where it stopped.
 TASK_SETS := human-eval,gsm-symbolic,arithmetic,calendar,logic,zh-words,zh-extract,build/tasks/schemas.jsonl
-TASK_MODES := edge,cloud,lossless;k=5,fluency,quality,auto;gate=calibrated:0.9,auto,auto;gate=calibrated:0.99,auto;hand-back=0
+TASK_MODES := edge,cloud,lossless;k=16;hand-back=agree:4,fluency,quality,answers,auto;gate=calibrated:0.9,auto,auto;gate=calibrated:0.99
 SPEECH := --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud
 tasks: models $(VENV)/.tasks
 	$(BIN)/python -m bench.tasks build/tasks
