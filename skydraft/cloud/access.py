@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import hmac
 import logging
@@ -20,7 +19,7 @@ import grpc
 
 from skydraft.cloud.connections import plain_host, shut_out
 from skydraft.errors import NotAuthorized, OptionError, RateLimited
-from skydraft.files import warn_if_shared
+from skydraft.files import read_file, warn_if_shared
 
 log = logging.getLogger("skydraft.cloud")
 ANONYMOUS = "anonymous"
@@ -98,21 +97,15 @@ class Keyring:
 def _stamp(path: Path) -> bytes | None:
     """The content of the file: a replaced token need not change the file's time or size."""
     try:
-        return hashlib.sha256(_content(path)).digest()
+        return hashlib.sha256(read_file(path)).digest()
     except OSError:
         return None
-
-
-def _content(path: Path) -> bytes:
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is not a file")  # a pipe would be waited for, and is empty the next time
-    return path.read_bytes()
 
 
 def _read(path: Path) -> dict[str, str]:
     """Label by token."""
     try:
-        lines = _content(path).decode().splitlines()
+        lines = read_file(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise OptionError(
