@@ -70,7 +70,7 @@ class Along(Follower, Generic[S]):
             self._states.append(self._step(self._states[-1], token_id))
 
 
-class Spelling(Follower):
+class PrefixBytes(Follower):
     """The bytes of a prefix, whose tokens have those that `piece` gives. A call costs the new ones."""
 
     def __init__(self, piece: Callable[[int], bytes]) -> None:

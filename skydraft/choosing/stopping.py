@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from skydraft.characters import CLOSING, FULL_STOP_LIKE
-from skydraft.choosing.incremental import Along, Spelling
+from skydraft.choosing.incremental import Along, PrefixBytes
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.types import FinishReason
@@ -131,7 +131,7 @@ class Stopping:
     def __init__(self, params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
         self._vocab = vocab
         self.max_new_tokens = max_new_tokens
-        self._stop, self._text = tuple(text.encode() for text in params.stop), Spelling(vocab.token_bytes)
+        self._stop, self._text = tuple(text.encode() for text in params.stop), PrefixBytes(vocab.token_bytes)
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
         self._said = said_along(vocab)
         self._may_end = vocab.classes.full_stop if params.sentences else np.zeros(0, bool)
