@@ -1,12 +1,15 @@
-"""State files: written whole or not at all, and set aside where they are damaged."""
+"""Files: small ones are read without waiting, state files are written whole, and damaged ones are set aside."""
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import Any, Literal, TextIO
 
 log = logging.getLogger("skydraft")  # where nobody configures logging, a warning is a line on stderr
 
@@ -27,6 +30,30 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
         with suppress(OSError):
             scratch.unlink()
         raise
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file. Raises OSError, also for a pipe or a device, which might never end.
+
+    Pipes of the shell, which have names such as /dev/fd/63, are read.
+    """
+    if path.exists() and not path.is_file() and not str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")):
+        raise OSError(errno.EISDIR if path.is_dir() else errno.EINVAL, "it is not a file", str(path))
+    return path.read_bytes()
+
+
+def open_named(path: Path, mode: Literal["w", "a"], permissions: int = 0o666) -> TextIO:
+    """Open a text file whose errors in writing name it; a new one gets `permissions`. Raises OSError."""
+    raw = _Named(path, mode, opener=lambda name, flags: os.open(name, flags, permissions))
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", newline="")
+
+
+class _Named(io.FileIO):
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.name)) from error
 
 
 def set_aside(path: Path, meaning: str) -> None:

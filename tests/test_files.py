@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from skydraft.cli.main import run
 from skydraft.errors import ModelFilesError
-from skydraft.files import write_whole
+from skydraft.files import open_named, read_file, write_whole
 from skydraft.models.adapted import Applied, applied, set_applied
 
 ROOT = Path(__file__).parent.parent / "skydraft"
@@ -76,7 +78,7 @@ def test_a_file_that_may_not_be_read_is_an_error_and_stays(tmp_path: Path) -> No
 
 # What is no state of ours: files that users name, that grow by lines, or that are made in a scratch folder; downloads.
 OTHERS = {
-    "engines/trainable.py", "evaluation/records.py", "evaluation/report/page.py", "evaluation/runner.py",
+    "engines/trainable.py", "evaluation/records.py", "evaluation/report/page.py",
     "models/fetch.py", "cli/caption.py", "learning/adapter.py", "evaluation/tasks/jail.py",
 }  # fmt: skip
 
@@ -97,3 +99,45 @@ def writes(source: str) -> bool:
 def test_there_is_one_way_to_write_a_state_file() -> None:
     assert {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if writes(path.read_text())} == OTHERS
     assert writes("path.write_text('x')") and writes("path.open('wb')") and not writes("path.open('rb')")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "generate a --local-only --edge-model toy --calibration PIPE --mode fluency",
+        "generate a --edge-model toy --cloud localhost:9 --cloud-token-file PIPE",
+        "generate a --edge-model toy --cloud localhost:9 --tls-ca PIPE",
+        "generate --edge-model toy --messages PIPE", "generate a --edge-model toy --json-schema PIPE",
+        "serve --model toy --port 0 --tls-cert PIPE --tls-key PIPE",
+        "gateway --edge-model toy --port 0 --api-key-file PIPE", "serve --config PIPE",
+    ],
+)  # fmt: skip
+def test_a_pipe_instead_of_a_file_is_one_clear_line(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    began = time.monotonic()
+    assert run([str(tmp_path / "pipe") if word == "PIPE" else word for word in words.split()])
+    said = capsys.readouterr().err
+    assert "is not a file" in said and said.count("\n") <= 2 and time.monotonic() - began < 10, said
+
+
+def test_adapters_json_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "adapters.json")
+    with pytest.raises(ModelFilesError, match="is not a file"):
+        applied(tmp_path)
+
+
+def test_pipes_of_the_shell_are_read() -> None:
+    read, write = os.pipe()
+    os.write(write, b"secret")
+    os.close(write)
+    assert read_file(Path(f"/dev/fd/{read}")) == b"secret"
+    os.close(read)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="nothing is full here")
+def test_a_full_disk_is_said_of_the_file() -> None:
+    with pytest.raises(OSError, match="/dev/full"), open_named(Path("/dev/full"), "a") as file:
+        file.write("line\n")

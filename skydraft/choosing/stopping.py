@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from skydraft.characters import CLOSING, FULL_STOP_LIKE
-from skydraft.choosing.incremental import Along
+from skydraft.choosing.incremental import Along, PrefixBytes
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.types import FinishReason
@@ -124,14 +124,14 @@ def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
 class Stopping:
     """The end conditions of one generation, in order: end token, stop string, sentences, length.
 
-    `max_new_tokens` is what was asked for, or less where a context ends before. A row costs the bytes of its token and
-    of the longest stop string, and a look back of 64 characters for each dot in it.
+    `max_new_tokens` is what was asked for, or less where a context ends before. A row costs the bytes of its token, for
+    each stop string, and a look back of 64 characters for each dot in it. For one thread at a time.
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
         self._vocab = vocab
         self.max_new_tokens = max_new_tokens
-        self._stop = tuple(text.encode() for text in params.stop)
+        self._stop, self._text = tuple(text.encode() for text in params.stop), PrefixBytes(vocab.token_bytes)
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
         self._said = said_along(vocab)
         self._may_end = vocab.classes.full_stop if params.sentences else np.zeros(0, bool)
@@ -148,13 +148,9 @@ class Stopping:
 
     def _ends_with_stop_string(self, generated: TokenIds) -> bool:
         """Whether a stop string lies in the text so that the last token completed it."""
-        last = tail = self._vocab.token_bytes(int(generated[-1]))
-        needed = len(last) + max(map(len, self._stop)) - 1
-        for token_id in generated[-2::-1]:
-            if len(tail) >= needed:
-                break
-            tail = self._vocab.token_bytes(int(token_id)) + tail
-        return any(stop in tail[-(len(last) + len(stop) - 1) :] for stop in self._stop)
+        text, last = self._text.at(generated), self._vocab.token_bytes(int(generated[-1]))
+        earlier = len(text) - len(last) + 1
+        return any(text.find(stop, max(earlier - len(stop), 0)) >= 0 for stop in self._stop)
 
     def _said_enough(self, generated: TokenIds) -> bool:
         last = int(generated[-1])

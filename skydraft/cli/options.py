@@ -5,7 +5,6 @@ A section becomes one frozen value, which is passed to the command. Its construc
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.traced import TraceObserver
 from skydraft.errors import OptionError, PromptError
+from skydraft.files import open_named, read_file
 from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
 from skydraft.prompts.audio import load_audio
@@ -80,7 +80,7 @@ def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Me
     """The conversation in a file, with a system prompt before and a question after it. Raises PromptError."""
     folder = Path() if name == "-" else Path(name).parent
     try:
-        content = from_json(sys.stdin.read() if name == "-" else Path(name).read_bytes())
+        content = from_json(sys.stdin.read() if name == "-" else read_file(Path(name)))
     except OSError as error:
         raise PromptError(f"{name} cannot be read: {error.strerror}.", hint="Check its name.") from error
     except ValueError as error:
@@ -148,7 +148,7 @@ def _read_schema(name: str) -> str:
     if name.lstrip().startswith("{"):
         return name
     try:
-        return Path(name).read_text(encoding="utf-8")
+        return read_file(Path(name)).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise OptionError(f"The schema {name} cannot be read: {reason}.", hint="Give a file, or the JSON.") from error
@@ -240,20 +240,9 @@ output_section = Section("output", "Output", OutputChoice, [
 def open_for_writing(path: Path, mode: int = 0o666) -> TextIO:
     """Open a text file to overwrite it; a new file gets the permissions `mode`. Raises OptionError."""
     try:
-        raw = _Named(path, "w", opener=lambda name, flags: os.open(name, flags, mode))
+        return open_named(path, "w", mode)
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", newline="")
-
-
-class _Named(io.FileIO):
-    """A file whose errors in writing name it."""
-
-    def write(self, data: Any) -> int | None:  # type: ignore[override]
-        try:
-            return super().write(data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.name)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
-from skydraft.files import warn_if_shared
+from skydraft.files import read_file, warn_if_shared
 from skydraft.models import Progress, SourceName, cache_dir, default_pair, progress_on
 from skydraft.models.adapted import Applied, applied
 from skydraft.protocol.address import is_url, parse_addresses
@@ -284,7 +284,7 @@ server_section = Section("cloud", "Cloud", CloudChoice, _SERVER)
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
 

@@ -14,6 +14,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import click
 
+from skydraft.files import read_file
+
 T = TypeVar("T")
 _REST = "Other options"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -110,7 +112,7 @@ def _read_into(context: click.Context, param: click.Parameter, file: Path | None
     if file is None:
         return
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        given = tomllib.loads(read_file(file).decode("utf-8-sig"))
     except OSError as error:
         raise click.BadParameter(f"{file} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

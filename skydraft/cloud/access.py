@@ -1,19 +1,25 @@
-"""Access: bearer tokens from a file. Logs name each token by its label; each token has a budget of rows."""
+"""Access: bearer tokens from a file, each with a label for the logs and a budget of rows; and calls by address."""
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import hashlib
 import hmac
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import unquote
 
+import grpc
+
+from skydraft.cloud.connections import plain_host, shut_out
 from skydraft.errors import NotAuthorized, OptionError, RateLimited
-from skydraft.files import warn_if_shared
+from skydraft.files import read_file, warn_if_shared
 
 log = logging.getLogger("skydraft.cloud")
 ANONYMOUS = "anonymous"
@@ -22,6 +28,14 @@ _LINE = re.compile(r"(?P<label>[\w.@-]{1,64})\s+(?P<token>[\x21-\x7e]+)")
 _RELOAD_S = 1.0
 _BURST_S = 2.0  # seconds of its rate that a token may use at once
 _MIN_BURST_ROWS = 64.0  # but always a whole block
+# gRPC hands over each call, also a cancelled one, and each takes the event loop 0.2 to 0.7 ms.
+_CALLS_PER_S = 400  # of one address; a server manages 1,000 to 5,000
+_OUT_S = 5.0
+_MOST_OUT = 64  # addresses
+# gRPC cancels the calls beyond these.
+MOST_PENDING = (("grpc.server.max_pending_requests", 400), ("grpc.server.max_pending_requests_hard_limit", 400))
+RpcContext: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+Method: TypeAlias = Callable[[Any, RpcContext], Awaitable[None]]  # takes the requests and the call
 
 
 class Keyring:
@@ -83,21 +97,15 @@ class Keyring:
 def _stamp(path: Path) -> bytes | None:
     """The content of the file: a replaced token need not change the file's time or size."""
     try:
-        return hashlib.sha256(_content(path)).digest()
+        return hashlib.sha256(read_file(path)).digest()
     except OSError:
         return None
-
-
-def _content(path: Path) -> bytes:
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is not a file")  # a pipe would be waited for, and is empty the next time
-    return path.read_bytes()
 
 
 def _read(path: Path) -> dict[str, str]:
     """Label by token."""
     try:
-        lines = _content(path).decode().splitlines()
+        lines = read_file(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise OptionError(
@@ -153,3 +161,65 @@ class RowBudget:
             after = left if is_refused else left - num_rows
             self._left[label] = after, now
         return (1 - after) / self._rate if is_refused or (not refuse and after <= 0) else 0.0
+
+
+class Calls(grpc.GenericRpcHandler):
+    """The calls of a server on `port`, by the paths of its methods.
+
+    An address that begins too many a second is shut out: its calls are refused, its connections are closed, and it gets
+    no new one for five seconds. Calls that open a session do not count. Connections of the ports in `spared` stay.
+    """
+
+    def __init__(self) -> None:
+        self._methods: dict[str, Any] = {}
+        self._unknown = self._counted(_unknown)
+        self._begun: Counter[str] = Counter()  # in this second, by address
+        self._until = 0.0
+        self._out: set[str] = set()
+        self.spared: Callable[[], Collection[int]] = tuple
+        self.port = 0
+
+    def add(self, methods: Mapping[str, Method]) -> None:
+        """Answer these, too."""
+        self._methods |= {path: self._counted(method) for path, method in methods.items()}
+
+    def forgive(self, context: RpcContext) -> None:
+        """Do not count this call: it opened a session, of which there is a limit."""
+        self._begun[_address(context.peer())] -= 1
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._methods.get(handler_call_details.method, self._unknown)
+
+    def _counted(self, method: Method) -> Any:
+        async def answer(requests: Any, context: RpcContext) -> None:
+            if self._is_too_many(_address(context.peer())):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "Too many calls a second.")
+            await method(requests, context)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+    def _is_too_many(self, address: str) -> bool:
+        loop = asyncio.get_running_loop()
+        if loop.time() > self._until:
+            self._begun.clear()
+            self._until = loop.time() + 1
+        self._begun[address] += 1
+        if self._begun[address] > _CALLS_PER_S and address not in self._out and len(self._out) < _MOST_OUT:
+            log.warning("more than %d calls in a second, shut out for %g s: %s", _CALLS_PER_S, _OUT_S, address)
+            self._out.add(address)
+            loop.run_in_executor(None, shut_out, self.port, frozenset(self._out), address, self.spared())
+            loop.call_later(_OUT_S, self._let_in, address)
+        return address in self._out
+
+    def _let_in(self, address: str) -> None:
+        self._out.discard(address)
+        asyncio.get_running_loop().run_in_executor(None, shut_out, self.port, frozenset(self._out))
+
+
+async def _unknown(requests: Any, context: RpcContext) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "There is no such method.")
+
+
+def _address(peer: str) -> str:
+    """The address in what gRPC calls a client, such as `ipv4:10.0.0.1:50000` or `ipv6:%5B::1%5D:50000`."""
+    return plain_host(unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]"))

@@ -6,11 +6,14 @@ import ssl
 from pathlib import Path
 
 from skydraft.errors import OptionError
+from skydraft.files import read_file
 
 
 def check_certificate(cert: Path, key: Path) -> None:
     """Do a TLS handshake in memory. Raises OptionError if a file is unreadable or expired, or they are no pair."""
     try:
+        for each in (cert, key):
+            read_file(each)  # not a pipe that nobody writes to
         greeted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         greeted.load_cert_chain(cert, key)
         greeting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
-from skydraft.cloud.access import Keyring
+from skydraft.cloud.access import Calls, Keyring, Method, RpcContext
 from skydraft.cloud.judge import Judge
 from skydraft.errors import CloudFailure, CloudTimeout, SkydraftError
 from skydraft.protocol.info import encode_info
@@ -20,7 +21,6 @@ from skydraft.protocol.status import to_status
 from skydraft.protocol.values import SERVICE, ServerInfo
 
 log = logging.getLogger("skydraft.cloud")
-RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 QUESTION_S = 10.0  # for a question and its answer
 _LAST_WORDS_S = 0.2  # the same when the server ends
 # grpc.health.v1: HealthCheckRequest with a service, "" for all; HealthCheckResponse with SERVING or NOT_SERVING.
@@ -29,21 +29,16 @@ _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 class Questions:
-    """Answers questions about a server."""
+    """Answers questions about a server, as some of its `calls`."""
 
-    def __init__(self, judge: Judge, info: Callable[[], ServerInfo], keyring: Keyring) -> None:
+    def __init__(self, judge: Judge, info: Callable[[], ServerInfo], keyring: Keyring, calls: Calls) -> None:
+        named = ((SERVICE, "GetInfo", self._get_info), (_HEALTH, "Check", self._check))
+        calls.add({f"/{service}/{name}": self._answering(how) for service, name, how in named})
         self._judge = judge
         self._info = info
         self._keyring = keyring
         self._is_well = True
         self._limits: set[asyncio.Timeout] = set()  # of the questions under way
-
-    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """The handlers for a gRPC server."""
-        named = ((SERVICE, "GetInfo", self._get_info), (_HEALTH, "Check", self._check))
-        return tuple(
-            grpc.method_handlers_generic_handler(name, {method: self._answering(how)}) for name, method, how in named
-        )
 
     def hear(self, is_well: bool) -> None:
         """Note whether the server can judge. Any thread may call this."""
@@ -52,7 +47,8 @@ class Questions:
     def end(self) -> None:
         """Leave the questions under way a moment."""
         for limit in self._limits:
-            limit.reschedule(asyncio.get_running_loop().time() + _LAST_WORDS_S)
+            with suppress(RuntimeError):  # its time is over, and the client is told so
+                limit.reschedule(asyncio.get_running_loop().time() + _LAST_WORDS_S)
 
     async def _check(self, asked: bytes, context: RpcContext) -> bytes:
         if asked not in _NAMES:
@@ -71,8 +67,8 @@ class Questions:
             metrics.asked("info", None)
         return encode_info(self._info())
 
-    def _answering(self, how: Callable[[bytes, RpcContext], Awaitable[bytes]]) -> Any:
-        """A handler of streams, which is called before the question has come, for a call of one message each way."""
+    def _answering(self, how: Callable[[bytes, RpcContext], Awaitable[bytes]]) -> Method:
+        """A method of streams, which is called before the question has come, for a call of one message each way."""
 
         async def answer(requests: Any, context: RpcContext) -> None:
             limit = asyncio.timeout(QUESTION_S)
@@ -88,7 +84,7 @@ class Questions:
             finally:
                 self._limits.discard(limit)
 
-        return grpc.stream_stream_rpc_method_handler(answer)
+        return answer
 
 
 def authorization(context: RpcContext) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from skydraft import __version__
-from skydraft.cloud.access import Keyring
+from skydraft.cloud.access import MOST_PENDING, Calls, Keyring
 from skydraft.cloud.connections import ConnectionWatch
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
@@ -92,9 +92,10 @@ class CloudServer:
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
         self._has_died = False
-        self._questions = Questions(judge, self.info, self._keyring)
+        self._calls = Calls()
+        self._questions = Questions(judge, self.info, self._keyring, self._calls)
         self._service = VerifierService(
-            judge, self._keyring, options.limits, time.perf_counter,
+            judge, self._keyring, options.limits, time.perf_counter, self._calls,
             log_prompts=options.log_prompts, tracing=self._tracing,
         )  # fmt: skip
 
@@ -134,11 +135,14 @@ class CloudServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
                 ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
                 ("grpc.max_connection_idle_ms", int(min(limits.session_ttl_s * 1e3, _INT32_MAX))),  # one without a call
+                *MOST_PENDING,
                 ("grpc.max_allowed_incoming_connections", most := _most_connections()),
             ]
         )
-        self._server.add_generic_rpc_handlers((self._service.handler(), *self._questions.handlers()))
-        port = bind(self._server, self._options)
+        self._server.add_generic_rpc_handlers((self._calls,))
+        if self._keyring.has_tokens:
+            self._calls.spared = self._service.ports
+        self._calls.port = port = bind(self._server, self._options)
         self._judge.on_health = self._questions.hear
         self._thread.start()
         await self._server.start()

@@ -13,11 +13,11 @@ from typing import Any
 import grpc
 
 from skydraft.choosing.grammar import compile_grammar
-from skydraft.cloud.access import Keyring, RowBudget
+from skydraft.cloud.access import Calls, Keyring, RowBudget, RpcContext
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.questions import RpcContext, abort, authorization
+from skydraft.cloud.questions import abort, authorization
 from skydraft.cloud.shares import Shares
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.traces import Note, belongs_to, request_span
@@ -51,7 +51,10 @@ Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the la
 
 
 class VerifierService:
-    """The sessions of `skydraft.verifier.v2.Verifier`, over one judge. `clock` is the judge's."""
+    """The sessions of `skydraft.verifier.v2.Verifier`, over one judge, as one of `calls`. `clock` is the judge's.
+
+    It parses messages itself, so a broken message gets a clear error.
+    """
 
     def __init__(
         self,
@@ -59,11 +62,13 @@ class VerifierService:
         keyring: Keyring,
         limits: Limits,
         clock: Callable[[], float],
+        calls: Calls,
         *,
         log_prompts: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
-        self._judge = judge
+        self._judge, self._calls = judge, calls
+        calls.add({f"/{SERVICE}/Session": self._session})
         self._context_len = judge.served.context_len
         self._keyring = keyring
         self._limits = limits
@@ -78,11 +83,6 @@ class VerifierService:
     def ports(self) -> set[int]:
         """The ports of the clients that have a session's stream."""
         return self._streams.ports
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        """The handler for a gRPC server. It parses messages itself, so a broken message gets a clear error."""
-        handler: Any = grpc.stream_stream_rpc_method_handler(self._session)
-        return grpc.method_handlers_generic_handler(SERVICE, {"Session": handler})
 
     def drain(self) -> set[asyncio.Task[None]]:
         """Prepare to stop: end idle streams now, and the others after their answer. Returns their tasks."""
@@ -126,6 +126,7 @@ class VerifierService:
                 kind, session, stream.is_busy = call.kind, call.session, True
                 if isinstance(call, OpenCall):
                     await context.write(await self._open(call, stream.owner))
+                    self._calls.forgive(context)
                 else:
                     async for reply in self._verify(call, stream, messages):
                         await context.write(reply)

@@ -5,15 +5,15 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import mmap
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from skydraft.errors import BrokenModel
 
 _SIMPLE = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_MAX_BYTES, _BLOCK = 2**28, 2**20
 _MAX_LAYERS, _MAX_DIMS = 512, 4  # those of llama.cpp
 # Fields of an architecture that no model has as 0, with the most that one has.
 _COUNTS = {
@@ -27,8 +27,8 @@ _MAY_BE_0 = {"feed_forward_length", "attention.head_count_kv"}  # in some layers
 def check_gguf(path: Path) -> None:
     """Raise BrokenModel for a file whose header llama.cpp would not survive."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            _Header(data).check()
+        with path.open("rb") as file:  # mapped, a file system that hangs would stop the whole process
+            _Header(file, path.stat().st_size).check()
     except (OSError, ValueError, TypeError, struct.error, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BrokenModel(
@@ -37,9 +37,9 @@ def check_gguf(path: Path) -> None:
 
 
 class _Header:
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
-        self._at, self._size = 0, len(data)
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._data = file, bytearray()  # what was read of it
+        self._at, self._num_bytes, self._size = 0, size, min(size, _MAX_BYTES)
 
     def check(self) -> None:
         if self._take(4) != b"GGUF" or not 2 <= self._number("I") <= 3:
@@ -81,9 +81,9 @@ class _Header:
     def _skip_strings(self, count: int) -> None:
         at, read, data = self._at, struct.Struct("<Q").unpack_from, self._data
         for _ in range(count):  # some hundred thousand
+            if at + 8 > len(data):
+                self._read_to(at + 8)
             at += 8 + read(data, at)[0]
-            if at > self._size:
-                raise ValueError("its header ends early")
         self._at = at
 
     def _check_tensor(self) -> None:
@@ -92,7 +92,7 @@ class _Header:
             raise ValueError("a tensor has no name or too many dimensions")
         dims = struct.unpack(f"<{num_dims}Q", self._take(8 * num_dims))
         self._take(4)  # its type
-        if not all(0 < dim < 2**31 for dim in dims) or self._number("Q") >= self._size:
+        if not all(0 < dim < 2**31 for dim in dims) or self._number("Q") >= self._num_bytes:
             raise ValueError("a tensor is larger than the file")
 
     def _string(self) -> bytes:
@@ -104,7 +104,16 @@ class _Header:
 
     def _take(self, num_bytes: int) -> bytes:
         begin, self._at = self._at, self._at + self._fits(num_bytes, 1)
-        return self._data[begin : self._at]
+        self._read_to(self._at)
+        return bytes(self._data[begin : self._at])
+
+    def _read_to(self, end: int) -> None:
+        if end > self._size:
+            raise ValueError("its header ends early")
+        while len(self._data) < end:
+            if not (block := self._file.read(max(end - len(self._data), _BLOCK))):
+                raise ValueError("its header ends early")
+            self._data += block
 
     def _fits(self, count: int, least_bytes: int) -> int:
         """`count`, if so many things of at least so many bytes can follow."""

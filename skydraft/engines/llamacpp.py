@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,14 +33,16 @@ _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
 _TYPE_F16, _TYPE_BF16 = 1, 30
+_SILENCE_S, _LOOK_S, _LAST_S = 120.0, 0.1, 2.0  # of a load
+T = TypeVar("T")
 
 
 @contextmanager
 def interrupts_kept() -> Iterator[list[int]]:
     """Have Ctrl-C raise KeyboardInterrupt at the end of the block; yields a list that notes Ctrl-C at once.
 
-    llama.cpp calls Python meanwhile, for its log and its progress, and an exception in such a call is lost. Does
-    nothing where Ctrl-C would not raise KeyboardInterrupt: outside of the main thread, or with another handler.
+    llama.cpp calls Python meanwhile, for its log, and an exception in such a call is lost. Does nothing
+    where Ctrl-C would not raise KeyboardInterrupt: outside of the main thread, or with another handler.
     """
     seen: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()
@@ -55,6 +58,44 @@ def interrupts_kept() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
+def patiently(path: Path, load: Callable[[Callable[..., bool]], T]) -> T:
+    """What `load` returns, which runs in a thread that is left behind if it gives no sign of life for two minutes.
+
+    For a sign of life it calls what it gets, whose answer is whether it shall go on. Raises EngineError.
+    """
+    result: Future[T] = Future()
+    num_signs, is_over = 0, False
+
+    def goes_on(*_: object) -> bool:
+        nonlocal num_signs
+        num_signs += 1
+        return not is_over
+
+    def run() -> None:
+        try:
+            result.set_result(load(goes_on))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    try:
+        seen, silent_s = -1, 0.0  # not by the clock: who was stopped meanwhile has waited for nothing
+        while silent_s < _SILENCE_S:
+            if wait([result], _LOOK_S).done:
+                return result.result()
+            silent_s = silent_s + _LOOK_S if seen == num_signs else 0.0
+            seen = num_signs
+    except BaseException:
+        is_over = True
+        wait([result], _LAST_S)
+        raise
+    is_over = True
+    raise EngineError(
+        f"{path} does not load: nothing has come of it for {_SILENCE_S:g} seconds.",
+        hint="Look whether its disk or network file system hangs, or copy the file to a local disk.",
+    )
+
+
 class LlamaCppEngine(Engine):
     """One GGUF model in one llama.cpp context. A slot is a llama.cpp sequence id.
 
@@ -67,11 +108,9 @@ class LlamaCppEngine(Engine):
         self._lib = load_library()
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
         self.path = path
-        check_gguf(path)
         self._num_threads = options.num_threads or num_cores()
-        self._model = self._load_model(path, options)
+        self._model, self.fingerprint = patiently(path, lambda goes_on: self._load_model(path, options, goes_on))
         _forget_mapped_pages(path)
-        self.fingerprint = weights_fingerprint([path])
         self.vocab = self.own(_read_vocab(self._lib, self._model))
         self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
         self._context = self._open_context(options)
@@ -86,21 +125,23 @@ class LlamaCppEngine(Engine):
         if self._lib.threads_spin and not options.gpu_layers:
             self._pace = Pace(profile.forward_ms[0], self._num_threads, options.notify)
 
-    def _load_model(self, path: Path, options: EngineOptions) -> Any:
+    def _load_model(self, path: Path, options: EngineOptions, goes_on: Callable[..., bool]) -> tuple[Any, str]:
+        """The model and its fingerprint. Raises BrokenModel."""
+        check_gguf(path)
+        fingerprint = weights_fingerprint([path])
         params = self._lib.model_default_params()
         params.n_gpu_layers = options.gpu_layers
-        with interrupts_kept() as interrupted:
-            go_on = Progress(lambda progress, data: not interrupted)
-            params.progress_callback = go_on
-            model = self._lib.model_load_from_file(os.fsencode(path), params)
-            if interrupted and model:
-                self._lib.model_free(model)
+        progress = Progress(goes_on)
+        params.progress_callback = progress
+        model = self._lib.model_load_from_file(os.fsencode(path), params)
+        if model and not goes_on():
+            self._lib.model_free(model)
         if not model:
             raise BrokenModel(
                 f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
                 hint="Fetch it again, or check it with: skydraft doctor.",
             )
-        return model
+        return model, fingerprint
 
     def _open_context(self, options: EngineOptions) -> Any:
         params = self._lib.context_default_params()

@@ -22,7 +22,7 @@ from skydraft.config import num_cores
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions, RowProfile, tell_nobody
 from skydraft.engines.rows import on_host
-from skydraft.files import write_whole
+from skydraft.files import read_file, write_whole
 
 MAX_PROBED_ROWS = 8
 _PROBED_LEN = 16  # tokens before the probed rows
@@ -120,7 +120,7 @@ def _is_due(known: RowProfile) -> bool:
 
 def _read(path: Path) -> dict[str, RowProfile]:
     try:
-        known = _PROFILES.validate_json(path.read_bytes())
+        known = _PROFILES.validate_json(read_file(path))
     except (OSError, ValueError):
         return {}
     return {key: profile for key, profile in known.items() if profile.forward_ms and _has_time(profile)}

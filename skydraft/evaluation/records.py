@@ -20,6 +20,7 @@ from skydraft.config import Execution
 from skydraft.errors import OptionError, RecordsError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.tasks.task import Task
+from skydraft.files import read_file
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
 SCHEMA: Literal[2] = 2
@@ -203,7 +204,7 @@ def read_records(path: Path) -> Records:
 
 def _parse(path: Path) -> Iterator[AnyLine]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_file(path).split(b"\n")
     except OSError as error:
         raise RecordsError(
             f"{path} cannot be read: {error.strerror}.", hint="Name the folder of a comparison."

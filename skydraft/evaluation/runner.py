@@ -29,6 +29,7 @@ from skydraft.evaluation.records import (
     round_entry,
     write_line,
 )
+from skydraft.files import open_named
 
 RECORDS = "records.jsonl"
 _LOCK = ".lock"
@@ -131,7 +132,7 @@ class Comparison:
             self._run, done = before.run, keys(before.generations)
         else:
             self._run, done = run, set()
-            with self.path.open("w", encoding="utf-8") as file:
+            with open_named(self.path, "w") as file:
                 write_line(file, run)
         self.todo = [trial for trial in trials(self._run) if trial.key not in done]
         self.num_done = len(done)
@@ -142,7 +143,7 @@ class Comparison:
         Each mode runs once before, unmeasured, so that no measured time includes the first touch of memory.
         """
         warmed: set[tuple[str, float | None]] = set()
-        with self.path.open("a", encoding="utf-8") as file:
+        with open_named(self.path, "a") as file:
             for trial in self.todo:
                 if (kind := (trial.mode.name, trial.link_ms)) not in warmed:
                     warmed.add(kind)
@@ -166,7 +167,7 @@ class Comparison:
     def score(self, score: Score, done: Done) -> None:
         """Score the texts without a score; `done` is called after each."""
         todo = self.unscored()
-        with self.path.open("a", encoding="utf-8") as file:
+        with open_named(self.path, "a") as file:
             for prompt, mode, token_ids in todo:
                 write_line(file, score(prompt, mode, token_ids))
                 done()
@@ -183,7 +184,7 @@ class Comparison:
         """Judge the texts without a verdict; `done` is called after each."""
         tasks = {prompt.id: prompt.task for prompt in self._run.prompts}
         todo = self.unjudged()
-        with self.path.open("a", encoding="utf-8") as file:
+        with open_named(self.path, "a") as file:
             for (prompt, token_ids), text in todo.items():
                 if task := tasks[prompt]:
                     verdict = task.check.judge(text)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
 from skydraft.evaluation.records import PromptEntry
+from skydraft.files import read_file
 
 
 class _Line(BaseModel):
@@ -54,7 +55,7 @@ def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str,
 def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
     """The content of a file, and its lines that are not empty, with their numbers. Raises PromptError."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
         text = content.decode("utf-8-sig")
     except OSError as error:
         raise PromptError(f"The {what} {path} cannot be read: {error.strerror}.", hint="Check its name.") from error

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from skydraft.characters import from_json
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, RecordsError
+from skydraft.files import read_file
 from skydraft.gating.gates import GateSpec, History, Reason, text_reason
 from skydraft.gating.hand_back import HandBack, is_hand_back
 from skydraft.types import DraftBlock, Round, Signals
@@ -190,7 +191,7 @@ class Calibration(_Value):
 def read_calibration(path: Path) -> Calibration:
     """A calibration from its file. Raises RecordsError."""
     try:
-        return _parse(str(path), path.read_text(encoding="utf-8"))
+        return _parse(str(path), read_file(path).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise RecordsError(

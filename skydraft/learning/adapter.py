@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from skydraft.characters import from_json
 from skydraft.engines.base import Engine
 from skydraft.errors import BrokenModel, ModelFilesError, OptionError, RecordsError, importing
-from skydraft.files import write_whole
+from skydraft.files import read_file, write_whole
 from skydraft.models.adapted import Applied, applied, changing, is_whole, merged_dir, publish, set_applied
 
 Matrix = npt.NDArray[np.float32]
@@ -108,7 +108,7 @@ def read_adapter(path: Path) -> Adapter:
     """Read an adapter from its file. Raises RecordsError if it holds none, OptionError if it cannot be read."""
     library = _library()
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
     try:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from pydantic import TypeAdapter
 
 from skydraft.errors import ModelFilesError, OptionError
-from skydraft.files import set_aside, sync, write_whole
+from skydraft.files import read_file, set_aside, sync, write_whole
 from skydraft.models.cache import disk_errors_named, locked
 
 _LOCK_S = 600.0  # merging a large model takes a minute
@@ -135,7 +135,7 @@ def applied(cache: Path) -> dict[str, Applied]:
     path = cache / _FILE
     try:
         try:
-            return _APPLIED.validate_json(path.read_bytes())
+            return _APPLIED.validate_json(read_file(path))
         except FileNotFoundError:
             return {}
         except ValueError:
@@ -167,7 +167,7 @@ def _source(merged: Path) -> Path:
 
 def _note(merged: Path) -> _Note:
     try:
-        return _NOTE.validate_json(_source(merged).read_bytes())
+        return _NOTE.validate_json(read_file(_source(merged)))
     except (OSError, ValueError):  # an earlier version made it
         return _Note("", None)
 

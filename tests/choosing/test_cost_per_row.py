@@ -98,3 +98,10 @@ def test_a_long_ngram_costs_no_more_than_its_length() -> None:
         return time.process_time() - began
 
     assert min(row_s(1024) for _ in range(3)) < 30 * min(row_s(2) for _ in range(3))
+
+
+def test_long_stop_strings_cost_little_a_token() -> None:
+    stopping = Stopping(DecodingParams(stop=tuple(f"{'语' * 254}{number:02}" for number in range(16))), VOCAB, MANY)
+    generated = np.full(4_000, 10, np.int32)
+    times = [timed(lambda: stopping.finish(generated[:end])) for end in range(3_000, 3_500)]  # noqa: B023  called at once
+    assert sorted(times)[250] < 0.1
