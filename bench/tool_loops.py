@@ -3,8 +3,8 @@
     skydraft gateway --threads 1 --context 2048 --parallel 1
     python -m bench.tool_loops http://localhost:8137 [--modes auto,quality,cloud] [--to FILE]
 
-Each of the questions has a tool of its own. A loop sends `tool_choice: auto` each time and answers each call, for at most
-six turns, as agents do. What FILE has is not run again.
+Each of the questions has a tool of its own. A loop sends `tool_choice: auto` each time and answers each call, for at
+most six turns, as agents do. What FILE has is not run again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A call that a tool has answered is not given out again: the answer is written anew, and all that was written counts."""
+"""A call that a tool has answered is not given out again: the answer is written anew, and all of it counts."""
 
 from __future__ import annotations
 
