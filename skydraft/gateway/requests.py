@@ -31,7 +31,7 @@ from skydraft.prompts.tool_calls import (
     answered_calls,
     as_objects,
     calling_grammar,
-    calls_with_results,
+    results_before_questions,
     writes_calls,
 )
 
@@ -145,7 +145,7 @@ def chat_requests(
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
     calls_are_known = writes_calls(edge.vocab.chat_template)
     if not body.callable_tools and calls_are_known:
-        messages = calls_with_results(messages)
+        messages = results_before_questions(messages)
     if body.callable_tools and not calls_are_known:
         raise Refusal(
             400,

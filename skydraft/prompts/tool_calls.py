@@ -80,24 +80,32 @@ def _result_ids(messages: Seq[Message]) -> set[str | None]:
     return {dict(message.more).get("tool_call_id") for message in messages if message.role == "tool"}
 
 
-def calls_with_results(messages: Seq[Message]) -> list[Message]:
-    """The conversation for an answer that may call nothing: each call stands before its result, not in its own turn.
+def results_before_questions(messages: Seq[Message]) -> list[Message]:
+    """The conversation for an answer that may call nothing: calls and their results stand before the user's words.
 
-    A small model that reads a call as its own last words writes it again instead of an answer.
+    A small model that reads a call in a turn of its own writes it again, and a result that comes last it repeats.
     """
     given, said = _result_ids(messages), dict[str | None, str]()
-    told: list[Message] = []
+    told, results = list[Message](), dict[int, list[str]]()  # results by the place of their question
     for message in messages:
         more = dict(message.more)
         for call in (calls := more.pop("tool_calls", None) or ()):
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             said[call.get("id")] = f"{name} {arguments}\n"
+        if message.role == "tool" and results:
+            result = f"<tool_response>\n{said.get(more.get('tool_call_id'), '')}{message.content}\n</tool_response>"
+            results[max(results)].append(result)
+            continue
         if left := [call for call in calls if call.get("id") not in given]:
             more["tool_calls"] = left
+        if message.role == "user":
+            results[len(told)] = []
         if message.content or left or not calls:
-            before = said.get(more.get("tool_call_id"), "") if message.role == "tool" else ""
-            told.append(replace(message, content=before + message.content, more=tuple(more.items())))
+            told.append(replace(message, more=tuple(more.items())))
+    for at, found in results.items():
+        words = "\n".join(found) + "\n\n" if found else ""
+        told[at] = replace(told[at], content=words + told[at].content)
     return told
 
 

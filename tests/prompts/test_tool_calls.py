@@ -21,6 +21,7 @@ from skydraft.prompts.tool_calls import (
     answered_calls,
     as_objects,
     calling_grammar,
+    results_before_questions,
     writes_calls,
 )
 from tests.toys import law
@@ -195,6 +196,30 @@ def test_answered_calls_are_left_out_and_the_others_are_not(
     canonical = json.dumps(again[1], sort_keys=True)
     new = [each for each in others if (each[0], json.dumps(each[1], sort_keys=True)) != (again[0], canonical)]
     assert found == new and reader.only_repeats == (not new)
+
+
+def test_results_stand_before_their_question_and_what_has_no_result_stays() -> None:
+    def called(*calls: tuple[str, Any], said: str = "") -> Message:
+        turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
+        return Message("assistant", said, (("tool_calls", turns),))
+
+    def found(of: str | None, said: str) -> Message:
+        return Message("tool", said, (("tool_call_id", of),) if of else ())
+
+    asked = [
+        Message("system", "短"), Message("user", "一"), called(("a", {"x": "北"}), ("b", "{")), found("b", "雨"),
+        found("a", "晴"), Message("assistant", "好"), Message("user", "二"), called(("a", {}), said="看"),
+        found("a", "云"), found(None, "?"), called(("c", {})),
+    ]  # fmt: skip
+    first = (
+        '<tool_response>\n天气 {\n雨\n</tool_response>\n<tool_response>\n天气 {"x": "北"}\n晴\n</tool_response>\n\n一'
+    )
+    second = "<tool_response>\n天气 {}\n云\n</tool_response>\n<tool_response>\n?\n</tool_response>\n\n二"
+    assert results_before_questions(asked) == [
+        asked[0], Message("user", first), asked[5], Message("user", second), Message("assistant", "看"), asked[-1],
+    ]  # fmt: skip
+    for unchanged in ([asked[0], *asked[-1:]], [asked[3]], asked[:2]):
+        assert results_before_questions(unchanged) == unchanged
 
 
 def test_arguments_may_come_in_a_string_or_as_parameters() -> None:
