@@ -30,7 +30,15 @@ from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
 from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import Defaults, calls_to_leave_out, has_audio, num_heard, read_body, requests_of
+from skydraft.gateway.requests import (
+    Defaults,
+    calls_to_leave_out,
+    has_audio,
+    num_heard,
+    read_body,
+    requests_of,
+    without_tools,
+)
 from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
 from skydraft.gateway.schema import ChatRequest, Translated
 from skydraft.gateway.text import TextRequest
@@ -176,7 +184,7 @@ class Gateway:
                 requests = [replace(each, traceparent=header) for each in requests]
             answered = calls_to_leave_out(asked, requests[0].messages)
             shape = Shape.of(asked, requests, self.pair.edge.vocab, answered)
-            anew = await self._anew(asked, requests, shape) if answered else []
+            anew = [Anew(without_tools(asked, each), shape.only_repeats) for each in requests if answered]
             tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream), anew=anew)
         except Exception as error:
             return self._refuse(error, interface)
@@ -190,13 +198,6 @@ class Gateway:
             return self._refuse(Refusal(400, error.message, param=field), interface)
         except Exception as error:
             return self._refuse(error, interface)
-
-    async def _anew(self, body: ChatRequest | TextRequest, requests: Requests, shape: Shape) -> list[Anew]:
-        """What is written if an answer only repeats calls: one that may call nothing."""
-        uncalling = body.model_copy(update={"tool_choice": "none"})
-        given = self.pair.edge, self.names, self._defaults, requests[0].cache_scope
-        others = await self._reading(True, requests_of, uncalling, *given)
-        return [Anew(replace(each, traceparent=requests[0].traceparent), shape.only_repeats) for each in others]
 
     async def _reading(self, takes_long: bool, read: Callable[..., T], *given: Any) -> T:
         """Call `read`, what takes long in a thread: one for all, so that such requests slow each other and no other."""

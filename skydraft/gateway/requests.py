@@ -172,6 +172,14 @@ def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) 
     return answered_calls(messages)
 
 
+def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> GenerateRequest:
+    """The request of the same body for an answer that may call nothing."""
+    if isinstance(body, ChatRequest):
+        grammar = _grammar(body.model_copy(update={"tool_choice": "none"})) or body.choice.grammar or ""
+        request = replace(request, tools=(), params=replace(request.params, grammar=grammar))
+    return replace(request, messages=tuple(results_before_questions(request.messages)))
+
+
 def _grammar(body: ChatRequest) -> str:
     """The grammar of the answer, or "". Raises Refusal or UsageError."""
     wanted = body.response_format
