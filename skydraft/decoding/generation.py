@@ -6,6 +6,7 @@ import codecs
 import logging
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Protocol
 
 from skydraft.decoding.context import Context
@@ -232,9 +233,15 @@ class Generation:
     @property
     def stats(self) -> Stats:
         """Figures over the rounds so far."""
+        return self.stats_after(())
+
+    def stats_after(self, earlier: Seq[StepRecord]) -> Stats:
+        """Figures over these rounds of an earlier generation by the same sides, and those of this one so far."""
+        began_ms = earlier[-1].ended_ms if earlier else 0.0
+        records = (*earlier, *(replace(record, ended_ms=began_ms + record.ended_ms) for record in self.records))
         if self.target is None:
-            return stats_of(self.records)
-        return stats_of(self.records, is_exact=self.target.is_exact, prices=self.target.prices)
+            return stats_of(records)
+        return stats_of(records, is_exact=self.target.is_exact, prices=self.target.prices)
 
 
 class TextStream:

@@ -22,7 +22,7 @@ from skydraft.gateway.logprobs import chat_logprobs, text_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest
 from skydraft.gateway.text import TextRequest
-from skydraft.prompts.tool_calls import CallReader, EnforcedReader, Piece
+from skydraft.prompts.tool_calls import Called, CallReader, EnforcedReader, Piece, Reader
 from skydraft.types import FinishReason, StepRecord, Token
 
 DONE = b"data: [DONE]\n\n"
@@ -39,8 +39,9 @@ class Shape:
 
     With `wants_usage` a last chunk holds the usage, and every other chunk holds null. `prefixes` are the beginnings of
     the choices: the prompt if it is echoed, else nothing. Each prompt has `choices_each` choices. `tools` are the names
-    of the functions that may be called; `calls_are_certain` if a grammar enforces the calls. `scored` is the vocabulary
-    of the tokens that are shown with log-probabilities, if they are wanted.
+    of the functions that may be called; `calls_are_certain` if a grammar enforces the calls. Calls that are
+    `answered` are left out. `scored` is the vocabulary of the tokens that are shown with log-probabilities, if they are
+    wanted.
     """
 
     chat: bool
@@ -51,10 +52,14 @@ class Shape:
     wants_usage: bool = False
     tools: tuple[str, ...] = ()
     calls_are_certain: bool = False
+    answered: frozenset[Called] = frozenset()
     scored: Vocab | None = None
 
     @classmethod
-    def of(cls, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab) -> Shape:
+    def of(
+        cls, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab,
+        answered: frozenset[Called] = frozenset(),
+    ) -> Shape:  # fmt: skip
         """The shape that the client requested."""
 
         def written(asked: GenerateRequest) -> str:
@@ -71,21 +76,30 @@ class Shape:
             wants_usage=body.wants_usage,
             tools=tuple(tool.name for tool in tools),
             calls_are_certain=isinstance(body, ChatRequest) and body.calls_are_certain,
+            answered=answered,
             scored=None if body.num_best is None else vocab,
         )
 
-    def reader(self) -> CallReader | EnforcedReader | None:
+    def reader(self) -> Reader | None:
         """What finds the calls in one choice."""
         if not self.tools:
             return None
-        return EnforcedReader() if self.calls_are_certain else CallReader(self.tools)
+        # A call that may have to be left out is read whole, in a text of a grammar too.
+        certain = self.calls_are_certain and not self.answered
+        return EnforcedReader() if certain else CallReader(self.tools, self.answered)
+
+    def only_repeats(self, text: str) -> bool:
+        """Whether a complete text has calls, all of which are left out."""
+        reader = CallReader(self.tools, self.answered)
+        reader.push(text)
+        return reader.only_repeats
 
 
 @dataclass
 class Choice:
     """One choice so far. `calls` are its tool calls as OpenAI writes them."""
 
-    reader: CallReader | EnforcedReader | None
+    reader: Reader | None
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
@@ -167,7 +181,9 @@ class Answer:
         if isinstance(event, Exception):
             raise event
         if isinstance(event, Began):
-            choice.num_prompt_tokens = event.num_prompt_tokens
+            if choice.num_prompt_tokens:  # it is written anew, without calls
+                choice.reader = None
+            choice.num_prompt_tokens += event.num_prompt_tokens
             if event.prompt_scores:
                 choice.scores += event.prompt_scores
                 told = self._logprobs(event.prompt_scores, 0)
@@ -230,7 +246,8 @@ class Answer:
     @property
     def usage(self) -> dict[str, Any]:
         """Numbers of tokens of the prompts, each prompt counted once for all its choices, and of the answer."""
-        prompt_tokens = sum(choice.num_prompt_tokens for choice in self.choices[:: self._shape.choices_each])
+        each, numbers = self._shape.choices_each, [choice.num_prompt_tokens for choice in self.choices]
+        prompt_tokens = sum(max(numbers[first : first + each]) for first in range(0, len(numbers), each))
         written = sum(len(choice.token_ids) for choice in self.choices)
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0

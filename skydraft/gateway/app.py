@@ -25,12 +25,20 @@ from starlette.staticfiles import StaticFiles
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import GrammarRefused, SkydraftError
 from skydraft.gateway.answers import PING, Answer, Shape
-from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
+from skydraft.gateway.desk import Anew, Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
 from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import Defaults, has_audio, num_heard, read_body, requests_of
+from skydraft.gateway.requests import (
+    Defaults,
+    calls_to_leave_out,
+    has_audio,
+    num_heard,
+    read_body,
+    requests_of,
+    without_tools,
+)
 from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
 from skydraft.gateway.schema import ChatRequest, Translated
 from skydraft.gateway.text import TextRequest
@@ -174,11 +182,14 @@ class Gateway:
             body, asked, requests = await self._read(request, interface.kind)
             if (header := request.headers.get(TRACE_HEADER)) and is_traceparent(header):
                 requests = [replace(each, traceparent=header) for each in requests]
-            tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream))
+            answered = calls_to_leave_out(asked, requests[0].messages)
+            shape = Shape.of(asked, requests, self.pair.edge.vocab, answered)
+            anew = [Anew(without_tools(asked, each), shape.only_repeats) for each in requests if answered]
+            tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream), anew=anew)
         except Exception as error:
             return self._refuse(error, interface)
         self._note(asked, requests, request.scope["label"])
-        answer = interface.answer(body, len(tickets), Shape.of(asked, requests, self.pair.edge.vocab))
+        answer = interface.answer(body, len(tickets), shape)
         writing = _Writing(self, answer, tickets, events)
         try:
             return await (writing.stream(request) if body.stream else writing.whole(request))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -33,8 +35,16 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 @dataclass(frozen=True, slots=True)
+class Anew:
+    """What is written after a choice whose text is `unfit`, with the tokens that it has left."""
+
+    request: GenerateRequest
+    unfit: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Began:
-    """A choice is about to be written. `prompt_scores` are those of its prompt's tokens, if wanted."""
+    """A choice is about to be written, or written anew. `prompt_scores` are those of its prompt's tokens, if wanted."""
 
     num_prompt_tokens: int
     prompt_scores: Seq[Score] = ()
@@ -52,7 +62,7 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The choice is complete."""
+    """The choice is complete. The figures are of all that was written for it."""
 
     finish: FinishReason
     stats: Stats
@@ -69,8 +79,11 @@ class Ticket:
     `label` names its client. `has_begun` is set once the client has its first token, or if no client streams it.
     """
 
-    def __init__(self, request: GenerateRequest, label: str, index: int, events: Events) -> None:
+    def __init__(
+        self, request: GenerateRequest, label: str, index: int, events: Events, anew: Anew | None = None
+    ) -> None:
         self.request = request
+        self.anew = anew
         self.label = label
         self.has_begun = threading.Event()
         self.is_cancelled = False  # only `Desk.cancel` changes it
@@ -79,6 +92,14 @@ class Ticket:
         self._index = index
         self._events = events
         self._loop = asyncio.get_running_loop()
+
+    def is_unfit(self, first: Generation) -> bool:
+        """Whether the choice is to be written anew after this complete text."""
+        return self.anew is not None and self.anew.unfit(first.text)
+
+    def num_left(self, first: Generation) -> int:
+        """Tokens that the choice may have after this text."""
+        return self.request.params.max_new_tokens - len(first.token_ids)
 
     def tell(self, event: Event) -> None:
         """Pass an event to the event loop. Any thread may call this."""
@@ -114,11 +135,12 @@ class Desk:
         return len(self._waiting)
 
     def submit(
-        self, requests: Seq[GenerateRequest], label: str = "", *, streams: bool = False
+        self, requests: Seq[GenerateRequest], label: str = "", *, streams: bool = False, anew: Seq[Anew] = ()
     ) -> tuple[list[Ticket], Events]:
         """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room.
 
-        If the client `streams`, its first token is sent before the second round begins.
+        `anew` has an item for each request, or none at all. If the client `streams`, its first token is sent before the
+        second round begins.
         """
         if len(requests) > self._num_places:
             raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
@@ -126,7 +148,10 @@ class Desk:
             raise Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=RETRY_AFTER_S)
         self._places.take(label, len(requests))
         events: Events = asyncio.Queue()  # bounded by the length of the answers
-        tickets = [Ticket(request, label, index, events) for index, request in enumerate(requests)]
+        tickets = [
+            Ticket(request, label, index, events, then)
+            for index, (request, then) in enumerate(zip_longest(requests, anew))
+        ]
         if not streams:
             for ticket in tickets:
                 ticket.has_begun.set()
@@ -166,35 +191,53 @@ class Desk:
         news: list[str] = []  # lines about the cloud, in the order in which they came
         try:
             ticket.pair = self._pair.telling(news.append)
-            if ticket.is_cancelled:  # before there was anything to cancel
-                return
-            with ticket.pair.start(ticket.request) as generation:
-                ticket.generation = generation
-                if not ticket.is_cancelled:
-                    self._begin(ticket, generation)
-                    for done, tokens in generation.rounds():
-                        lines, news[:] = " ".join(news), []
-                        ticket.tell(Wrote(done, tokens, lines, generation.scores(done)))
-                        self._finish(ticket, generation)  # sent before observers run
-                        # The next round would slow the event loop down, which must first send the token.
-                        ticket.has_begun.wait(_FIRST_TOKEN_S)
+            first = self._write(ticket, ticket.request, news)
+            if first and ticket.anew and ticket.is_unfit(first) and (num_left := ticket.num_left(first)):
+                params = replace(ticket.anew.request.params, max_new_tokens=num_left)
+                self._write(ticket, replace(ticket.anew.request, params=params), news, first)
         except Exception as error:
             ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
             ticket.pair = ticket.generation = None
 
-    def _begin(self, ticket: Ticket, generation: Generation) -> None:
+    def _write(
+        self, ticket: Ticket, request: GenerateRequest, news: list[str], first: Generation | None = None
+    ) -> Generation | None:
+        """Run one generation, after the `first` of this choice; None if it was cancelled before it began."""
+        if ticket.is_cancelled or ticket.pair is None:  # before there was anything to cancel
+            return None
+        with ticket.pair.start(request) as generation:
+            ticket.generation = generation
+            if ticket.is_cancelled:
+                return None
+            self._begin(ticket, generation, first)
+            for done, tokens in generation.rounds():
+                lines, news[:] = " ".join(news), []
+                ticket.tell(Wrote(done, tokens, lines, generation.scores(done)))
+                self._finish(ticket, generation, first)  # sent before observers run
+                # The next round would slow the event loop down, which must first send the token.
+                ticket.has_begun.wait(_FIRST_TOKEN_S)
+        return generation
+
+    def _begin(self, ticket: Ticket, generation: Generation, first: Generation | None) -> None:
         scores = []
         for score in generation.prompt_scores():
             if ticket.is_cancelled:
                 return
             scores.append(score)
         ticket.tell(Began(generation.num_prompt_tokens, tuple(scores)))
-        self._finish(ticket, generation)  # where nothing is to be written
+        self._finish(ticket, generation, first)  # where nothing is to be written
 
-    def _finish(self, ticket: Ticket, generation: Generation) -> None:
-        if finish := generation.finish_reason:
+    def _finish(self, ticket: Ticket, generation: Generation, first: Generation | None) -> None:
+        finish = generation.finish_reason
+        if finish and first:
+            stats = generation.stats_after(first.records)
+            receipt = generation.receipt.after(first.receipt, len(first.token_ids), len(first.text))
+            ticket.tell(Ended(finish, stats, receipt))
+        elif finish and not ticket.is_unfit(generation):
             ticket.tell(Ended(finish, generation.stats, generation.receipt))
+        elif finish and not ticket.num_left(generation):
+            ticket.tell(Ended("length", generation.stats, generation.receipt))
 
     def cancel_all(self) -> None:
         """Send every client an error and end all generations, as the gateway stops."""

@@ -26,7 +26,14 @@ from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import ShareAudio
-from skydraft.prompts.tool_calls import as_objects, calling_grammar, writes_calls
+from skydraft.prompts.tool_calls import (
+    Called,
+    answered_calls,
+    as_objects,
+    calling_grammar,
+    results_before_questions,
+    writes_calls,
+)
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -136,7 +143,10 @@ def chat_requests(
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
-    if body.callable_tools and not writes_calls(edge.vocab.chat_template):
+    calls_are_known = writes_calls(edge.vocab.chat_template)
+    if not body.callable_tools and calls_are_known:
+        messages = results_before_questions(messages)
+    if body.callable_tools and not calls_are_known:
         raise Refusal(
             400,
             "This model's chat template does not write calls as <tool_call>, so it cannot use tools.",
@@ -153,6 +163,21 @@ def chat_requests(
         local_only=body.choice.local_only,
     )
     return _choices(request, body.n or 1)
+
+
+def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) -> frozenset[Called]:
+    """The calls that an answer must not repeat: where the model may call and may answer, those with results."""
+    if not isinstance(body, ChatRequest) or not body.callable_tools or body.must_call or body.choice.repeat_calls:
+        return frozenset()
+    return answered_calls(messages)
+
+
+def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> GenerateRequest:
+    """The request of the same body for an answer that may call nothing."""
+    if isinstance(body, ChatRequest):
+        grammar = _grammar(body.model_copy(update={"tool_choice": "none"})) or body.choice.grammar or ""
+        request = replace(request, tools=(), params=replace(request.params, grammar=grammar))
+    return replace(request, messages=tuple(results_before_questions(request.messages)))
 
 
 def _grammar(body: ChatRequest) -> str:

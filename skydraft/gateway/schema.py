@@ -199,6 +199,7 @@ class _Choice(Checked):
     extension: bool = True
     token_ids: bool = False
     local_only: bool = False
+    repeat_calls: bool = False
 
     def decoding(self) -> dict[str, Any]:
         """The decoding options that were given."""

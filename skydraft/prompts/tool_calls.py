@@ -11,11 +11,12 @@ import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
+from skydraft.prompts.messages import Message
 
 MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -37,6 +38,7 @@ class CallText:
 
 
 Piece: TypeAlias = str | CallText
+Called: TypeAlias = tuple[str, str]  # a name, and arguments as JSON with sorted keys
 
 
 def writes_calls(chat_template: str | None) -> bool:
@@ -59,6 +61,52 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError):
         arguments = None
     return {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]}
+
+
+def answered_calls(messages: Seq[Message]) -> frozenset[Called]:
+    """The calls since the last question to which tools have given results."""
+    last = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
+    turns = messages[last + 1 :]
+    given = _result_ids(turns)
+    return frozenset(
+        (call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True))
+        for message in turns
+        for call in dict(message.more).get("tool_calls") or ()
+        if call.get("id") in given
+    )
+
+
+def _result_ids(messages: Seq[Message]) -> set[str | None]:
+    return {dict(message.more).get("tool_call_id") for message in messages if message.role == "tool"}
+
+
+def results_before_questions(messages: Seq[Message]) -> list[Message]:
+    """The conversation for an answer that may call nothing: calls and their results stand before the user's words.
+
+    A small model that reads a call in a turn of its own writes it again, and a result that comes last it repeats.
+    """
+    given, said = _result_ids(messages), dict[str | None, str]()
+    told, results = list[Message](), dict[int, list[str]]()  # results by the place of their question
+    for message in messages:
+        more = dict(message.more)
+        for call in (calls := more.pop("tool_calls", None) or ()):
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            said[call.get("id")] = f"{name} {arguments}\n"
+        if message.role == "tool" and results:
+            result = f"<tool_response>\n{said.get(more.get('tool_call_id'), '')}{message.content}\n</tool_response>"
+            results[max(results)].append(result)
+            continue
+        if left := [call for call in calls if call.get("id") not in given]:
+            more["tool_calls"] = left
+        if message.role == "user":
+            results[len(told)] = []
+        if message.content or left or not calls:
+            told.append(replace(message, more=tuple(more.items())))
+    for at, found in results.items():
+        words = "\n".join(found) + "\n\n" if found else ""
+        told[at] = replace(told[at], content=words + told[at].content)
+    return told
 
 
 def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: str | None = None) -> str:
@@ -91,21 +139,12 @@ def _for_lark(schema: str) -> str:
     return json.dumps(with_ascii_refs(schema), ensure_ascii=False)
 
 
-class CallReader:
-    """Splits a text, while it arrives, into calls of the tools `names` and the text around them.
+class Reader:
+    """Splits a text, while it arrives, into calls and the text around them."""
 
-    A call stands in the template's marks; or it begins the answer, or follows another call, bare or in a fence, as
-    models for code write it. Only what may still become a call is held back; what becomes none is text, unchanged.
-    """
-
-    def __init__(self, names: Seq[str]) -> None:
-        self._names = tuple(names)
-        self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in names]
+    def __init__(self) -> None:
         self._held = ""
         self._num_calls = 0
-        self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
-        self._closing = ""  # what ends the marks or the fence of the last call
-        self._object: _Object | None = None  # of the call that is being read
 
     def push(self, text: str) -> list[Piece]:
         """Add `text`; returns the pieces that are now certain."""
@@ -118,11 +157,43 @@ class CallReader:
     def finish(self) -> list[Piece]:
         """The rest at the end of the text."""
         held, self._held = self._held, ""
-        ends_call = self._num_calls and self._may_call and not self._object and self._closing.startswith(held.strip())
-        return [held] if held and not ends_call else []
+        return self._rest(held) if held else []
 
     def _read_on(self, said: list[Piece]) -> bool:
         """Add to `said` what is certain; returns whether there is more to read."""
+        raise NotImplementedError
+
+    def _rest(self, held: str) -> list[Piece]:
+        raise NotImplementedError
+
+
+class CallReader(Reader):
+    """Reads calls of the tools `names` in a text that need not have any.
+
+    A call stands in the template's marks; or it begins the answer, or follows another call, bare or in a fence, as
+    models for code write it. Only what may still become a call is held back; what becomes none is text, unchanged.
+    Calls that are `answered` are left out, with the text that follows them.
+    """
+
+    def __init__(self, names: Seq[str], answered: frozenset[Called] = frozenset()) -> None:
+        super().__init__()
+        self._names = tuple(names)
+        self._answered, self._has_repeated = answered, False
+        self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in names]
+        self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
+        self._closing = ""  # what ends the marks or the fence of the last call
+        self._object: _Object | None = None  # of the call that is being read
+
+    @property
+    def only_repeats(self) -> bool:
+        """Whether there were calls, all of them answered before."""
+        return self._has_repeated and not self._num_calls
+
+    def _rest(self, held: str) -> list[Piece]:
+        ends_call = self._num_calls and self._may_call and not self._object and self._closing.startswith(held.strip())
+        return [] if ends_call or self._has_repeated else [held]
+
+    def _read_on(self, said: list[Piece]) -> bool:
         if self._object:
             return self._read_object(self._object, said)
         return self._read_opening(said) if self._may_call else self._read_text(said)
@@ -136,7 +207,7 @@ class CallReader:
         return self._may_call
 
     def _release(self, length: int, said: list[Piece]) -> None:
-        said += [self._held[:length]] if length else []
+        said += [self._held[:length]] if length and not self._has_repeated else []
         self._held = self._held[length:]
 
     def _read_opening(self, said: list[Piece]) -> bool:
@@ -173,12 +244,15 @@ class CallReader:
             return False
         call = _call_of(self._held[read.start : read.at], self._names)
         self._object, self._may_call, self._closing = None, call is not None, read.closing if call else ""
-        if call:
+        if not call:
+            self._release(read.at, said)
+            return True
+        self._held = self._held[read.at :]
+        if self._answered and (call[1], json.dumps(json.loads(call[0]), sort_keys=True)) in self._answered:
+            self._has_repeated = True
+        else:
             said.append(CallText(self._num_calls, *call))
             self._num_calls += 1
-            self._held = self._held[read.at :]
-        else:
-            self._release(read.at, said)
         return True
 
 
@@ -218,32 +292,20 @@ def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:
     return (arguments, call["name"]) if call.get("name") in names and isinstance(given, dict) else None
 
 
-class EnforcedReader:
+class EnforcedReader(Reader):
     """Reads an answer that follows `calling_grammar`. Arguments are returned while they are written.
 
     Marks and a name that are cut by the length are not returned, since they are no text for a reader.
     """
 
     def __init__(self) -> None:
-        self._held = ""
-        self._num_calls = 0
+        super().__init__()
         self._state: Literal["mark", "arguments", "answer"] = "mark"
 
-    def push(self, text: str) -> list[Piece]:
-        """Add `text`; returns the pieces that are now certain."""
-        self._held += text
-        said: list[Piece] = []
-        while self._read_on(said):
-            pass
-        return said
-
-    def finish(self) -> list[Piece]:
-        """The rest at the end of the text."""
-        held, self._held = self._held, ""
-        return [CallText(self._num_calls - 1, held)] if held and self._state == "arguments" else []
+    def _rest(self, held: str) -> list[Piece]:
+        return [CallText(self._num_calls - 1, held)] if self._state == "arguments" else []
 
     def _read_on(self, said: list[Piece]) -> bool:
-        """Add to `said` what is certain; returns whether there is more to read."""
         held = self._held
         if self._state == "arguments":
             end = held.find(_LAST)  # this JSON has no line break, not even in a string

@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.errors import PromptError
-from skydraft.prompts.tool_calls import CallReader, EnforcedReader, as_objects, calling_grammar, writes_calls
+from skydraft.prompts.messages import Message
+from skydraft.prompts.tool_calls import (
+    CallReader,
+    CallText,
+    EnforcedReader,
+    answered_calls,
+    as_objects,
+    calling_grammar,
+    results_before_questions,
+    writes_calls,
+)
 from tests.toys import law
 
 NAMES = ["get_weather", "天气"]
@@ -162,6 +172,54 @@ def test_what_looks_like_a_call_and_is_none_is_unchanged(text: str) -> None:
 def test_text_is_held_back_only_while_it_may_become_a_call(text: str, num_held: int) -> None:
     reader = CallReader(NAMES)
     assert next(at for at, char in enumerate(text) if reader.push(char)) == num_held
+
+
+@law(100)
+@given(
+    st.sampled_from(["", "好的。"]), st.lists(st.tuples(st.sampled_from(NAMES), arguments), max_size=3),
+    st.tuples(st.sampled_from(NAMES), arguments), st.sampled_from(["", "\n说明。", "\n<tool_call>"]),
+    st.lists(st.integers(0, 999), max_size=8),
+)  # fmt: skip
+def test_answered_calls_are_left_out_and_the_others_are_not(
+    said: str, others: list[tuple[str, Any]], again: tuple[str, Any], rest: str, places: list[int]
+) -> None:
+    turn = {"id": "a", "function": {"name": again[0], "arguments": dict(reversed(again[1].items()))}}
+    known = answered_calls([
+        Message("user", "问"), Message("assistant", "", (("tool_calls", [turn]),)),
+        Message("tool", "晴", (("tool_call_id", "a"),)),
+    ])  # fmt: skip
+    reader = CallReader(NAMES, known)
+    text = "\n".join([*([said] if said else []), call(*again), *(call(*other) for other in others)]) + rest
+    pieces = [piece for part in cut(text, places) for piece in reader.push(part)] + reader.finish()
+    assert "".join(piece for piece in pieces if isinstance(piece, str)) == said
+    found = [(piece.name, json.loads(piece.arguments)) for piece in pieces if isinstance(piece, CallText)]
+    canonical = json.dumps(again[1], sort_keys=True)
+    new = [each for each in others if (each[0], json.dumps(each[1], sort_keys=True)) != (again[0], canonical)]
+    assert found == new and reader.only_repeats == (not new)
+
+
+def test_results_stand_before_their_question_and_what_has_no_result_stays() -> None:
+    def called(*calls: tuple[str, Any], said: str = "") -> Message:
+        turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
+        return Message("assistant", said, (("tool_calls", turns),))
+
+    def found(of: str | None, said: str) -> Message:
+        return Message("tool", said, (("tool_call_id", of),) if of else ())
+
+    asked = [
+        Message("system", "短"), Message("user", "一"), called(("a", {"x": "北"}), ("b", "{")), found("b", "雨"),
+        found("a", "晴"), Message("assistant", "好"), Message("user", "二"), called(("a", {}), said="看"),
+        found("a", "云"), found(None, "?"), called(("c", {})),
+    ]  # fmt: skip
+    first = (
+        '<tool_response>\n天气 {\n雨\n</tool_response>\n<tool_response>\n天气 {"x": "北"}\n晴\n</tool_response>\n\n一'
+    )
+    second = "<tool_response>\n天气 {}\n云\n</tool_response>\n<tool_response>\n?\n</tool_response>\n\n二"
+    assert results_before_questions(asked) == [
+        asked[0], Message("user", first), asked[5], Message("user", second), Message("assistant", "看"), asked[-1],
+    ]  # fmt: skip
+    for unchanged in ([asked[0], *asked[-1:]], [asked[3]], asked[:2]):
+        assert results_before_questions(unchanged) == unchanged
 
 
 def test_arguments_may_come_in_a_string_or_as_parameters() -> None:

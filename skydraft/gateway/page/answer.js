@@ -116,7 +116,7 @@ export class Answer {
   /** Splits runs where a server's knowledge of the text begins or ends; the receipt counts whole characters. */
   #sign(receipt) {
     this.figures.receipt = receipt;
-    if (this.calls.list.length) return; // the text is not all that was written
+    if (this.calls.written.firstChild) return; // the text is not all that was written
     const letters = [...this.text];
     const place = (count) => letters.slice(0, count).join('').length;
     const seen = receipt.seen.map(({ chars }) => chars.map(place));

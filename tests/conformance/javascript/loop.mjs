@@ -15,15 +15,17 @@ async function byOpenai() {
   const tools = [{ type: 'function', function: { name: 'get_weather', description, parameters } }];
   const messages = [{ role: 'user', content: question }];
   const openai = new OpenAI({ baseURL, apiKey: 'none' });
-  const ask = async (more) =>
-    (await openai.chat.completions.create({ model, messages, tools, max_tokens: 128, ...more })).choices[0].message;
-  const first = await ask({ tool_choice: choice });
-  messages.push(first);
-  for (const call of first.tool_calls ?? []) {
-    const content = getWeather(JSON.parse(call.function.arguments));
-    messages.push({ role: 'tool', tool_call_id: call.id, content });
+  for (let turn = 0; turn < 6; turn += 1) {
+    const asked = { model, messages, tools, max_tokens: 512, tool_choice: turn ? 'auto' : choice };
+    const { message } = (await openai.chat.completions.create({ ...asked, parallel_tool_calls: false })).choices[0];
+    messages.push(message);
+    if (!message.tool_calls) return message.content;
+    for (const call of message.tool_calls) {
+      const content = getWeather(JSON.parse(call.function.arguments));
+      messages.push({ role: 'tool', tool_call_id: call.id, content });
+    }
   }
-  return (await ask({ tool_choice: 'none' })).content;
+  return null;
 }
 
 async function byAi() {
@@ -39,9 +41,9 @@ async function byAi() {
     model: createOpenAICompatible({ name: 'skydraft', baseURL, apiKey: 'none' })(model),
     tools: { get_weather },
     prompt: question,
-    maxOutputTokens: 128,
-    stopWhen: stepCountIs(4),
-    prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? choice : 'none' }),
+    maxOutputTokens: 512,
+    stopWhen: stepCountIs(6),
+    prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? choice : 'auto' }),
   });
   return text;
 }
