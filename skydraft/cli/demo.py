@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from contextlib import closing
 
@@ -21,12 +23,13 @@ from skydraft.models import default_pair
 
 MODES = {
     "edge": "the small model alone",
-    "auto": "5 % may differ",
+    "auto": "about 5 % may differ",
     "quality": "fewer differ",
     "cloud": "the large one alone",
 }
-PROMPT = "写一个 SQL 查询：找出每个部门工资最高的员工，并解释。"
-_PARAMS = decoding_params(max_new_tokens=80)
+PROMPT = "什么是哈希表？它为什么快？"
+_HERE = "" if shutil.which("skydraft") else f"{os.path.relpath(sys.prefix)}/bin/"  # where no environment is active
+_PARAMS = decoding_params(max_new_tokens=48)
 
 
 def demo(prompt: str = PROMPT) -> None:
@@ -35,7 +38,7 @@ def demo(prompt: str = PROMPT) -> None:
     edge, cloud = (
         load_engine(name, EngineOptions(notify=TERMINAL.say), offline=False) for name in (pair.draft, pair.target)
     )
-    console.print(f"\n{pair.draft} writes, {pair.target} corrects it. Both run on this machine here.")
+    console.print(f"\n{pair.draft} writes, {pair.target} corrects it. Here both run on this machine.")
     console.print(f"Question: {prompt}\nAnswer:   ", end="")
     with _answer(prompt, DEFAULT_MODE, edge, cloud) as generation:
         for _, tokens in generation.rounds():
@@ -45,7 +48,7 @@ def demo(prompt: str = PROMPT) -> None:
         console.print(legend(generation.origins))
     console.print(verdict(generation, _agreement(generation, edge, cloud)) + "\n")
     console.print(_table(prompt, edge, cloud))
-    console.print("\nTalk to the pair: skydraft chat. For a chat page, and for any app: skydraft gateway")
+    console.print(f"\nTalk to the pair: {_HERE}skydraft chat. For a chat page, and for any app: {_HERE}skydraft gateway")
 
 
 def _answer(prompt: str, mode: str, edge: Engine, cloud: Engine) -> Generation:
