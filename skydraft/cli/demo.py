@@ -48,7 +48,9 @@ def demo(prompt: str = PROMPT) -> None:
         console.print(legend(generation.origins))
     console.print(verdict(generation, _agreement(generation, edge, cloud)) + "\n")
     console.print(_table(prompt, edge, cloud))
-    console.print(f"\nTalk to the pair: {_HERE}skydraft chat. For a chat page, and for any app: {_HERE}skydraft gateway")
+    console.print(
+        f"\nTalk to the pair: {_HERE}skydraft chat. For a chat page, and for any app: {_HERE}skydraft gateway"
+    )
 
 
 def _answer(prompt: str, mode: str, edge: Engine, cloud: Engine) -> Generation:

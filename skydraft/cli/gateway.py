@@ -11,7 +11,7 @@ import click
 
 from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
-from skydraft.cli.sections import Command, Section, configured, option
+from skydraft.cli.sections import Command, Section, configured, listening, option
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.engines.base import Engine
@@ -50,11 +50,8 @@ def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> Door
 
 
 _door_section = Section("door", "Gateway", _door, [
-    option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
-    option("--port", "PORT", "Port to listen on; 0 is any free one.", default=PORT),
+    *listening(PORT),
     option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).", type=Path),
-    option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
-    option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
     option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
 ])  # fmt: skip
 
@@ -135,15 +132,15 @@ def gateway(
         )
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
-        listening = stack.enter_context(listen(door.listen))
-        with starting(listening, encrypted=door.listen.tls_cert is not None):
+        sockets = stack.enter_context(listen(door.listen))
+        with starting(sockets, encrypted=door.listen.tls_cert is not None):
             pair = _open(work, cloud, models, keep, stack)
         # No part of a recording leaves this machine without --share-audio.
         share = work.share_audio or ("none" if cloud.address else "features")
         defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
         made = Gateway(pair, defaults, work.options(cloud.timeout_s), door.keys.label if door.keys else None)
         made.names.look()
-        serve(made, door.listen, listening, lambda port: click.echo(_announcement(made, door, cloud, port), err=True))
+        serve(made, door.listen, sockets, lambda port: click.echo(_announcement(made, door, cloud, port), err=True))
     click.echo("skydraft: stopped.", err=True)
 
 

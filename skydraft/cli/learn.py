@@ -65,7 +65,9 @@ def status(folder: Path) -> None:
 
 def _line(target: str, draft: str, taught: Taught) -> str:
     drafted = f"draft model {draft[:8]}" if draft else "no draft model"
-    agreed = "" if taught.alpha is None else f" Both models agree on {taught.alpha:.0%} of {taught.num_opinions} tokens."
+    agreed = (
+        "" if taught.alpha is None else f" Both models agree on {taught.alpha:.0%} of {taught.num_opinions} tokens."
+    )
     return (
         f"{taught.num_lessons} {'answer' if taught.num_lessons == 1 else 'answers'} ({drafted}, target {target[:8]}): "
         f"{taught.marks.total()} tokens. The target's choice is known for {taught.num_known}; "

@@ -11,11 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from skydraft import api
 from skydraft.characters import json_line, one_line, visible
 from skydraft.cli.terminal import Terminal
 from skydraft.cloud.logs import JsonLines
-from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.status import from_rpc
 
@@ -177,11 +175,7 @@ def test_a_state_fits_on_its_line_and_is_gone_after_an_error(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("mode", "says"),
-    [
-        ("cloud", " one call · large model wrote 100 % · ended by"),
-        ("edge", " no calls · ended by"),
-    ],
+    ("mode", "says"), [("cloud", " one call · large model wrote 100 % · ended by"), ("edge", " no calls · ended by")]
 )
 def test_the_line_of_figures_says_how_much_the_target_wrote(invoke: Invoke, mode: str, says: str) -> None:
     assert says in invoke("generate", "你好", *TOYS, "-m", mode, "-n", "20", "--min-new-tokens", "20")[2]

