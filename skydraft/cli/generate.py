@@ -82,10 +82,13 @@ def generate(
         with_signals=output.trace is not None,
     )
     tracing = open_for_writing(output.trace) if output.trace else nullcontext()
-    with tracing as trace, cloud.sides(models, gate.plan) as (edge, target):
-        with api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation:
-            _show(generation, output, trace)
-            _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
+    with (
+        tracing as trace,
+        cloud.sides(models, gate.plan) as (edge, target),
+        api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
+    ):
+        _show(generation, output, trace)
+        _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
