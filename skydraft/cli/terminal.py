@@ -88,7 +88,7 @@ TERMINAL = Terminal()
 
 @contextmanager
 def bar(what: str, total: int | None = None, *more: ProgressColumn) -> Iterator[Callable[..., None]]:
-    """Show a bar with `more` columns on stderr, if that is a terminal. Yields `rich.progress.Progress.update`, but for the task."""
+    """Show a bar with `more` columns on a terminal. Yields `rich.progress.Progress.update`, but for the task."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more)
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         yield partial(progress.update, progress.add_task(what, total=total))
