@@ -102,7 +102,7 @@ PRINTS = {
     "from openai import OpenAI": "[accepted]",
     "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{": '"finish_reason"',
     "skydraft models list": "tiny_omni/edge",
-    'skydraft generate "请用一句话介绍一款保温杯，突出它的轻便。" --mode quality --learn lessons': "1 answers",
+    'skydraft generate "请用一句话介绍一款保温杯，突出它的轻便。" --mode quality --learn lessons': "1 answer",
     'export SKYDRAFT_HOME="$HOME/skydraft-models"': "skydraft-models",
 }  # fmt: skip
 
