@@ -266,7 +266,7 @@ class RemoteVerifier:
             self._end_tries(error, recovery, now - tries.began)
         if isinstance(error, CloudLost) and now - tries.began > _SILENT_S and not tries.is_told:
             tries.is_told = True
-            self._notify(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
+            self._notices.tell(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
         tries.num += 1
         tries.num_failures += isinstance(error, CloudFailure)
         tries.num_reopened += recovery.step == "open again"
