@@ -18,12 +18,15 @@ FRESH := $(VENV)/protocol
 
 setup: $(READY)
 
+# As a path: else a script beside the folder skydraft would import that folder.
+EDITABLE := --config-settings editable_mode=compat --editable
+
 # What the demo needs, without a compiler, torch or transformers. requirements.lock has the versions.
 $(TRYING): requirements.lock pyproject.toml
 	@echo 'Step 1 of 3: Python packages into $(VENV), 0.5 GB. Half a minute or so.'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
-		--editable '.[gateway,grammar,prebuilt,serve]'
+		$(EDITABLE) '.[gateway,grammar,prebuilt,serve]'
 	@touch $(TRYING)
 
 # A llama.cpp compiled for this processor, which is faster than the ready-made one. Needs a C++ compiler.
@@ -38,7 +41,7 @@ $(READY): requirements.lock pyproject.toml
 	@echo 'Setting up $(VENV) with everything, 2 GB: five to ten minutes, most of it compiling llama.cpp. pip says nothing.'
 	$(PYTHON) -m venv $(VENV)
 	$(COMPILE) $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(EDITABLE) .
 	touch $(READY) $(TRYING)
 
 models: $(READY)

@@ -48,9 +48,7 @@ from typing import ClassVar
 
 _FLAGS = re.compile(r"(skydraft [a-z]+[^.]*)|--([a-z][a-z-]*)")  # a command that is to be run keeps its flags
 _NAMES = {
-    "cloud-timeout": "timeout_s", "context": "context_len", "threads": "num_threads", "grace": "grace_s",
-    "session-ttl": "session_ttl_s",
-    "require-cloud": "require",
+    "cloud-timeout": "timeout_s", "grace": "grace_s", "session-ttl": "session_ttl_s", "require-cloud": "require",
     "accept": "top", "edge-model": "edge", "cloud-model": "cloud", "cloud-token-file": "token",
 }  # fmt: skip
 

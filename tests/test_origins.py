@@ -37,7 +37,7 @@ def test_a_terminal_and_both_themes_have_one_hue(look: Look) -> None:
 
 
 def test_the_documentation_has_the_words_of_the_table() -> None:
-    told = (PAGE.parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    told = (PAGE.parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
     assert [f"| `{origin}` | {look.meaning} |" in told for origin, look in LOOKS.items()] == [True] * len(LOOKS)
 
 

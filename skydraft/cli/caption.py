@@ -6,10 +6,8 @@ import csv
 import dataclasses
 import io
 import json
-import os
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +26,7 @@ from skydraft.config import CAPTION_PROMPT
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, OptionError, SkydraftError
+from skydraft.files import write_whole
 from skydraft.prompts.audio import load_library
 from skydraft.prompts.messages import Message, asked, spoken
 
@@ -59,33 +58,28 @@ class TableChoice:
                 hint="Use one of these suffixes, or give --format.",
             )
 
-    @property
-    def is_csv(self) -> bool:
-        """Whether rows are CSV instead of JSON lines."""
-        ending = self.out.suffix.lower() if self.out else ""
-        return (self.format or _ENDINGS[ending]) == "csv"
-
     @contextmanager
     def open(self) -> Iterator[CaptionTable]:
         """Open the table; existing rows of the file stay. Raises OptionError for a file of another kind."""
+        out = self.out
+        is_csv = (self.format or _ENDINGS[out.suffix.lower() if out else ""]) == "csv"
         try:
-            rows = _kept(self.out, self.is_csv) if self.out and self.out.is_file() else []
-            opened = self.out.open("a", encoding="utf-8", newline="") if self.out else nullcontext(sys.stdout)
+            rows = _kept(out, is_csv) if out and out.is_file() else []
+            opened = out.open("a", encoding="utf-8", newline="") if out else nullcontext(sys.stdout)
         except OSError as error:
-            hint = "Choose another file."
-            raise OptionError(f"{self.out} cannot be written: {error.strerror}.", hint=hint) from error
+            raise OptionError(f"{out} cannot be written: {error.strerror}.", hint="Choose another file.") from error
         with opened as file:
-            if self.is_csv and not (self.out and self.out.is_file() and self.out.stat().st_size):
-                _write_head(file, is_file=self.out is not None)
-            yield CaptionTable(file, self.is_csv, rows)
+            if is_csv and not (out and out.is_file() and out.stat().st_size):
+                file.write(_head(is_file=out is not None))
+                file.flush()
+            yield CaptionTable(file, is_csv, {row["file"] for row in rows})
 
 
 class CaptionTable:
     """Writes each row at once, so that an interrupted run keeps its rows."""
 
-    def __init__(self, file: TextIO, is_csv: bool, rows: list[Row]) -> None:
-        self._file, self._is_csv = file, is_csv
-        self._names = {row["file"] for row in rows}
+    def __init__(self, file: TextIO, is_csv: bool, names: set[str]) -> None:
+        self._file, self._is_csv, self._names = file, is_csv, names
 
     def holds(self, path: Path) -> bool:
         """Whether an earlier run described this recording."""
@@ -93,23 +87,23 @@ class CaptionTable:
 
     def write(self, row: Row) -> None:
         """Append a row. In CSV, a cell that a spreadsheet would read as a formula gets an apostrophe before it."""
-        _write(self._file, row, self._is_csv)
+        line = _line(row, self._is_csv)
+        self._file.write(visible(line[:-2]) + line[-2:] if self._is_csv and self._file.isatty() else line)
         self._file.flush()
 
 
-def _write_head(file: TextIO, *, is_file: bool) -> None:
-    file.write(_BOM if is_file else "")
-    csv.writer(file).writerow(_COLUMNS)
-    file.flush()
+def _head(*, is_file: bool) -> str:
+    return (_BOM if is_file else "") + _csv_line(_COLUMNS)
 
 
-def _write(file: TextIO, row: Row, is_csv: bool) -> None:
-    if is_csv:
-        cells = [_cell(row.get(name)) for name in _COLUMNS]
-        is_terminal = file.isatty()
-        csv.writer(file).writerow(visible(cell) if is_terminal and isinstance(cell, str) else cell for cell in cells)
-    else:
-        file.write(json_line(row) + "\n")
+def _line(row: Row, is_csv: bool) -> str:
+    return _csv_line(_cell(row.get(name)) for name in _COLUMNS) if is_csv else json_line(row) + "\n"
+
+
+def _csv_line(cells: Iterable[Any]) -> str:
+    line = io.StringIO(newline="")
+    csv.writer(line).writerow(cells)
+    return line.getvalue()
 
 
 def _cell(value: Any) -> Any:
@@ -131,7 +125,8 @@ def _kept(path: Path, is_csv: bool) -> list[Row]:
         )
     kept = [row for row in rows if not row.get("error")]
     if text and (len(kept) < len(rows) or not text.endswith("\n")):
-        _rewrite(path, kept, is_csv)
+        lines = (_head(is_file=True) if is_csv else "", *(_line(row, is_csv) for row in kept))
+        write_whole(path.resolve(), "".join(lines).encode(), mode=path.stat().st_mode & 0o777)
     return kept
 
 
@@ -142,8 +137,7 @@ def _csv_rows(text: str) -> list[Row] | None:
     try:
         if text and tuple(reader.fieldnames or ()) != _COLUMNS:
             return None
-        for row in reader:
-            rows.append(row)
+        rows.extend(reader)
     except csv.Error:
         return rows  # cut off within quotation marks
     return rows if text.endswith("\n") else rows[:-1]
@@ -157,21 +151,7 @@ def _json_rows(text: str) -> list[Row] | None:
     except ValueError:
         return None
     is_ours = all(isinstance(row, dict) and "file" in row and ("text" in row or "error" in row) for row in rows)
-    begins_so = _FIRST.startswith(text[: len(_FIRST)])  # if no row is complete
-    return rows if is_ours and (rows or begins_so) else None
-
-
-def _rewrite(path: Path, rows: list[Row], is_csv: bool) -> None:
-    """Replace a file in one step, so that an interruption loses no row."""
-    target = path.resolve()
-    partial = target.with_name(f"{target.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        if is_csv:
-            _write_head(file, is_file=True)
-        for row in rows:
-            _write(file, row, is_csv)
-    shutil.copymode(target, partial)
-    os.replace(partial, target)
+    return rows if is_ours and (rows or _FIRST.startswith(text[: len(_FIRST)])) else None
 
 
 table_section = Section("table", "Output", TableChoice, [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from contextlib import closing
 
-from rich.table import Table
+from rich.console import Console
 
 from skydraft import api
 from skydraft.cli.pair_options import load_engine
@@ -21,12 +23,13 @@ from skydraft.models import default_pair
 
 MODES = {
     "edge": "the small model alone",
-    "auto": "5 % may differ",
+    "auto": "about 5 % may differ",
     "quality": "fewer differ",
     "cloud": "the large one alone",
 }
-PROMPT = "写一个 SQL 查询：找出每个部门工资最高的员工，并解释。"
-_PARAMS = decoding_params(max_new_tokens=80)
+PROMPT = "什么是哈希表？它为什么快？"
+_HERE = "" if shutil.which("skydraft") else f"{os.path.relpath(sys.prefix)}/bin/"  # where no environment is active
+_PARAMS = decoding_params(max_new_tokens=48)
 
 
 def demo(prompt: str = PROMPT) -> None:
@@ -35,7 +38,7 @@ def demo(prompt: str = PROMPT) -> None:
     edge, cloud = (
         load_engine(name, EngineOptions(notify=TERMINAL.say), offline=False) for name in (pair.draft, pair.target)
     )
-    console.print(f"\n{pair.draft} writes, {pair.target} corrects it. Both run on this machine here.")
+    console.print(f"\n{pair.draft} writes, {pair.target} corrects it. Here both run on this machine.")
     console.print(f"Question: {prompt}\nAnswer:   ", end="")
     with _answer(prompt, DEFAULT_MODE, edge, cloud) as generation:
         for _, tokens in generation.rounds():
@@ -43,9 +46,13 @@ def demo(prompt: str = PROMPT) -> None:
     console.print()
     if is_colored(console):
         console.print(legend(generation.origins))
-    console.print(verdict(generation, _agreement(generation, edge, cloud)) + "\n")
-    console.print(_table(prompt, edge, cloud))
-    console.print("\nTalk to the pair: skydraft chat. For a chat page, and for any app: skydraft gateway")
+    with TERMINAL.state("Asking the large model what it would have written…"):
+        agreement = _agreement(generation, edge, cloud)
+    console.print(verdict(generation, agreement) + "\n")
+    _show_modes(console, prompt, edge, cloud)
+    console.print(
+        f"\nTalk to the pair: {_HERE}skydraft chat. For a chat page, and for any app: {_HERE}skydraft gateway"
+    )
 
 
 def _answer(prompt: str, mode: str, edge: Engine, cloud: Engine) -> Generation:
@@ -71,21 +78,17 @@ def _agreement(generation: Generation, edge: Engine, cloud: Engine) -> float:
     return sum(map(int.__eq__, score.token_ids, score.choices)) / len(score.token_ids)
 
 
-def _table(prompt: str, edge: Engine, cloud: Engine) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("mode")
-    for name in ("tokens", "asked", "it wrote", "as it would", "tokens/s"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+def _show_modes(console: Console, prompt: str, edge: Engine, cloud: Engine) -> None:
+    """Print a row for each mode as soon as its answer is there."""
+    console.print(f"{'mode':<9}tokens  asked  it wrote  as it would  tokens/s", style="bold")
     for mode, remark in MODES.items():
-        with _answer(prompt, mode, edge, cloud) as generation:
+        with TERMINAL.state(f"The same question in mode {mode}…"), _answer(prompt, mode, edge, cloud) as generation:
             stats = generation.run().stats
             agreement = _agreement(generation, edge, cloud)
-        written, asked = f"{stats.target_written_per_token or 0:.0%}", str(stats.num_escalated)
-        table.add_row(
-            mode, str(stats.num_tokens), asked, written, f"{agreement:.0%}", f"{stats.tokens_per_s:.1f}", remark
+        console.print(
+            f"{mode:<9}{stats.num_tokens:>6}{stats.num_escalated:>7}{stats.target_written_per_token or 0:>10.0%}"
+            f"{agreement:>13.0%}{stats.tokens_per_s:>10.1f}  {remark}"
         )
-    return table
 
 
 if __name__ == "__main__":

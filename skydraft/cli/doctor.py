@@ -85,12 +85,9 @@ class CheckChoice:
     forward_ms: str | None
 
     def __post_init__(self) -> None:
-        if self.no_measure and self.probe_again:
-            raise OptionError("--probe-again measures, and --no-measure does not: choose one.")
-        if self.no_measure and self.unit_price:
-            raise OptionError("--unit-price needs what --no-measure leaves out: choose one.")
-        if self.no_measure and self.devices:
-            raise OptionError("--devices needs what --no-measure leaves out: choose one.")
+        measuring = {"--probe-again": self.probe_again, "--unit-price": self.unit_price, "--devices": self.devices}
+        if self.no_measure and (given := [name for name, value in measuring.items() if value]):
+            raise OptionError(f"{given[0]} needs what --no-measure leaves out: choose one.")
         if self.forward_ms and not self.devices:
             raise OptionError("--forward-ms is for the simulation of devices.", hint="Add --devices N.")
         self.prices()

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from skydraft.characters import one_line
 from skydraft.cli.pair_options import CloudChoice, ModelChoice
-from skydraft.cli.terminal import TERMINAL
+from skydraft.cli.terminal import TERMINAL, counted
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.prices import Prices
 from skydraft.edge.cloud import Cloud
@@ -107,8 +107,8 @@ def _measure_link(
     console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float, prices: UnitPrices | None
 ) -> Iterator[str]:
     try:
-        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts over the link…"):
-            report = examine_link(edge, cloud, info, rtt_ms)
+        with counted(len(PROMPTS), "prompts over the link") as done:
+            report = examine_link(edge, cloud, info, rtt_ms, done)
     except SkydraftError as error:
         yield f"{edge.name} cannot draft for {info.model}: {error.line}"
         return
@@ -128,7 +128,7 @@ def _measure_link(
         why = "a faster link would not help: drafting and checking cost more than they save."
         why = f"speculation would pay below a round trip of {even_ms:.1f} ms." if even_ms > 0 else why
         console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
-        console.print("             A gated mode saves written tokens, not calls: a stream is one call.")
+        console.print("             A gated mode still saves tokens that the large model writes.")
     show_turns(console, costs)
     show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs, prices)
 

@@ -11,7 +11,7 @@ import click
 
 from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
-from skydraft.cli.sections import Command, Section, configured, option
+from skydraft.cli.sections import Command, Section, configured, listening, option
 from skydraft.cloud.access import Keyring
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.engines.base import Engine
@@ -29,15 +29,8 @@ if TYPE_CHECKING:
 PORT = 8137
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Door:
-    """The address, certificate and keys of the gateway."""
-
-    listen: ListenOptions
-    keys: Keyring | None
-
-
-def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> Door:
+def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> tuple[ListenOptions, Keyring | None]:
+    """The address and certificate of the gateway, and its keys."""
     try:
         from skydraft.gateway.server import ListenOptions
     except ImportError as error:
@@ -46,15 +39,12 @@ def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> Door
         ) from error
     # Check the options first, so that a wrong host is reported first.
     options = ListenOptions(has_keys=api_key_file is not None, insecure=insecure_host, **listen)
-    return Door(options, Keyring(api_key_file) if api_key_file else None)
+    return options, Keyring(api_key_file) if api_key_file else None
 
 
 _door_section = Section("door", "Gateway", _door, [
-    option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
-    option("--port", "PORT", "Port to listen on; 0 is any free one.", default=PORT),
+    *listening(PORT),
     option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).", type=Path),
-    option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
-    option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
     option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
 ])  # fmt: skip
 
@@ -110,8 +100,9 @@ _work_section = Section("work", "Gateway", Work, [
 @models_section
 @keep_section
 def gateway(
-    door: Door, work: Work, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice
-) -> None:
+    door: tuple[ListenOptions, Keyring | None], work: Work, decoding: DecodingChoice, cloud: CloudChoice,
+    models: ModelChoice, keep: KeepChoice,
+) -> None:  # fmt: skip
     """Serve OpenAI's interface and a chat page, for any app on this machine.
 
     Point an app at http://localhost:8137/v1. Models are called skydraft and skydraft-MODE. Decoding options given here
@@ -123,11 +114,12 @@ def gateway(
     from skydraft.gateway.server import listen, serve
     from skydraft.gateway.starting import starting
 
+    at, keys = door
     cloud.check(models)
     if work.edge_only and (cloud.address or models.cloud_model):
         raise OptionError("--edge-only uses no target, but one was given.", hint="Remove one of them.")
-    if models.local_only and not is_loopback(door.listen.host):
-        raise OptionError(f"--local-only lets nothing leave this machine; --host {door.listen.host} answers others.")
+    if models.local_only and not is_loopback(at.host):
+        raise OptionError(f"--local-only lets nothing leave this machine; --host {at.host} answers others.")
     if work.edge_only and keep.learns:
         raise OptionError(
             "--learn does not apply to --edge-only: nothing is checked, so nothing is learned.",
@@ -135,15 +127,16 @@ def gateway(
         )
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
-        listening = stack.enter_context(listen(door.listen))
-        with starting(listening, encrypted=door.listen.tls_cert is not None):
+        sockets = stack.enter_context(listen(at))
+        with starting(sockets, encrypted=at.tls_cert is not None):
             pair = _open(work, cloud, models, keep, stack)
         # No part of a recording leaves this machine without --share-audio.
         share = work.share_audio or ("none" if cloud.address else "features")
         defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
-        made = Gateway(pair, defaults, work.options(cloud.timeout_s), door.keys.label if door.keys else None)
+        made = Gateway(pair, defaults, work.options(cloud.timeout_s), keys.label if keys else None)
         made.names.look()
-        serve(made, door.listen, listening, lambda port: click.echo(_announcement(made, door, cloud, port), err=True))
+        told = (made, "a key is required" if keys else "no key is required", cloud)
+        serve(made, at, sockets, lambda port: click.echo(_announcement(*told, f"{at.url}:{port}"), err=True))
     click.echo("skydraft: stopped.", err=True)
 
 
@@ -162,11 +155,10 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
     return Pair(edge, target, keep.observers)
 
 
-def _announcement(gateway: Gateway, door: Door, cloud: CloudChoice, port: int) -> str:
-    url, pair = f"{door.listen.url}:{port}", gateway.pair
+def _announcement(gateway: Gateway, lock: str, cloud: CloudChoice, url: str) -> str:
+    pair = gateway.pair
     verifies = cloud.address or pair.cloud_name
     models = f"{pair.edge.name} drafts, {verifies} checks" if verifies else f"{pair.edge.name} alone"
-    lock = "a key is required" if door.keys else "no key is required"
     return (
         f"skydraft: {models} ({lock}).\n"
         f"  chat page        {url}/\n"

@@ -36,7 +36,6 @@ from skydraft.cli.speech_options import STYLE, Speech, SpeechChoice, audio_secti
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens, trace_line
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.base import Engine
 from skydraft.errors import PromptError
 from skydraft.prompts.messages import spoken
 
@@ -83,21 +82,14 @@ def generate(
         with_signals=output.trace is not None,
     )
     tracing = open_for_writing(output.trace) if output.trace else nullcontext()
-    with tracing as trace, cloud.sides(models, gate.plan) as (edge, target):
-        if not has_audio:
-            _note_unused_audio(edge, target)
-        with api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation:
-            _show(generation, output, trace)
-            _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
+    with (
+        tracing as trace,
+        cloud.sides(models, gate.plan) as (edge, target),
+        api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
+    ):
+        _show(generation, output, trace)
+        _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
-
-
-def _note_unused_audio(*sides: object) -> None:
-    """Print a notice if a model takes speech and gets none."""
-    for side in sides:
-        if isinstance(side, Engine) and side.takes_audio:
-            TERMINAL.say(f"{side.name} takes speech; without --audio it answers only the text.")
-            return
 
 
 def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) -> None:

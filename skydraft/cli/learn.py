@@ -52,7 +52,7 @@ def status(folder: Path) -> None:
 
     store, skipped = Store(folder), Counter[str]()
     size, taught_by_pair = store.size(), summaries(store, skipped)
-    click.echo(f"{folder}: {size.num_bytes / 1e6:.1f} MB in {size.num_files} files.")
+    click.echo(f"{folder}: {size.num_bytes / 1e6:.1f} MB in {_files(size.num_files)}.")
     for (target, draft, _), taught in sorted(taught_by_pair.items(), key=lambda item: -item[1].num_lessons):
         click.echo(_line(target, draft, taught))
         if (missing := MIN_GENERATIONS - taught.num_lessons) > 0:
@@ -64,12 +64,19 @@ def status(folder: Path) -> None:
 
 
 def _line(target: str, draft: str, taught: Taught) -> str:
-    drafted = f"drafted by {draft[:8]}" if draft else "not drafted"
-    alpha = "" if taught.alpha is None else f" The draft model agreed on {taught.alpha:.3f} of {taught.num_opinions}."
-    return (
-        f"{taught.num_lessons} answers {drafted} and judged by {target[:8]}: {taught.marks.total()} tokens, "
-        f"{taught.num_known} of them the target's, {taught.num_wrong} audited to be wrong.{alpha}"
+    drafted = f"draft model {draft[:8]}" if draft else "no draft model"
+    agreed = (
+        "" if taught.alpha is None else f" Both models agree on {taught.alpha:.0%} of {taught.num_opinions} tokens."
     )
+    return (
+        f"{taught.num_lessons} {'answer' if taught.num_lessons == 1 else 'answers'} ({drafted}, target {target[:8]}): "
+        f"{taught.marks.total()} tokens. The target's choice is known for {taught.num_known}; "
+        f"{taught.num_wrong} differ from it.{agreed}"
+    )
+
+
+def _files(number: int) -> str:
+    return "1 file" if number == 1 else f"{number} files"
 
 
 _export_section = Section("export", "Export", lambda out, text: (out, text), [
@@ -92,6 +99,8 @@ def export(folder: Path, export: tuple[Path | None, bool], models: ModelChoice) 
     with open_for_writing(out, mode=0o600) if out else nullcontext(sys.stdout) as file:
         for lesson in Store(folder).lessons(skipped):
             print(_exported(lesson, vocab), file=file)
+    if out:
+        click.echo(f"Written to {out}.", err=True)
     if skipped:
         click.echo(f"skydraft: {skipped.total()} lines cannot be read and are left out.", err=True)
 
@@ -110,7 +119,7 @@ def forget(folder: Path) -> None:
     from skydraft.learning.lessons import Store
 
     size = Store(folder).forget()
-    click.echo(f"{size.num_bytes / 1e6:.1f} MB in {size.num_files} files deleted.")
+    click.echo(f"{size.num_bytes / 1e6:.1f} MB in {_files(size.num_files)} deleted.")
 
 
 _train_section = Section("train", "Training", lambda out, **settings: (out, settings), [

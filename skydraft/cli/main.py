@@ -11,8 +11,6 @@ from collections.abc import Sequence as Seq
 import click
 
 from skydraft import __version__
-from skydraft.cli import learn as _learn_apply  # noqa: F401  adds its commands
-from skydraft.cli import learn as _learn_train  # noqa: F401  adds its command
 from skydraft.cli.caption import caption
 from skydraft.cli.chat import chat
 from skydraft.cli.compare import calibrate, compare, report

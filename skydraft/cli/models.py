@@ -24,7 +24,7 @@ from skydraft.models import (
     remove,
     verify,
 )
-from skydraft.models.adapted import Applied, applied, merged_models
+from skydraft.models.adapted import applied, merged_models
 from skydraft.models.manifest import known_model
 
 
@@ -78,27 +78,18 @@ def list_models(listing: bool) -> None:
 def _rows() -> Iterator[dict[str, Any]]:
     """Each model; `adapter` is the one that is applied to it, or that it was merged with."""
     cache, entries = cache_dir(), applied(cache_dir())
-    more: dict[str, Any]
+
+    def row(name: str, size: int, license: str, path: Path | None, kind: str, **more: Any) -> dict[str, Any]:
+        entry = {"name": name, "bytes": size, "license": license, "path": str(path) if path else None, "kind": kind}
+        return entry | {"adapter": entries[name].adapter if name in entries else None} | more
+
     for known in installed(cache):
-        more = {"path": str(known.path) if known.present else None, "kind": "known"}
-        yield {
-            "name": known.name,
-            "bytes": known.bytes,
-            "license": known.license,
-            **more,
-            **_applied(known.name, entries),
-        }
+        yield row(known.name, known.bytes, known.license, known.path if known.present else None, "known")
     for name in EMBEDDED:
-        more = {"path": str(embedded_path(name)), "kind": "included"}
-        size = _bytes_in(embedded_path(name))
-        yield {"name": name, "bytes": size, "license": "Apache-2.0", **more, **_applied(name, entries)}
-    for merged in merged_models(cache):
-        more = {"path": str(merged.path), "kind": "merged", "adapter": merged.adapter, "applied_to": merged.applied_to}
-        yield {"name": merged.path.name, "bytes": _bytes_in(merged.path), "license": "as its base", **more}
-
-
-def _applied(name: str, entries: dict[str, Applied]) -> dict[str, Any]:
-    return {"adapter": entries[name].adapter if name in entries else None}
+        yield row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included")
+    for each in merged_models(cache):
+        more = {"adapter": each.adapter, "applied_to": each.applied_to}
+        yield row(each.path.name, _bytes_in(each.path), "as its base", each.path, "merged", **more)
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -167,17 +167,10 @@ class CloudChoice:
     max_calls: int | None = None
 
     def __post_init__(self) -> None:
-        given = {
-            "--cloud-api": self.api, "--price": self.price, "--max-cost": self.max_cost,
-            "--max-calls": self.max_calls,
-            "--cloud-token-file": self.token_file, "--tls-ca": self.tls_ca, "--tls-name": self.tls_name,
-            "--insecure": self.insecure, "--cloud-timeout": self.timeout_s,
-            "--require-cloud": self.require, "--open": self.open_when,
-        }  # fmt: skip
-        useless = [option for option, value in given.items() if value is not None and value is not False]
-        if self.address is None and useless:
+        given = [each.opts[0] for each in (*_SERVER, *_USE) if getattr(self, each.name or "") not in (None, False)]
+        if self.address is None and given:
             raise OptionError(
-                f"{useless[0]} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT."
+                f"{given[0]} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT."
             )
 
     def check(self, models: ModelChoice, gate: GateChoice | None = None) -> None:

@@ -39,6 +39,16 @@ def with_default(help: str, default: object) -> str:
     return f"{help.removesuffix('.')} (default: {f'{default:g}' if isinstance(default, float) else default})."
 
 
+def listening(port: int) -> list[click.Option]:
+    """The options of a server that say where it listens, with its certificate."""
+    return [
+        option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
+        option("--port", "PORT", "Port to listen on; 0 is any free one.", default=port),
+        option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
+        option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
+    ]
+
+
 class Section(Generic[T]):
     """Options under one title. As a decorator it adds them to a command, which gets the value that `build` makes.
 

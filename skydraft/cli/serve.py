@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from skydraft.cli.pair_options import ModelChoice, download_shown, served_model_section
-from skydraft.cli.sections import Command, Section, configured, option
+from skydraft.cli.sections import Command, Section, configured, listening, option
 from skydraft.cloud.limits import Limits
 from skydraft.config import Execution
 from skydraft.engines.options import EngineOptions
@@ -102,11 +102,8 @@ def _server(**given: Any) -> ServeOptions:
 
 
 _server_section = Section("server", "Server", _server, [
-    option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
-    option("--port", "PORT", "Port to listen on; 0 is any free one.", default=DEFAULT_PORT),
+    *listening(DEFAULT_PORT),
     option("--token-file", "FILE", "Accept only clients with a token from FILE (lines: LABEL TOKEN).", type=Path),
-    option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
-    option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
     option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
     option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
     option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", default=0),

@@ -1,10 +1,10 @@
-"""The terminal: notices and answers on one screen, tokens coloured by origin, figures, bars and tables."""
+"""The terminal: notices and answers on one screen, tokens coloured by origin, figures and bars."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -23,12 +23,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from skydraft.characters import json_line, one_line, visible
 from skydraft.decoding.generation import Generation
-from skydraft.decoding.stats import CachedTokens, Stats
 from skydraft.origins import LOOKS
 from skydraft.types import Origin, Round, Token
 
@@ -90,9 +88,9 @@ TERMINAL = Terminal()
 
 @contextmanager
 def bar(what: str, total: int | None = None, *more: ProgressColumn) -> Iterator[Callable[..., None]]:
-    """Show a bar with `more` columns on stderr. Yields `rich.progress.Progress.update`, but for the task."""
+    """Show a bar with `more` columns on a terminal. Yields `rich.progress.Progress.update`, but for the task."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more)
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         yield partial(progress.update, progress.add_task(what, total=total))
 
 
@@ -159,16 +157,13 @@ def _summary(generation: Generation) -> str:
     stats = generation.stats
     parts = [f"{stats.num_tokens} tokens", f"{_number(stats.tokens_per_s)} tokens/s"]
     calls = stats.num_escalated
-    parts += [f"{stats.num_rounds} rounds", "one call" if calls == 1 else f"{calls or 'no'} calls"]
-    if stats.acceptance_rate is not None:
-        parts.append(f"{stats.acceptance_rate:.0%} of drafts accepted")
+    parts.append("one call" if calls == 1 else f"{calls or 'no'} calls")
+    if stats.target_written_per_token:
+        parts.append(f"large model wrote {100 * stats.target_written_per_token:.0f} %")
     if stats.num_fallback_tokens:
         parts.append(f"{stats.num_fallback_tokens} tokens without the cloud")
     if cached := max(stats.cached_tokens.edge, stats.cached_tokens.cloud):
         parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
-    parts.append(f"{_number(stats.cloud_calls_per_token)} calls/token")
-    if stats.target_written_per_token:
-        parts[-1] += f" · large model wrote {100 * stats.target_written_per_token:.0f} %"
     if stats.cost is not None:
         parts.append(f"cost {stats.cost:.3g}")
     more = " (-n allows more)" if generation.finish_reason == "length" else ""
@@ -184,20 +179,6 @@ def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     line |= {"text": "".join(token.text for token in tokens), "audit": done.audit, "audit_ranks": done.audit_ranks}
     line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
     return json_line(_rounded(line))
-
-
-def stats_table(runs: Mapping[str, Stats]) -> Table:
-    """The figures of several runs: a column for each run, a row for each figure that is not 0 in all of them."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in runs:
-        table.add_column(name, justify="right")
-    for field in dataclasses.fields(Stats):
-        values = [getattr(stats, field.name) for stats in runs.values()]
-        if isinstance(values[0], CachedTokens) or not any(values):  # a single question has no cached tokens
-            continue
-        table.add_row(field.name, *map(_number, values))
-    return table
 
 
 def _number(value: float | None) -> str:

@@ -34,6 +34,7 @@ T = TypeVar("T")
 Notify = Callable[[str], None]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
 _PROBE_S = 3.0
+_SILENT_S = 1.0  # then a text that waits for the cloud says so
 _LAST_WAIT_S = 0.3  # at the end of a text, for a server that was not needed
 _QUIET_S = 30.0  # of a server that comes and goes, one outage in so many seconds is told
 
@@ -80,6 +81,7 @@ class _Tries:
     num: int = 0
     num_reopened: int = 0
     num_failures: int = 0
+    is_told: bool = False
     at: set[str] = field(default_factory=set)  # tried servers
 
 
@@ -188,7 +190,7 @@ class RemoteVerifier:
                     self._go_alone(error)
                     return
                 else:
-                    self._news.append(f"The cloud at {self._servers.name} cannot be used: {error}")
+                    self._news.append(f"The cloud at {self._servers.name} cannot be used: {error.line}")
                     return
 
     async def _wait_for_greeting(self, greeting: Awaited[None]) -> None:
@@ -262,6 +264,9 @@ class RemoteVerifier:
         )  # fmt: skip
         if recovery.step in ("alone", "give up"):
             self._end_tries(error, recovery, now - tries.began)
+        if isinstance(error, CloudLost) and now - tries.began > _SILENT_S and not tries.is_told:
+            tries.is_told = True
+            self._notices.tell(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
         tries.num += 1
         tries.num_failures += isinstance(error, CloudFailure)
         tries.num_reopened += recovery.step == "open again"
@@ -287,9 +292,12 @@ class RemoteVerifier:
     def _go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         self._outage = gone
         if is_told := self._notices.may_tell_outage(time.monotonic()):
-            self._news.append(f"The cloud at {self._servers.name} is gone ({str(gone).rstrip('.')}); going on alone.")
+            self._news.append(f"{self._gone(gone)}; going on alone.")
         if not is_final:
             self._probing = asyncio.ensure_future(self._probe(gone, is_told=is_told))
+
+    def _gone(self, error: CloudError) -> str:
+        return f"The cloud at {self._servers.name} is gone ({error.line.rstrip('.')})"
 
     async def _probe(self, gone: CloudError, *, is_told: bool) -> None:
         """Ping the cloud until it is back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,8 +107,13 @@ def ping_times(cloud: Cloud) -> tuple[float, float]:
     return statistics.median(pings), percentile(pings, 95) or 0.0
 
 
-def examine_link(edge: Engine, cloud: Cloud, info: ServerInfo, rtt_ms: float) -> LinkReport:
-    """Answer a few prompts greedily over the link and measure its costs. Raises SkydraftError if that fails."""
+def examine_link(
+    edge: Engine, cloud: Cloud, info: ServerInfo, rtt_ms: float, done: Callable[[], None] = lambda: None
+) -> LinkReport:
+    """Answer a few prompts greedily over the link and measure its costs; calls `done` after each.
+
+    Raises SkydraftError if that fails.
+    """
     if short_fingerprint(edge.vocab.fingerprint) != info.fingerprint:
         raise VocabularyMismatch(
             "the two models do not share a vocabulary.", hint="Choose another --edge-model, of the target's family."
@@ -118,6 +124,7 @@ def examine_link(edge: Engine, cloud: Cloud, info: ServerInfo, rtt_ms: float) ->
         params, plan = DecodingParams(max_new_tokens=_NUM_TOKENS), make_plan("lossless", k=k)
         with api.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params) as generation:
             records += generation.run().records
+        done()
     link = sum((record.link for record in records), LinkCost())
     num_tokens = sum(record.num_committed for record in records)
     beside = [r.wall_ms - r.draft.forward_ms - r.target.forward_ms - r.target.queue_ms for r in records]

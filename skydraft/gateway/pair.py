@@ -94,7 +94,9 @@ class ModelNames:
         mode = self.mode_of(model)
         mode = choice.mode or mode
         if mode not in self.modes:
-            raise Refusal(400, f"The mode '{mode}' is not available.", param="skydraft.mode")
+            raise Refusal(
+                400, f"The mode '{mode}' is not available. Use one of: {', '.join(self.modes)}.", param="skydraft.mode"
+            )
         k = None if choice.k is None else str(choice.k)
         accept = choice.accept or "exact"
         plan = make_plan(mode, choice.gate, k=k, accept=accept, eager=choice.eager, hand_back=choice.hand_back)

@@ -90,6 +90,11 @@ _WHY = {
     "conversation": "Nothing is kept between requests; send the whole conversation as input.",
     "background": "An answer is written while its client waits.",
 }
+_OPENAIS = {
+    "max_new_tokens": "Use max_tokens.",
+    "stop": "Use stop of the request.",
+    "logit_bias": "Use logit_bias of the request.",
+}
 
 
 def _invalid(error: ValidationError) -> Refusal:
@@ -101,5 +106,17 @@ def _invalid(error: ValidationError) -> Refusal:
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
     fields = [part for part in place[1:] if part not in ("str", "int", "list", "text", "NamedTool")]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
-    why = _WHY.get(place[0] if place else "", "") or first["msg"].removeprefix("Value error, ")
+    why = _WHY.get(place[0] if place else "") or _said(first, place)
     return Refusal(400, f"{param or 'The body'}: {why}", param=param)
+
+
+def _said(error: Any, place: list[str]) -> str:
+    """What is wrong, in our words where pydantic's do not say what to do."""
+    kind, facts = error["type"], error.get("ctx", {})
+    if kind == "union_tag_invalid" and "image" in facts["tag"]:
+        return "Pictures are not read. The models take text, and some take recordings (input_audio)."
+    if kind == "union_tag_invalid":
+        return f"There is no type '{facts['tag']}' here. Use one of: {facts['expected_tags']}."
+    if kind == "extra_forbidden":
+        return f"There is no such field. {_OPENAIS.get(place[-1], 'Remove it.')}"
+    return "It is missing." if kind == "missing" else error["msg"].removeprefix("Value error, ")

@@ -106,11 +106,11 @@ def write_private(path: Path, data: bytes) -> None:
 
 def read_adapter(path: Path) -> Adapter:
     """Read an adapter from its file. Raises RecordsError if it holds none, OptionError if it cannot be read."""
-    library = _library()
     try:
         data = read_file(path)
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+    library = _library()
     try:
         header = from_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
         card = AdapterCard.model_validate_json(header["__metadata__"]["skydraft-adapter"])

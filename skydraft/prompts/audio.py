@@ -48,7 +48,7 @@ def load_library() -> tuple[Any, Any]:
     except (ImportError, OSError) as error:  # OSError: soundfile does not find libsndfile
         raise MissingDependency(
             "Audio needs soundfile and soxr, and one of them is not installed or does not load.",
-            hint="Run: pip install 'skydraft[audio]'.",
+            hint="Run: pip install 'skydraft[omni]'.",
         ) from error
     return soundfile, soxr
 

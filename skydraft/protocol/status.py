@@ -65,7 +65,7 @@ def to_status(error: SkydraftError) -> Any:
         delay.FromMilliseconds(round(error.retry_after_s * 1e3))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
     code = code_pb2.Code.Value(error.grpc_status)
-    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
+    return rpc_status.to_status(status_pb2.Status(code=code, message=error.line, details=details))
 
 
 def _reason(kind: type[SkydraftError]) -> str:

@@ -101,7 +101,8 @@ def test_another_ending_is_refused_before_models_load(tmp_path: Path, refused: R
     out = tmp_path / f"a{ending}"
     refused("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(out), says=".csv or .jsonl")
     assert not out.exists()
-    assert TableChoice(out, "csv").is_csv  # who says it, gets it
+    with TableChoice(out, "csv").open():  # who says it, gets it
+        assert out.read_bytes().startswith("\ufefffile,".encode())
 
 
 def test_nothing_is_loaded_where_nothing_is_left_to_do(tmp_path: Path, invoke: Invoke) -> None:

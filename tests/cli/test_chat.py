@@ -85,7 +85,7 @@ def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_later_turns_are_partly_cached(tmp_path: Path) -> None:
     _, err = talk(tmp_path, "语" * 700, "快")
-    first, second = (line for line in err.splitlines() if "calls/token" in line)
+    first, second = (line for line in err.splitlines() if "tokens/s" in line)
     assert "cached" not in first and "512 of" in second
 
 

@@ -117,6 +117,13 @@ def test_a_gated_run_says_what_is_wrong_with_its_cloud_though_nothing_was_escala
     assert invoke("generate", "你好", *gate, "-q", "--cloud", server.address)[2] == ""
 
 
+def test_a_text_that_waits_for_a_lost_server_says_so(invoke: Invoke) -> None:
+    lost = ("generate", "你好", *EDGE, "-m", "lossless", "--cloud", "127.0.0.1:9", "--cloud-timeout", "2.5")
+    status, _, err = invoke(*lost)
+    first, last = err.splitlines()
+    assert status == 1 and first.endswith("waiting up to 2.5 s for it.") and "--cloud-timeout" in last
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "http://127.0.0.1:9/v1"])
 def test_the_doctor_says_at_once_that_a_connection_is_refused(invoke: Invoke, address: str) -> None:
     began = time.monotonic()

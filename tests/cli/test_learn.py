@@ -49,7 +49,7 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
     assert invoke("learn", "export", str(folder), "--out", str(tmp_path / "mine"))[0] == 0
     assert len((tmp_path / "mine").read_text().splitlines()) == 3
     assert (tmp_path / "mine").stat().st_mode & 0o077 == 0
-    assert "1 files deleted" in invoke("learn", "forget", str(folder))[1]
+    assert "1 file deleted" in invoke("learn", "forget", str(folder))[1]
     assert "No answers yet" in invoke("learn", "status", str(folder))[1]
 
 

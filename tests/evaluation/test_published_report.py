@@ -129,7 +129,7 @@ def test_where_none_keeps_it_the_closest_is_named_and_said_to_fall_short(summary
                 one["measures"]["target_agreement"] = figure(0.5 + number / 1000)
     setting(summary, "fluency")["measures"]["target_agreement"] = figure(0.94)
     found = answered(summary)
-    assert found.mode == "fluency" and "no gated mode kept 0.95" in found.kept
+    assert found.mode == "fluency" and "No gated mode kept 0.95" in found.kept
 
 
 def test_each_link_has_its_line_with_the_prompts_it_rests_on(summary: dict[str, Any]) -> None:

@@ -148,11 +148,6 @@ def test_wrong_use_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) ->
     assert says in err and err.count("\n") == 1
 
 
-def test_a_model_that_hears_and_is_given_nothing_to_hear_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", "你好", "--edge-model", "tiny-omni-edge", "--mode", "edge", "--max-new-tokens", "4"]) == 0
-    assert "takes speech; without --audio it answers only the text" in capsys.readouterr().err
-
-
 def test_a_conversation_in_a_file_may_be_spoken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud", "--mode", "quality", "--json"]
     (tmp_path / "clip.flac").write_bytes(CLIPS[0].read_bytes())

@@ -65,13 +65,13 @@ def _kept(setting: SettingFigures, is_enough: bool) -> str:
     names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
     agreement, calls, written = (setting.measures[name].shown(3) for name in names)
     which = (
-        f"it is the fastest of the gated modes that keep {KEPT:g}"
+        f"It is the fastest of the gated modes that keep {KEPT:g}."
         if is_enough
-        else f"no gated mode kept {KEPT:g}, and this one came closest"
+        else f"No gated mode kept {KEPT:g}; this one came closest."
     )
     return (
-        f"keeps an agreement of {agreement} with {calls} calls a token; the target writes {written} of the tokens "
-        f"itself, where alone it makes one call and writes all; {which}."
+        f"keeps an agreement of {agreement} with {calls} calls a token. The target writes {written} of the tokens. "
+        f"Alone, it would write all of them, in one call. {which}"
     )
 
 

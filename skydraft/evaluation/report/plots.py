@@ -275,11 +275,11 @@ def all_plots(findings: Findings, study: Study | None) -> Sequence[tuple[str, st
     drawn = (
         (PLANE,
          "Lower left is better. Calls: times that the device asked the large model and waited. Written: tokens that "
-         "the large model wrote itself. Lines are hand-backs, replayed along the target's own texts behind a gate "
-         "whose limit runs from none (lower left) to a strict one, fitted on other prompts; not run. Marks on them "
-         "are agreements, hollow marks are runs. Grey: an oracle that calls once for each disagreement it mends, so "
-         "that an agreement A takes A − α calls a token and as many written (derived; α is that of the draft model "
-         "along these texts).", calls_against_written(findings, study)),
+         "the large model wrote itself. Hollow marks were measured. Lines are hand-backs, replayed along the target's "
+         "own texts, not run. Along a line the gate's limit goes from none (lower left) to strict; it was fitted on "
+         "other prompts. Marks on a line are agreements. Grey is the best that is possible: one call for each "
+         "disagreement. An agreement A takes A − α calls there (α: that of the draft model alone).",
+         calls_against_written(findings, study)),
         ("Speed against round trip",
          "Lines are the formulae with the costs and the acceptance measured in this run; dotted verticals are "
          "break-even round trips, where there are any; neither knows of prefill. Marks were measured; where the round "
