@@ -167,7 +167,8 @@ class CloudChoice:
     max_calls: int | None = None
 
     def __post_init__(self) -> None:
-        given = [each.opts[0] for each in (*_SERVER, *_USE) if getattr(self, each.name or "") not in (None, False)]
+        values = [(each.opts[0], getattr(self, each.name or "")) for each in (*_SERVER, *_USE)]
+        given = [name for name, value in values if value is not None and value is not False]  # 0 is a value
         if self.address is None and given:
             raise OptionError(
                 f"{given[0]} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT."
