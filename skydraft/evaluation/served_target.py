@@ -6,9 +6,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from skydraft import api
 from skydraft.edge.cloud import Cloud
@@ -16,7 +15,7 @@ from skydraft.engines.options import EngineOptions
 from skydraft.errors import CloudFailure
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
-_PAUSE_S = 0.05
+_PAUSE_S = 0.5
 
 
 class ServedTarget:
@@ -48,13 +47,11 @@ class ServedTarget:
         return self
 
     def _await_start(self) -> None:
-        """Wait until the server has loaded its model and listens. Raises CloudFailure if it ends."""
-        while self._process.poll() is None:
-            try:
-                socket.create_connection(self._address).close()
-                return
-            except ConnectionRefusedError:
-                time.sleep(_PAUSE_S)
+        """Wait until the server has loaded its model. It listens before. Raises CloudFailure if it ends."""
+        with closing(api.connect("{}:{}".format(*self._address))) as cloud:
+            while self._process.poll() is None:
+                if cloud.facts(_PAUSE_S):
+                    return
         self._said.seek(0)
         *_, last = ("it said nothing", *filter(None, map(str.strip, self._said)))
         raise CloudFailure(f"The server for the emulated link did not start: {last.removesuffix('.')}.")

@@ -143,8 +143,9 @@ def chat_requests(
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
-    calls_are_known = writes_calls(edge.vocab.chat_template)
-    if not body.callable_tools and calls_are_known:
+    has_results = any(message.role == "tool" for message in messages)
+    calls_are_known = (body.callable_tools or has_results) and writes_calls(edge.vocab.chat_template)
+    if has_results and calls_are_known and not body.callable_tools:
         messages = results_before_questions(messages)
     if body.callable_tools and not calls_are_known:
         raise Refusal(

@@ -52,7 +52,7 @@ def test_arguments_are_values_of_vllms() -> None:
         ("block_size", "takes NAME=VALUE"),
         ("blok_size=3", "no engine argument blok_size. Did you mean block_size?"),
         ("zzz=3", "no engine argument zzz"),
-        ("max_model_len=9", "skydraft sets it. Use context_len"),
+        ("max_model_len=9", "skydraft sets it. Use context"),
         ("runner=generate", "skydraft sets it"),
         ("tensor_parallel_size=2", "several workers are not tested"),
         ("enable_lora=true", "adapters"),

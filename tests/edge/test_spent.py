@@ -156,8 +156,9 @@ def test_features_of_an_opening_that_got_no_answer_are_shared_too() -> None:
         given = {"edge": HearingToy(17, 0.4), "cloud": cloud, "plan": GATED, "params": PARAMS}
         generation = skydraft.generate(PROMPT, raw=True, audio=heard, **given).run()  # type: ignore[arg-type]
         assert set(generation.origins) <= {"skipped", "edge-fallback"}
-        num_sent = openings_with_speech(relay)
-        assert num_sent > 0 and generation.stats.shared_bytes == SHARED_BYTES * num_sent < generation.stats.bytes_up
+        num_sent, stats = openings_with_speech(relay), generation.stats
+        # What was given to a connection that broke before it left counts as shared: never less is said than was sent.
+        assert 0 < SHARED_BYTES * num_sent <= stats.shared_bytes <= SHARED_BYTES * (num_sent + 1) < stats.bytes_up
         cloud.close()
 
 

@@ -102,7 +102,7 @@ def test_a_file_is_for_llama_cpp(tmp_path: Path, opened: list[tuple[str, Path]])
 @pytest.mark.parametrize(
     ("kind", "option", "value", "message"),
     [
-        ("toy", "num_threads", 2, "num_threads does not apply to toy:x, which is a toy. Remove num_threads."),
+        ("toy", "num_threads", 2, "threads does not apply to toy:x, which is a toy. Remove threads."),
         ("toy", "gpu_layers", -1, "gpu_layers does not apply to toy:x, which is a toy"),
         ("gguf", "quantization", "8bit", "quantization does not apply to m.gguf, which is a GGUF model"),
         ("gguf", "device", "cuda", "device does not apply to m.gguf"),

@@ -59,5 +59,5 @@ def test_a_chat_completion_walks_through_few_modules() -> None:
         threading.setprofile(None)
         gateway.close()
     walked = tracer.beside - tracer.in_rounds
-    assert len(walked) <= MOST, sorted(walked)
+    assert len(walked) <= MOST, " ".join(sorted(walked))
     assert {name for name in walked if name.startswith(("gateway", "prompts", "api", "cloud"))} == set(WALK)

@@ -183,5 +183,5 @@ def test_without_a_library_it_says_what_to_install(
 ) -> None:
     path = save(tmp_path / "a.wav", tone(0.5))
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingDependency, match=r"pip install 'skydraft\[audio\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install 'skydraft\[omni\]'"):
         load_audio(path)
