@@ -249,8 +249,11 @@ class HostilePolicy:
         return None
 
 
+GATES = ("always", "entropy:1", "prob:0.5", "margin:0.2+digits", "entropy:9+start+values")
+
+
 @law(30)
-@given(toys.pairs(), toys.params(), st.sampled_from(["always", "entropy:1", "prob:0.5", "margin:0.2+digits"]))
+@given(toys.pairs(), toys.params(), st.sampled_from(GATES))
 def test_an_adaptive_length_changes_no_token_of_whoever_wrote_it(pair, params, gate):
     edge, cloud = pair
     plan = make_plan(gate=gate, k="auto")
