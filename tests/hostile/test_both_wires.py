@@ -264,11 +264,21 @@ def _later(message: bytes) -> bytes:
 @pytest.mark.parametrize("wire", WIRES)
 def test_another_vocabulary_is_said_and_no_token_used(wire: str, plan: str) -> None:
     with line(wire, is_other=True) as each, closing(skydraft.connect(each.url)) as cloud:
-        generation = write(cloud, plan)
+        origins: set[str] = set()
+
+        def run_texts() -> None:
+            for _ in range(1 if plan == "cloud" else 10):  # a short gated text may end before a busy server has said it
+                generation = write(cloud, plan)
+                try:
+                    generation.run()
+                finally:
+                    origins.update(generation.origins)
+                time.sleep(0.2)
+
         with pytest.raises(VocabularyMismatch) as failed:
-            generation.run()
+            run_texts()
         assert_one_clear_line(failed.value)
-        assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
+        assert not origins & {"accepted", "recovered", "bonus", "cloud"}
 
 
 # --- Kills

@@ -43,7 +43,7 @@ def test_a_reload_shows_all_again_and_the_conversation_goes_on(page: Any, fake: 
     wait_for(lambda: is_kept(page, "get_weather"))
     page.reload()
     settled(page, 2)
-    assert [page.locator(part).inner_html() for part in parts] == before
+    wait_for(lambda: [page.locator(part).inner_html() for part in parts] == before)
     answered(page, "And now?", 3)
     said = fake.bodies[2]["messages"]
     assert [message["role"] for message in said] == ["user", "assistant", "user", "assistant", "user"]
