@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import threading
 import time
@@ -222,8 +223,9 @@ def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names
             begin(cloud, GATED if require else LOSSLESS).run()
         with pytest.raises(CloudTimeout, match=r"did not answer for 1.0 s"):
             cloud.info()
-    for part in (f"The cloud at {names} did not answer", "refused", f"doctor --cloud {names}"):
+    for part in (f"The cloud at {names} did not answer", f"doctor --cloud {names}"):
         assert part in str(caught.value)
+    assert re.search("refused|no answer in time", str(caught.value))  # late on a busy machine
     assert "\n" not in str(caught.value)
 
 
