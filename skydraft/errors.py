@@ -18,7 +18,6 @@
     │   └── NetworkUnavailable  neither cache nor network has it
     ├── MissingDependency       an optional package is not installed
     ├── EngineError             a forward or a rollback was refused by the engine
-    │   └── EngineEnded         the engine's process ended, and its running work is lost
     ├── BaseMismatch            a block or verdict does not begin where the committed text ends
     └── CloudError              the cloud did not answer as it should
         ├── CloudLost           no answer: no connection, no server, or one that is shutting down
@@ -190,10 +189,6 @@ def importing(need: str, extra: str) -> Iterator[None]:
 
 class EngineError(SkydraftError):
     """A forward or a rollback was refused by the engine."""
-
-
-class EngineEnded(EngineError):
-    """The process of an engine ended, and its running work is lost."""
 
 
 class BaseMismatch(SkydraftError):

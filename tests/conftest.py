@@ -77,7 +77,7 @@ def _group(nodeid: str) -> str:
 # Files that use `fixed_k` throughout.
 _FIXED_K = {
     "tests/cli/test_learn.py", "tests/cloud/test_grammars.py", "tests/cloud/test_operating.py",
-    "tests/cloud/test_serving.py", "tests/cloud/test_vllm_judge.py", "tests/decoding/test_conversations.py",
+    "tests/cloud/test_serving.py", "tests/decoding/test_conversations.py",
     "tests/decoding/test_laws.py", "tests/edge/test_lying_servers.py", "tests/edge/test_mending.py",
     "tests/edge/test_remote.py", "tests/edge/test_unreliable.py", "tests/evaluation/test_diagnosis.py",
     "tests/gateway/test_desk.py", "tests/gateway/test_structured.py", "tests/speech/test_tiny_pair.py",

@@ -17,7 +17,6 @@ from typing import Any
 
 import grpc
 
-from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
 from skydraft.cloud.worker import Worker
@@ -118,9 +117,9 @@ class Process:
 class Serving:
     """A running CloudServer with its own thread and event loop."""
 
-    def __init__(self, target: Engine | Judge, options: ServeOptions) -> None:
-        judge = Worker(target, options.limits, execution=options.execution) if isinstance(target, Engine) else target
-        self.server = CloudServer(judge, options)
+    def __init__(self, target: Engine | Worker, options: ServeOptions) -> None:
+        worker = Worker(target, options.limits, execution=options.execution) if isinstance(target, Engine) else target
+        self.server = CloudServer(worker, options)
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -81,9 +81,8 @@ def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
         rtt_ms, late_ms = ping_times(cloud)
     encryption = "TLS" if cloud.uses_tls else "plaintext"
     console.print(f"cloud        {address}, skydraft {info.version}, {encryption}, token accepted or not needed")
-    engine = f" on {info.engine} ({info.dtype})" if info.engine else ""
     console.print(
-        f"             {info.model}{engine}, context {info.context_len}, {info.execution}, "
+        f"             {info.model}, context {info.context_len}, {info.execution}, "
         f"{info.max_rows} rows a forward, {info.num_sessions} of {info.max_sessions} sessions in use"
     )
     console.print(f"round trip   p50 {rtt_ms:.2f} ms, p95 {late_ms:.2f} ms ({NUM_PINGS} health checks)")

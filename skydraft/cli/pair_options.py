@@ -122,7 +122,7 @@ _RUN = [
     option("--threads num_threads", "N", "CPU threads (default: 0, all cores).", default=0),
     option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
     option("--device", "D", "transformers: cpu or cuda.", default="cpu"),
-    option("--dtype", "T", "transformers and vLLM: float32, bfloat16 or float16.", default="float32"),
+    option("--dtype", "T", "transformers: float32, bfloat16 or float16.", default="float32"),
     option("--quantization", "Q", "transformers on a GPU: none, 8bit or 4bit.", default="none"),
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,

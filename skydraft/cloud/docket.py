@@ -1,6 +1,6 @@
 """The docket: all jobs from arrival to last answer, the order of their turns, and their sessions.
 
-Only the judge's thread uses it: it calls `expire`, `admit` and `commit` around its own work.
+Only the worker's thread uses it: it calls `expire`, `admit` and `commit` around its own work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from skydraft.cloud.limits import Limits
 from skydraft.cloud.seats import Seats
 from skydraft.cloud.sessions import CloudSession, Sessions
 from skydraft.cloud.shares import WorkShares
-from skydraft.decoding.verification import Judged, SequenceVerification
+from skydraft.decoding.verification import SequenceVerification
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import (
     CloudDraining,
@@ -60,7 +60,7 @@ class Job:
         self.has_verdict = False  # the verdict was sent; the target writes now
         self.verdict: Verdict | None = None  # computed for this job, not remembered from an earlier one
         self.num_written = 0  # tokens after the verdict
-        self.work: Judged | None = None  # the block under judgement, once the prompt is in the cache
+        self.work: SequenceVerification | None = None  # the block under judgement, once the prompt is in the cache
         self._arrived = arrived
         self._charge = charge
         self._session: CloudSession | None = None
@@ -145,7 +145,7 @@ class Job:
         if isinstance(self.call, OpenCall):
             return Opened(target.base, self.cost)
         if self.has_verdict:
-            self.work = target.begin(DraftBlock(target.base, target.guess[: self.num_to_write - 1]), ())
+            self.work = target.begin(DraftBlock(target.base, ()), ())
         else:
             self.work = target.begin(self.call.block, self.call.catch_up_ids)
         return None
@@ -189,7 +189,7 @@ Batch: TypeAlias = list[tuple[Job, SequenceVerification, TokenIds]]
 
 
 class Docket:
-    """The open jobs of a judge. Each job gets exactly one last answer; a session serves one job at a time.
+    """The open jobs of a server. Each job gets exactly one last answer; a session serves one job at a time.
 
     Owners get equal shares: jobs of the owner with the fewest rows go first, and of one owner's jobs the oldest.
     The service limits how many jobs may wait. `clock` is in seconds.
@@ -349,10 +349,8 @@ class Docket:
         feeds: Batch = []
         now = self._clock()
         for job in sorted((job for job in self._active if job.turn <= now), key=self._order):
-            if max_rows <= 0 or not isinstance(work := job.work, SequenceVerification):
-                continue
-            if (feed := work.next_feed(max_rows)) is not None:
-                feeds.append((job, work, feed))
+            if max_rows > 0 and job.work is not None and (feed := job.work.next_feed(max_rows)) is not None:
+                feeds.append((job, job.work, feed))
                 max_rows -= len(feed)
         return feeds
 

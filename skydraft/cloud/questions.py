@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from skydraft.cloud.access import Calls, Keyring, Method, RpcContext
-from skydraft.cloud.judge import Judge
+from skydraft.cloud.worker import Worker
 from skydraft.errors import CloudFailure, CloudTimeout, SkydraftError
 from skydraft.protocol.info import encode_info
 from skydraft.protocol.status import to_status
@@ -23,26 +23,21 @@ from skydraft.protocol.values import SERVICE, ServerInfo
 log = logging.getLogger("skydraft.cloud")
 QUESTION_S = 10.0  # for a question and its answer
 _LAST_WORDS_S = 0.2  # the same when the server ends
-# grpc.health.v1: HealthCheckRequest with a service, "" for all; HealthCheckResponse with SERVING or NOT_SERVING.
+# grpc.health.v1: HealthCheckRequest with a service, "" for all; HealthCheckResponse with SERVING.
 _HEALTH, _NAMES = "grpc.health.v1.Health", (b"", b"\n\0", b"\n" + bytes((len(SERVICE),)) + SERVICE.encode())
-_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
+_SERVING = b"\x08\x01"
 
 
 class Questions:
     """Answers questions about a server, as some of its `calls`."""
 
-    def __init__(self, judge: Judge, info: Callable[[], ServerInfo], keyring: Keyring, calls: Calls) -> None:
+    def __init__(self, worker: Worker, info: Callable[[], ServerInfo], keyring: Keyring, calls: Calls) -> None:
         named = ((SERVICE, "GetInfo", self._get_info), (_HEALTH, "Check", self._check))
         calls.add({f"/{service}/{name}": self._answering(how) for service, name, how in named})
-        self._judge = judge
+        self._worker = worker
         self._info = info
         self._keyring = keyring
-        self._is_well = True
         self._limits: set[asyncio.Timeout] = set()  # of the questions under way
-
-    def hear(self, is_well: bool) -> None:
-        """Note whether the server can judge. Any thread may call this."""
-        self._is_well = is_well
 
     def end(self) -> None:
         """Leave the questions under way a moment."""
@@ -53,10 +48,10 @@ class Questions:
     async def _check(self, asked: bytes, context: RpcContext) -> bytes:
         if asked not in _NAMES:
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such service.")
-        return _SERVING if self._is_well else _NOT_SERVING
+        return _SERVING
 
     async def _get_info(self, asked: bytes, context: RpcContext) -> bytes:
-        metrics = self._judge.docket.metrics
+        metrics = self._worker.docket.metrics
         try:
             self._keyring.label(authorization(context))
         except Exception as error:

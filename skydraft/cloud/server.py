@@ -1,4 +1,4 @@
-"""`skydraft serve`: the gRPC server around a judge, from the first bind to the last answer."""
+"""`skydraft serve`: the gRPC server around a worker, from the first bind to the last answer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import grpc
 from skydraft import __version__
 from skydraft.cloud.access import MOST_PENDING, Calls, Keyring
 from skydraft.cloud.connections import ConnectionWatch
-from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.listening import ONE_LISTENER, bind
 from skydraft.cloud.questions import QUESTION_S, Questions
 from skydraft.cloud.service import VerifierService
+from skydraft.cloud.worker import Worker
 from skydraft.config import Execution, check_execution
 from skydraft.errors import EngineError, OptionError, importing
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
@@ -80,28 +80,28 @@ class ServeOptions:
 
 
 class CloudServer:
-    """Serves one judge on one port. Call `start`, then `stop`, on one event loop."""
+    """Serves one worker on one port. Call `start`, then `stop`, on one event loop."""
 
-    def __init__(self, judge: Judge, options: ServeOptions) -> None:
-        self._judge = judge
+    def __init__(self, worker: Worker, options: ServeOptions) -> None:
+        self._worker = worker
         self._options = options
         self._keyring = Keyring(options.token_file)
-        self._metrics = _metrics(judge.served.name, options) if options.metrics_port else None
-        judge.docket.metrics = self._metrics
+        self._metrics = _metrics(worker.served.name, options) if options.metrics_port else None
+        worker.docket.metrics = self._metrics
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
         self._has_died = False
         self._calls = Calls()
-        self._questions = Questions(judge, self.info, self._keyring, self._calls)
+        self._questions = Questions(worker, self.info, self._keyring, self._calls)
         self._service = VerifierService(
-            judge, self._keyring, options.limits, time.perf_counter, self._calls,
+            worker, self._keyring, options.limits, time.perf_counter, self._calls,
             log_prompts=options.log_prompts, tracing=self._tracing,
         )  # fmt: skip
 
     def info(self) -> ServerInfo:
         """The answer to GetInfo."""
-        served, limits = self._judge.served, self._options.limits
+        served, limits = self._worker.served, self._options.limits
         return ServerInfo(
             version=__version__,
             model=served.name,
@@ -112,19 +112,17 @@ class CloudServer:
             max_rows=served.max_rows,
             max_block=limits.max_block,
             max_sessions=limits.max_sessions,
-            num_sessions=self._judge.docket.num_sessions,
+            num_sessions=self._worker.docket.num_sessions,
             invariant_rows=served.invariant_rows,
             forward_ms=served.forward_ms,
             weights=served.weights,
-            engine=served.engine,
-            dtype=served.dtype,
         )
 
     async def start(self) -> int:
         """Bind and begin to answer; returns the port."""
-        self._judge.served.vocab.classes  # noqa: B018  computed now, not in the first session
+        self._worker.served.vocab.classes  # noqa: B018  computed now, not in the first session
         limits = self._options.limits
-        speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._judge.served.takes_audio else 0
+        speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._worker.served.takes_audio else 0
         limit = min(limits.max_message_bytes + speech_bytes, _INT32_MAX)
         self._server = grpc.aio.server(
             options=[
@@ -143,7 +141,6 @@ class CloudServer:
         if self._keyring.has_tokens:
             self._calls.spared = self._service.ports
         self._calls.port = port = bind(self._server, self._options)
-        self._judge.on_health = self._questions.hear
         self._thread.start()
         await self._server.start()
         self._watching = asyncio.ensure_future(ConnectionWatch(port, most, self._service.ports).watch())
@@ -151,7 +148,7 @@ class CloudServer:
 
     def _work(self) -> None:
         try:
-            self._judge.run()
+            self._worker.run()
         except BaseException:
             log.critical("the worker died", exc_info=True)
             self._has_died = True
@@ -182,7 +179,7 @@ class CloudServer:
             await asyncio.wait(sessions, timeout=grace_s)
         self._questions.end()
         await stopping
-        self._judge.post(self._judge.docket.stop)
+        self._worker.post(self._worker.docket.stop)
         await asyncio.to_thread(self._thread.join)
         if self._metrics:
             await asyncio.to_thread(self._metrics.close)
@@ -217,12 +214,12 @@ def _metrics(model: str, options: ServeOptions) -> Any:
     return metrics
 
 
-def serve(judge: Judge, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
+def serve(worker: Worker, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
     """Serve until SIGINT or SIGTERM; a second signal ends the process at once. `on_ready` gets the port."""
-    asyncio.run(_serve(judge, options, on_ready))
+    asyncio.run(_serve(worker, options, on_ready))
 
 
-async def _serve(judge: Judge, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
+async def _serve(worker: Worker, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -234,6 +231,6 @@ async def _serve(judge: Judge, options: ServeOptions, on_ready: Callable[[int], 
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, request_stop, number)
-    server = CloudServer(judge, options)
+    server = CloudServer(worker, options)
     on_ready(await server.start())
     await server.run(stop)

@@ -1,4 +1,4 @@
-"""The service: bytes to jobs, answers to bytes. It checks tokens and limits; the judge computes the answers."""
+"""The service: bytes to jobs, answers to bytes. It checks tokens and limits; the worker computes the answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import grpc
 from skydraft.choosing.grammar import compile_grammar
 from skydraft.cloud.access import Calls, Keyring, RowBudget, RpcContext
 from skydraft.cloud.docket import Answer, Job
-from skydraft.cloud.judge import Judge
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.questions import abort, authorization
 from skydraft.cloud.shares import Shares
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.traces import Note, belongs_to, request_span
+from skydraft.cloud.worker import Worker
 from skydraft.errors import (
     CloudBusy,
     CloudDraining,
@@ -51,14 +51,14 @@ Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the la
 
 
 class VerifierService:
-    """The sessions of `skydraft.verifier.v2.Verifier`, over one judge, as one of `calls`. `clock` is the judge's.
+    """The sessions of `skydraft.verifier.v2.Verifier`, over one worker, as one of `calls`. `clock` is the worker's.
 
     It parses messages itself, so a broken message gets a clear error.
     """
 
     def __init__(
         self,
-        judge: Judge,
+        worker: Worker,
         keyring: Keyring,
         limits: Limits,
         clock: Callable[[], float],
@@ -67,9 +67,9 @@ class VerifierService:
         log_prompts: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
-        self._judge, self._calls = judge, calls
+        self._worker, self._calls = worker, calls
         calls.add({f"/{SERVICE}/Session": self._session})
-        self._context_len = judge.served.context_len
+        self._context_len = worker.served.context_len
         self._keyring = keyring
         self._limits = limits
         self._budget = RowBudget(limits.rows_per_s)
@@ -119,7 +119,7 @@ class VerifierService:
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
                 call = codec.decode_call(data, session, self._context_len)
                 if isinstance(call, CloseCall):
-                    self._judge.post(partial(self._judge.docket.close, call.session, stream.owner))
+                    self._worker.post(partial(self._worker.docket.close, call.session, stream.owner))
                     return
                 if isinstance(call, StopCall):
                     continue  # the stop crossed the last reply on the way
@@ -139,7 +139,7 @@ class VerifierService:
                 raise CloudDraining("The server is shutting down.")
 
     def _count(self, kind: str, error: Exception | None = None) -> None:
-        if (metrics := self._judge.docket.metrics) is not None:
+        if (metrics := self._worker.docket.metrics) is not None:
             metrics.asked(kind, error)
 
     async def _open(self, call: OpenCall, owner: str) -> bytes:
@@ -177,7 +177,7 @@ class VerifierService:
                         yield codec.encode_written(written)
                 finally:
                     if not job.is_answered:
-                        self._judge.post(partial(self._judge.docket.leave, job))
+                        self._worker.post(partial(self._worker.docket.leave, job))
 
     async def _written(self, job: Job, call: VerifyCall, answers: Answers, messages: _Messages) -> tuple[Written, bool]:
         """The next written tokens; tokens that came while the last message was sent are merged into one message.
@@ -190,7 +190,7 @@ class VerifierService:
                 stop = messages.peek()
                 await asyncio.wait((arrived, *((stop,) if stop else ())), return_when=asyncio.FIRST_COMPLETED)
                 if stop and stop.done() and messages.stops(call.base):
-                    self._judge.post(partial(self._judge.docket.stop_writing, job))
+                    self._worker.post(partial(self._worker.docket.stop_writing, job))
         finally:
             arrived.cancel()
         ready = [arrived.result()]
@@ -201,7 +201,7 @@ class VerifierService:
         return _merged([answer for answer, _ in ready if isinstance(answer, Written)]), ready[-1][1]
 
     def _submit(self, call: OpenCall | VerifyCall, owner: str) -> tuple[Job, Answers]:
-        """Post a job to the judge; the job stays if the client disconnects. Raises CloudBusy."""
+        """Post a job to the worker; the job stays if the client disconnects. Raises CloudBusy."""
         loop = asyncio.get_running_loop()
         answers: Answers = asyncio.Queue()  # bounded by the length of a generation
 
@@ -215,7 +215,7 @@ class VerifierService:
 
         self._take_place(owner)
         job = Job(call, owner, deliver, self._clock(), partial(self._budget.charge, owner))
-        self._judge.post(partial(self._judge.docket.take, job))
+        self._worker.post(partial(self._worker.docket.take, job))
         return job, answers
 
     def _take_place(self, owner: str) -> None:
@@ -226,7 +226,7 @@ class VerifierService:
 
     @asynccontextmanager
     async def _compiled(self, opening: Opening | None, owner: str) -> AsyncIterator[None]:
-        """Compile the grammar of an opening, if any, and keep it in memory, so that the judge need not compile it.
+        """Compile the grammar of an opening, if any, and keep it in memory, so that the worker need not compile it.
 
         A slow grammar delays only other grammars of its owner. Raises GrammarRefused.
         """
@@ -236,7 +236,7 @@ class VerifierService:
         self._take_place(owner)
         try:
             async with self._compiling[owner]:
-                held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._judge.served.vocab)
+                held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._worker.served.vocab)
         except MissingDependency as error:
             raise GrammarRefused(
                 "This server follows no grammars: it has no llguidance.",
@@ -249,7 +249,7 @@ class VerifierService:
 
     def _unnamed(self, opening: Opening | None) -> TargetId | None:
         """The target, if the opening names none."""
-        return self._judge.served.target_id if opening and opening.target is None else None
+        return self._worker.served.target_id if opening and opening.target is None else None
 
     def _check_verify(self, call: VerifyCall) -> None:
         if len(call.draft_ids) > self._limits.max_block:
@@ -358,7 +358,7 @@ def _note_nothing(answer: object) -> None:
 
 
 def _as_error(answer: Answer) -> SkydraftError:
-    return answer if isinstance(answer, SkydraftError) else CloudFailure("The judge answered something else.")
+    return answer if isinstance(answer, SkydraftError) else CloudFailure("The worker answered something else.")
 
 
 def _current_task() -> asyncio.Task[None]:

@@ -11,8 +11,9 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.seats import Seats, SessionTarget
+from skydraft.cloud.seats import Seats
 from skydraft.cloud.shares import Shares
+from skydraft.decoding.verification import TargetSession
 from skydraft.errors import (
     Diverged,
     ProtocolError,
@@ -33,7 +34,7 @@ _FINISHED_KEPT = 4  # finished sessions kept per seat, as their last verdict may
 class CloudSession:
     """One generation on the server. It holds a seat (KV memory) from its opening to its end."""
 
-    def __init__(self, number: int, owner: str, epoch: int, opening: Opening, target: SessionTarget) -> None:
+    def __init__(self, number: int, owner: str, epoch: int, opening: Opening, target: TargetSession) -> None:
         self.number = number
         self.owner = owner
         self.epoch = epoch
@@ -130,7 +131,7 @@ class Sessions:
             return None
         target = self._new_target(opening)
         if before and takes_over:
-            self._seats.hand_over(before.target, target)
+            target.adopt(before.target.release())  # the prompt is the same, and the rest is compared
         else:
             self._seat(target, opening, owner, busy)
         session = CloudSession(call.session, owner, call.epoch, opening, target)
@@ -139,7 +140,7 @@ class Sessions:
         self._forget_finished()
         return session
 
-    def _new_target(self, opening: Opening) -> SessionTarget:
+    def _new_target(self, opening: Opening) -> TargetSession:
         self.check_vocabulary(opening)
         if opening.target and not self._served.target_id.will_do_for(opening.target):
             raise TargetChanged(
@@ -174,7 +175,7 @@ class Sessions:
         """Whether one more session of this owner gets a seat: a free one, or that of an idle session."""
         return not self._rivals(owner) or bool(self._victims(owner, busy))
 
-    def _seat(self, target: SessionTarget, opening: Opening, owner: str, busy: Collection[int]) -> None:
+    def _seat(self, target: TargetSession, opening: Opening, owner: str, busy: Collection[int]) -> None:
         """Give `target` a seat; idle sessions are evicted if none is free."""
         if self._rivals(owner):
             self.close(self._victims(owner, busy)[0].number)

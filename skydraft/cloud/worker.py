@@ -1,4 +1,4 @@
-"""The worker: the judge over an engine in this process. One thread owns the engine; work comes through one queue.
+"""The worker: computes verdicts on an engine. One thread owns the engine; work comes through one queue.
 
 Read `Worker.step` first: it is the whole server without the network.
 """
@@ -12,56 +12,13 @@ from collections.abc import Callable
 
 from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.seats import Served, SessionTarget
+from skydraft.cloud.seats import Seats
 from skydraft.config import Execution
-from skydraft.decoding.verification import TargetSession, absorb_all
+from skydraft.decoding.verification import absorb_all
 from skydraft.engines.base import Engine
 from skydraft.engines.rows import Rows
-from skydraft.protocol.values import Opening
-from skydraft.types import Reuse
 
 log = logging.getLogger("skydraft.cloud")
-
-
-class EngineSeats:
-    """Sequences of an engine in this process, as seats."""
-
-    def __init__(self, engine: Engine, execution: Execution = "exact") -> None:
-        self._engine = engine
-        self.served = Served(
-            name=engine.name,
-            weights=engine.fingerprint,
-            vocab=engine.vocab,
-            context_len=engine.context_len,
-            execution=execution,
-            max_rows=engine.max_rows(execution),
-            invariant_rows=engine.invariant_rows,
-            forward_ms=engine.profile.forward_ms,
-            takes_audio=engine.takes_audio,
-        )
-
-    def target(self, opening: Opening) -> TargetSession:
-        """The target's side of a new session, without a sequence. Raises UsageError."""
-        return TargetSession(
-            self._engine, opening.prompt, opening.params, top=opening.top, committed=opening.committed_ids
-        )
-
-    def seat(self, target: SessionTarget, opening: Opening, reuse: Reuse | None) -> None:
-        """Give `target` a new sequence. Raises PromptError."""
-        _own(target).adopt(self._engine.begin(opening.prompt.token_ids, opening.prompt.media, reuse))
-
-    def hand_over(self, before: SessionTarget, target: SessionTarget) -> None:
-        """Move the sequence of an earlier epoch to `target`: the prompt is the same, and the rest is compared."""
-        _own(target).adopt(_own(before).release())
-
-    def forget_kept(self, older_than_s: float) -> None:
-        """Release sequences that were kept for reuse for longer than this."""
-        self._engine.forget_kept(older_than_s)
-
-
-def _own(target: SessionTarget) -> TargetSession:
-    assert isinstance(target, TargetSession)  # `target` above makes no other kind
-    return target
 
 
 class Worker:
@@ -78,16 +35,15 @@ class Worker:
         execution: Execution = "exact",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        seats = EngineSeats(engine, execution)
+        seats = Seats(engine, execution)
         self.served = seats.served
         self.docket = Docket(seats, limits, clock)
-        self.on_health: Callable[[bool], None] = lambda is_well: None  # never called: it can always judge
         self._engine = engine
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Run `work` before the next step."""
+        """Run `work` on the worker's thread before the next step. Any thread may call this; it returns at once."""
         self._inbox.put(work)
 
     def run(self) -> None:
@@ -127,7 +83,7 @@ class Worker:
         job = self.docket.next_prefill()
         if job is None:
             return
-        target = _own(job.session.target)
+        target = job.session.target
         before = target.num_in_cache
         try:
             job.cost += target.prefill()

@@ -17,7 +17,7 @@ from skydraft.decoding.receipt import Sent
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.rows import Rows, is_on_host
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
 
@@ -203,34 +203,28 @@ def absorb_all(fed: Seq[tuple[Verification, Rows]]) -> list[Exception | None]:
                 errors[index] = error
 
 
-class Judged(Protocol):
-    """A judged block of any engine."""
+class TargetSession:
+    """The target's side of one generation: prompt, committed tokens, end, and a sequence of the engine.
 
-    block: DraftBlock
-    catch_up: tuple[int, ...]
-
-    def verdict(self, cost: Cost) -> Verdict:
-        """The verdict, with its cost."""
-
-
-class TargetText:
-    """The target's side of one generation without its rows: prompt, committed tokens, end.
-
-    `committed` are generated tokens that are final already; `room` tokens fit after the prompt. `top` > 0 accepts
-    drafts within the target's `top` best, which is lossy. Raises LimitExceeded if `committed` fills the text.
+    It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. `committed` are generated
+    tokens that are final already. `top` > 0 accepts drafts within the target's `top` best, which is lossy. Raises
+    PromptError for a prompt that does not fit, and LimitExceeded if `committed` fills the text.
     """
 
     def __init__(
-        self, prompt: Prompt, params: DecodingParams, vocab: Vocab, room: int, *, top: int, committed: Seq[int]
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, top: int = 0, committed: Seq[int] = ()
     ) -> None:
+        room = engine.room(prompt.token_ids, prompt.media)
         self._prompt = prompt
-        self._chooser = Chooser(params, vocab, len(prompt.token_ids))
-        self._stopping = Stopping(params, vocab, min(params.max_new_tokens, room))
+        self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
+        self._stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
         self._top = top
         self._tokens = TokenBuffer((*prompt.token_ids, *committed))
         self._finish: FinishReason | None = None
         if self.base >= self._stopping.max_new_tokens:
             raise LimitExceeded(f"A generation of {self.base} tokens has reached its end.")
+        self._engine = engine
+        self._sequence: Sequence | None = None
 
     @property
     def base(self) -> int:
@@ -246,45 +240,6 @@ class TargetText:
     def finish(self) -> FinishReason | None:
         """Why the generation ended, or None."""
         return self._finish
-
-    @property
-    def guess(self) -> tuple[int, ...]:
-        """A guess of the next tokens, judged when the target writes alone; empty if a row takes as long as a token."""
-        return ()
-
-    def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
-        """Raise BaseMismatch unless the block extends the committed tokens and `catch_up`; LimitExceeded at the end."""
-        if block.base != self.base + len(catch_up):
-            raise BaseMismatch(block.base - len(catch_up), self.base)
-        if self._finish or block.base >= self._stopping.max_new_tokens:
-            raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
-
-    def commit(self, done: Judged, cost: Cost) -> Verdict:
-        """Commit the judged block and return its verdict. A failed forward before this has changed nothing.
-
-        Raises BaseMismatch, and changes nothing, if other tokens were committed meanwhile.
-        """
-        self.check(done.block, done.catch_up)
-        verdict = done.verdict(cost)
-        self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))
-        self._finish = verdict.finish
-        return verdict
-
-
-class TargetSession(TargetText):
-    """The target's side of one generation on an engine in this process, and its sequence.
-
-    It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. Raises PromptError for a prompt
-    that does not fit, and the errors of `TargetText`.
-    """
-
-    def __init__(
-        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, top: int = 0, committed: Seq[int] = ()
-    ) -> None:
-        room = engine.room(prompt.token_ids, prompt.media)
-        super().__init__(prompt, params, engine.vocab, room, top=top, committed=committed)
-        self._engine = engine
-        self._sequence: Sequence | None = None
 
     @property
     def is_seated(self) -> bool:
@@ -334,6 +289,24 @@ class TargetSession(TargetText):
         seen, prompt_len, sequence = self._tokens.view, len(self._prompt.token_ids), self._own()
         chooser, stopping = self._chooser, self._stopping
         return SequenceVerification(seen, prompt_len, catch_up, block, sequence, chooser, stopping, self._top)
+
+    def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
+        """Raise BaseMismatch unless the block extends the committed tokens and `catch_up`; LimitExceeded at the end."""
+        if block.base != self.base + len(catch_up):
+            raise BaseMismatch(block.base - len(catch_up), self.base)
+        if self._finish or block.base >= self._stopping.max_new_tokens:
+            raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
+
+    def commit(self, done: SequenceVerification, cost: Cost) -> Verdict:
+        """Commit the judged block and return its verdict. A failed forward before this has changed nothing.
+
+        Raises BaseMismatch, and changes nothing, if other tokens were committed meanwhile.
+        """
+        self.check(done.block, done.catch_up)
+        verdict = done.verdict(cost)
+        self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))
+        self._finish = verdict.finish
+        return verdict
 
     def close(self, *, failed: bool = False) -> None:
         """Free the sequence. The KV of a `failed` sequence may be wrong, so it is not reused."""

@@ -180,22 +180,6 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
     )
 
 
-def load_vocab(path: Path) -> Vocab:
-    """The vocabulary of a local folder, without its weights. Raises BrokenModel."""
-    _, transformers = load_library()
-    try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
-            if (path / "generation_config.json").is_file():
-                config = transformers.GenerationConfig.from_pretrained(path, **_LOCAL)
-            else:
-                config = transformers.AutoConfig.from_pretrained(path, **_LOCAL)
-    except Exception as error:
-        message = f"transformers cannot load the tokenizer of {path}: {first_line(error)}"
-        raise BrokenModel(message, hint=_WANTED) from error
-    return read_vocab(_checked(tokenizer, path), config)
-
-
 def _end_ids(tokenizer: Any, generation_config: Any) -> set[int]:
     configured = getattr(generation_config, "eos_token_id", None)
     ends = configured if isinstance(configured, list) else [configured]

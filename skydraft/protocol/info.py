@@ -33,8 +33,6 @@ _INFO_NAMES = (
     "num_sessions",
     "invariant_rows",
     "weights",
-    "engine",
-    "dtype",
 )
 
 

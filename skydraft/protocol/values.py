@@ -143,7 +143,7 @@ class Written:
 class ServerInfo:
     """Describes a server: sizes in tokens and rows; `forward_ms[n - 1]` is the time of a forward of n rows at the load.
 
-    `fingerprint` is the vocabulary's, `weights` the model's. `engine` and `dtype` are "" for our own engines.
+    `fingerprint` is the vocabulary's, `weights` the model's.
     """
 
     version: str
@@ -159,5 +159,3 @@ class ServerInfo:
     invariant_rows: int
     forward_ms: tuple[float, ...]
     weights: str = ""
-    engine: str = ""
-    dtype: str = ""

@@ -183,7 +183,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoReply(_message.Message):
-    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_rows", "max_block", "max_sessions", "num_sessions", "invariant_rows", "forward_us", "weights", "engine", "dtype")
+    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_rows", "max_block", "max_sessions", "num_sessions", "invariant_rows", "forward_us", "weights")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -197,8 +197,6 @@ class GetInfoReply(_message.Message):
     INVARIANT_ROWS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     fingerprint: bytes
@@ -212,6 +210,4 @@ class GetInfoReply(_message.Message):
     invariant_rows: int
     forward_us: _containers.RepeatedScalarFieldContainer[int]
     weights: str
-    engine: str
-    dtype: str
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_rows: _Optional[int] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., invariant_rows: _Optional[int] = ..., forward_us: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ..., engine: _Optional[str] = ..., dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_rows: _Optional[int] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., invariant_rows: _Optional[int] = ..., forward_us: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ...) -> None: ...

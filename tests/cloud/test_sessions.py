@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.cloud.limits import Limits
+from skydraft.cloud.seats import Seats
 from skydraft.cloud.sessions import CloudSession, Sessions
-from skydraft.cloud.worker import EngineSeats
 from skydraft.config import DecodingParams
 from skydraft.errors import (
     BaseMismatch,
@@ -267,7 +267,7 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
     clock = Clock()
     engine = toys.toy(3, kind=Watched)
     limits = Limits(max_sessions=max_sessions, sessions_per_token=per_token, session_ttl_s=30)
-    sessions = Sessions(EngineSeats(engine), limits, clock)
+    sessions = Sessions(Seats(engine), limits, clock)
     used: dict[int, float] = {}
     admitted: dict[int, CloudSession] = {}
     for verb, number, busy, pause in script:
@@ -284,9 +284,11 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
             busy = busy - {number}
             own = [n for n in used if n % 2 == number % 2]
             full = own if 0 < per_token <= len(own) else list(used) if len(used) >= max_sessions else []
-            seats = {parity: sum(n % 2 == parity for n in used) + (parity == number % 2) for parity in (0, 1)}
+            held = {parity: sum(n % 2 == parity for n in used) for parity in (0, 1)}
             idle = [
-                n for n in full if n not in busy and (used[n] < clock.now - 10 or seats[n % 2] >= seats[number % 2])
+                n
+                for n in full
+                if n not in busy and (used[n] < clock.now - 10 or n % 2 == number % 2 or held[n % 2] > held[number % 2])
             ]
             session = sessions.admit(OpenCall(number, 1, Opening(FINGERPRINT, Prompt((1, 2)))), owner, busy)
             if number not in used and full and not idle:
@@ -294,7 +296,7 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
                 continue
             assert session is not None and (session.number, session.owner) == (number, owner)
             if number not in used and full:
-                del used[min(idle, key=lambda n: (used[n] >= clock.now - 10, -seats[n % 2], used[n]))]
+                del used[min(idle, key=lambda n: (used[n] >= clock.now - 10, -held[n % 2], used[n]))]
             used[number] = clock.now
             assert session.used_at == clock.now
             admitted[number] = session

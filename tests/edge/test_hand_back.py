@@ -128,15 +128,15 @@ def drafter() -> Any:
 
 def make_way(server: Serving) -> None:
     """End all that is written, and forget all sessions, as an owner without a seat makes a server do."""
-    judge, is_done = server.server._judge, Event()
+    worker, is_done = server.server._worker, Event()
 
     def work() -> None:
-        for job in judge.docket.active:
-            judge.docket.end(job, SessionNotFound("The session made way for a client that had none."))
-        judge.docket.sessions.close_all()
+        for job in worker.docket.active:
+            worker.docket.end(job, SessionNotFound("The session made way for a client that had none."))
+        worker.docket.sessions.close_all()
         is_done.set()
 
-    judge.post(work)
+    worker.post(work)
     assert is_done.wait(PATIENCE_S)
 
 

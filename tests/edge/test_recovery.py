@@ -55,7 +55,7 @@ MENDED: dict[type[SkydraftError], tuple[Step, Step, Step]] = {
 FINAL = (
     "SkydraftError", "UsageError", "UnknownModel", "PromptError", "ContextExceeded", "OptionError", "GrammarRefused",
     "RecordsError", "ProtocolError", "ModelFilesError", "HashMismatch", "BrokenModel", "NotEnoughDisk",
-    "NetworkUnavailable", "MissingDependency", "EngineError", "EngineEnded", "CloudError",
+    "NetworkUnavailable", "MissingDependency", "EngineError", "CloudError",
 )  # fmt: skip
 
 
