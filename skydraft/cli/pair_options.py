@@ -18,7 +18,7 @@ from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.files import read_file, warn_if_shared
-from skydraft.models import Progress, SourceName, cache_dir, default_pair, progress_on
+from skydraft.models import SourceName, cache_dir, default_pair, progress_on
 from skydraft.models.adapted import Applied, applied
 from skydraft.protocol.address import is_url, parse_addresses
 
@@ -89,20 +89,13 @@ def load_engine(
     """Open a model. A terminal shows a state meanwhile unless `quiet`; any stderr shows the download's progress."""
     if not quiet:
         options = replace(options, notify=TERMINAL.say)
-    with download_shown(f"Loading {model}…", quiet=quiet) as progress:
-        return api.load(model, options, offline=offline, local_only=local_only, source=source, progress=progress)
-
-
-@contextmanager
-def download_shown(state: str, *, quiet: bool = False) -> Iterator[Progress]:
-    """Show a state on a terminal unless `quiet`; the progress of a download replaces it."""
-    with TERMINAL.state(state, quiet=quiet) as clear, progress_on() as progress:
+    with TERMINAL.state(f"Loading {model}…", quiet=quiet) as clear, progress_on() as progress:
 
         def told(done_bytes: int, total_bytes: int, label: str) -> None:
             clear()
             progress(done_bytes, total_bytes, label)
 
-        yield told
+        return api.load(model, options, offline=offline, local_only=local_only, source=source, progress=told)
 
 
 def _models(

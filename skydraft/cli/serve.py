@@ -15,8 +15,8 @@ from skydraft.config import Execution
 from skydraft.protocol.address import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from skydraft.cloud.seats import Served
     from skydraft.cloud.server import ServeOptions
+    from skydraft.cloud.worker import Worker
 
 
 _DEFAULT = Limits()
@@ -78,17 +78,18 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
         worker = Worker(engine, limits, execution=options.execution)
     log_to_stderr(log_level)
     try:
-        run(worker, options, lambda port: click.echo(_announcement(worker.served, options, port), err=True))
+        run(worker, options, lambda port: click.echo(_announcement(worker, options, port), err=True))
     finally:
         worker.close()
     click.echo("skydraft: stopped.", err=True)
 
 
-def _announcement(served: Served, options: ServeOptions, port: int) -> str:
+def _announcement(worker: Worker, options: ServeOptions, port: int) -> str:
     lock = "TLS" if options.tls_cert else "plaintext"
     door = "a token is required" if options.token_file else "open to everybody who reaches it"
+    engine, execution = worker.served.engine, worker.served.execution
     return (
-        f"skydraft: {served.name} on {options.host}:{port} ({lock}, {door}); {served.execution}, up to "
-        f"{served.max_rows} rows a forward; {options.limits.max_sessions} sessions of "
-        f"{served.context_len} tokens. Ctrl-C stops."
+        f"skydraft: {engine.name} on {options.host}:{port} ({lock}, {door}); {execution}, up to "
+        f"{worker.max_rows} rows a forward; {options.limits.max_sessions} sessions of "
+        f"{engine.context_len} tokens. Ctrl-C stops."
     )

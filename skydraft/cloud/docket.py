@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.seats import Seats
+from skydraft.cloud.served import Served
 from skydraft.cloud.sessions import CloudSession, Sessions
 from skydraft.cloud.shares import WorkShares
 from skydraft.decoding.verification import SequenceVerification
@@ -195,8 +195,8 @@ class Docket:
     The service limits how many jobs may wait. `clock` is in seconds.
     """
 
-    def __init__(self, seats: Seats, limits: Limits, clock: Callable[[], float]) -> None:
-        self.sessions = Sessions(seats, limits, clock)
+    def __init__(self, served: Served, limits: Limits, clock: Callable[[], float]) -> None:
+        self.sessions = Sessions(served, limits, clock)
         self.metrics: Metrics | None = None
         self.is_stopping = False
         self.num_sessions = 0  # with KV memory, as of the last `admit`; other threads may read it
@@ -211,11 +211,6 @@ class Docket:
     def jobs(self) -> tuple[Job, ...]:
         """All unanswered jobs."""
         return (*self._active, *self._waiting)
-
-    @property
-    def active(self) -> tuple[Job, ...]:
-        """Jobs with a session, in the order of admission."""
-        return tuple(self._active)
 
     @property
     def busy(self) -> frozenset[int]:

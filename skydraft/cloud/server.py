@@ -86,7 +86,7 @@ class CloudServer:
         self._worker = worker
         self._options = options
         self._keyring = Keyring(options.token_file)
-        self._metrics = _metrics(worker.served.name, options) if options.metrics_port else None
+        self._metrics = _metrics(worker.served.engine.name, options) if options.metrics_port else None
         worker.docket.metrics = self._metrics
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
@@ -101,28 +101,28 @@ class CloudServer:
 
     def info(self) -> ServerInfo:
         """The answer to GetInfo."""
-        served, limits = self._worker.served, self._options.limits
+        engine, limits = self._worker.served.engine, self._options.limits
         return ServerInfo(
             version=__version__,
-            model=served.name,
-            fingerprint=short_fingerprint(served.vocab.fingerprint),
-            vocab_size=served.vocab.size,
-            context_len=served.context_len,
-            execution=served.execution,
-            max_rows=served.max_rows,
+            model=engine.name,
+            fingerprint=short_fingerprint(engine.vocab.fingerprint),
+            vocab_size=engine.vocab.size,
+            context_len=engine.context_len,
+            execution=self._worker.served.execution,
+            max_rows=self._worker.max_rows,
             max_block=limits.max_block,
             max_sessions=limits.max_sessions,
             num_sessions=self._worker.docket.num_sessions,
-            invariant_rows=served.invariant_rows,
-            forward_ms=served.forward_ms,
-            weights=served.weights,
+            invariant_rows=engine.invariant_rows,
+            forward_ms=engine.profile.forward_ms,
+            weights=engine.fingerprint,
         )
 
     async def start(self) -> int:
         """Bind and begin to answer; returns the port."""
-        self._worker.served.vocab.classes  # noqa: B018  computed now, not in the first session
-        limits = self._options.limits
-        speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if self._worker.served.takes_audio else 0
+        engine, limits = self._worker.served.engine, self._options.limits
+        engine.vocab.classes  # noqa: B018  computed now, not in the first session
+        speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if engine.takes_audio else 0
         limit = min(limits.max_message_bytes + speech_bytes, _INT32_MAX)
         self._server = grpc.aio.server(
             options=[

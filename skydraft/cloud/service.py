@@ -69,7 +69,7 @@ class VerifierService:
     ) -> None:
         self._worker, self._calls = worker, calls
         calls.add({f"/{SERVICE}/Session": self._session})
-        self._context_len = worker.served.context_len
+        self._context_len = worker.served.engine.context_len
         self._keyring = keyring
         self._limits = limits
         self._budget = RowBudget(limits.rows_per_s)
@@ -236,7 +236,9 @@ class VerifierService:
         self._take_place(owner)
         try:
             async with self._compiling[owner]:
-                held = await asyncio.to_thread(compile_grammar, opening.params.grammar, self._worker.served.vocab)
+                held = await asyncio.to_thread(
+                    compile_grammar, opening.params.grammar, self._worker.served.engine.vocab
+                )
         except MissingDependency as error:
             raise GrammarRefused(
                 "This server follows no grammars: it has no llguidance.",

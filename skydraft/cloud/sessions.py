@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.seats import Seats
+from skydraft.cloud.served import Served
 from skydraft.cloud.shares import Shares
 from skydraft.decoding.verification import TargetSession
 from skydraft.errors import (
@@ -79,12 +79,12 @@ class CloudSession:
 class Sessions:
     """All sessions of a server, by number. Only this class opens, evicts and closes them."""
 
-    def __init__(self, seats: Seats, limits: Limits, clock: Callable[[], float]) -> None:
-        self._seats = seats
-        self._served = seats.served
+    def __init__(self, served: Served, limits: Limits, clock: Callable[[], float]) -> None:
+        self._served = served
+        self._engine = served.engine
         self._limits = limits
         self._clock = clock
-        self._fingerprint = short_fingerprint(seats.served.vocab.fingerprint)
+        self._fingerprint = short_fingerprint(served.engine.vocab.fingerprint)
         self._table: dict[int, CloudSession] = {}
         self.num_evicted = self.num_expired = 0
 
@@ -144,17 +144,19 @@ class Sessions:
         self.check_vocabulary(opening)
         if opening.target and not self._served.target_id.will_do_for(opening.target):
             raise TargetChanged(
-                f"This server runs {self._served.name} now ({self._served.execution}, a context of "
-                f"{self._served.context_len} tokens): not what this text was begun with.",
+                f"This server runs {self._engine.name} now ({self._served.execution}, a context of "
+                f"{self._engine.context_len} tokens): not what this text was begun with.",
                 hint="Begin the text again, or start the server as it was.",
             )
-        if opening.model not in ("", self._served.name):
+        if opening.model not in ("", self._engine.name):
             raise UnknownModel(
-                f"This server runs {self._served.name}, not {opening.model}.",
+                f"This server runs {self._engine.name}, not {opening.model}.",
                 hint="Name that model, or another server.",
             )
         self.check_ids(opening.prompt.token_ids, opening.committed_ids)
-        return self._seats.target(opening)
+        return TargetSession(
+            self._engine, opening.prompt, opening.params, top=opening.top, committed=opening.committed_ids
+        )
 
     def check_vocabulary(self, opening: Opening) -> None:
         """Raise VocabularyMismatch if the client's vocabulary is not the target's."""
@@ -168,8 +170,8 @@ class Sessions:
     def check_ids(self, *token_ids: Seq[int]) -> None:
         """Raise ProtocolError for an id outside the target's vocabulary."""
         highest = max((max(ids) for ids in token_ids if ids), default=0)
-        if highest >= self._served.vocab.size:
-            raise ProtocolError(f"The vocabulary of {self._served.vocab.size} tokens has no id {highest}.")
+        if highest >= self._engine.vocab.size:
+            raise ProtocolError(f"The vocabulary of {self._engine.vocab.size} tokens has no id {highest}.")
 
     def _can_seat(self, owner: str, busy: Collection[int]) -> bool:
         """Whether one more session of this owner gets a seat: a free one, or that of an idle session."""
@@ -180,7 +182,8 @@ class Sessions:
         if self._rivals(owner):
             self.close(self._victims(owner, busy)[0].number)
             self.num_evicted += 1
-        self._seats.seat(target, opening, self._reuse(opening, owner))
+        prompt = opening.prompt
+        target.adopt(self._engine.begin(prompt.token_ids, prompt.media, self._reuse(opening, owner)))
 
     def _victims(self, owner: str, busy: Collection[int]) -> list[CloudSession]:
         """Idle sessions that may be evicted for a new session of `owner`, in the order of eviction.
@@ -225,7 +228,7 @@ class Sessions:
         for number in expired:
             self.close(number)
         self.num_expired += num_unfinished
-        self._seats.forget_kept(self._limits.session_ttl_s)
+        self._engine.forget_kept(self._limits.session_ttl_s)
         return num_unfinished
 
     def close(self, number: int, owner: str | None = None, *, failed: bool = False) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.seats import Seats
+from skydraft.cloud.served import Served
 from skydraft.config import Execution
 from skydraft.decoding.verification import absorb_all
 from skydraft.engines.base import Engine
@@ -35,9 +35,9 @@ class Worker:
         execution: Execution = "exact",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        seats = Seats(engine, execution)
-        self.served = seats.served
-        self.docket = Docket(seats, limits, clock)
+        self.served = Served(engine, execution)
+        self.max_rows = engine.max_rows(execution)
+        self.docket = Docket(self.served, limits, clock)
         self._engine = engine
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ class Worker:
         self.docket.expire()
         self.docket.admit()
         self._prefill()
-        self.docket.commit(self._forward(self.docket.batch(self.served.max_rows)))
+        self.docket.commit(self._forward(self.docket.batch(self.max_rows)))
 
     def _prefill(self) -> None:
         """Feed one part of the next prompt that is not in the cache yet; other jobs get turns between the parts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skydraft.cloud.shares import Shares
 from skydraft.errors import NotAuthorized
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
+from skydraft.protocol.address import is_loopback
 
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
@@ -131,7 +131,6 @@ def _is_open(scope: Scope) -> bool:
 def _is_this_machine(host: str) -> bool:
     """Whether a Host header names this machine, with or without a port."""
     try:
-        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        return is_loopback((urlsplit(f"//{host}").hostname or "").removesuffix("."))
     except ValueError:
         return False

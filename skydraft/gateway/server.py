@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 import ssl
@@ -19,6 +18,7 @@ import uvicorn
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
 from skydraft.gateway.connections import MAX_CONNECTIONS, Connections, PatientProtocol
+from skydraft.protocol.address import is_loopback
 
 _IDLE_S = 30  # how long a connection may be without a request, before the first one or after an answer
 _GRACE_S = 0.7  # for clients to read their last answers, once the gateway stops
@@ -40,7 +40,7 @@ class ListenOptions:
             raise OptionError(f"--port must be from 0 to 65535, not {self.port}.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or neither.")
-        if _is_loopback(self.host):
+        if is_loopback(self.host):
             return
         if not self.has_keys:
             raise OptionError(
@@ -58,13 +58,6 @@ class ListenOptions:
         """The URL for a browser on this machine, without the port."""
         host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1", "") else self.host
         return f"{'https' if self.tls_cert else 'http'}://{host}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Server(uvicorn.Server):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.seats import Seats
+from skydraft.cloud.served import Served
 from skydraft.cloud.sessions import CloudSession, Sessions
 from skydraft.config import DecodingParams
 from skydraft.errors import (
@@ -267,7 +267,7 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
     clock = Clock()
     engine = toys.toy(3, kind=Watched)
     limits = Limits(max_sessions=max_sessions, sessions_per_token=per_token, session_ttl_s=30)
-    sessions = Sessions(Seats(engine), limits, clock)
+    sessions = Sessions(Served(engine), limits, clock)
     used: dict[int, float] = {}
     admitted: dict[int, CloudSession] = {}
     for verb, number, busy, pause in script:

@@ -140,7 +140,7 @@ class Desk:
         self.engine.clock = self.clock
         self._tally = Tally()
         self.worker = Worker(engine, Limits(**limits), clock=self.clock)
-        self.worker.served = dataclasses.replace(self.worker.served, max_rows=max_rows)
+        self.worker.max_rows = max_rows
         self.docket = self.worker.docket
         self.docket.metrics = self._tally  # type: ignore[assignment]  # stands in for metrics
         self.all_asked: list[Asked] = []
@@ -189,7 +189,7 @@ class Desk:
     def check_batches(self) -> None:
         """No forward is too large, and a session is in it once at most."""
         for batch in self.engine.batches:
-            assert sum(len(tokens) for _, tokens in batch) <= self.worker.served.max_rows
+            assert sum(len(tokens) for _, tokens in batch) <= self.worker.max_rows
             assert len({id(sequence) for sequence, _ in batch}) == len(batch)
 
     def check_answers(self) -> None:

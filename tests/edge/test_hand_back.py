@@ -131,7 +131,7 @@ def make_way(server: Serving) -> None:
     worker, is_done = server.server._worker, Event()
 
     def work() -> None:
-        for job in worker.docket.active:
+        for job in worker.docket.jobs:
             worker.docket.end(job, SessionNotFound("The session made way for a client that had none."))
         worker.docket.sessions.close_all()
         is_done.set()

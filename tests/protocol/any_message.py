@@ -111,8 +111,6 @@ infos = st.builds(
     invariant_rows=numbers,
     forward_ms=st.lists(between(0.001, 4e6), min_size=1, max_size=6).map(tuple),
     weights=texts,
-    engine=texts,
-    dtype=texts,
 )
 
 
