@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"errors", "files"},
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},
-    "cloud": _CONTRACT | {"choosing", "decoding", "protocol", "__version__", "engines.checkpoint"},
+    "cloud": _CONTRACT | {"choosing", "decoding", "protocol", "__version__"},
     "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.probe", "engines.registry"},
     "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "origins", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "cloud.shares"},
