@@ -27,7 +27,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _READ_ONLY = 0x1 | 0x2 | 0x4  # and no set-uid programs, no devices
 _AT_RECURSIVE, _DETACH = 0x8000, 2
 _DIE_WITH_PARENT, _FILTER_CALLS, _KEEP_NO_CAPABILITY, _NO_NEW_PRIVILEGES = 1, 22, 24, 38
-# What the kernel calls the machine; the numbers of socket, add_key and io_uring_setup. keyctl is the second after add_key.
+# What the kernel calls the machine; the numbers of socket, add_key (two before keyctl) and io_uring_setup.
 _CALLS = {"x86_64": (0xC000003E, 41, 248, 425), "aarch64": (0xC00000B7, 198, 217, 425)}
 _LAST_FAMILY = 10  # IPv6: what comes after, as VSOCK, may know no namespaces
 _FIRST_UID, _NUM_UIDS = 60_000, 5_000  # nobody's, so that processes are counted for this program alone
