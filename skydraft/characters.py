@@ -23,6 +23,7 @@ _CJK_RANGES = (
 
 # A terminal obeys these characters: text of others could move the cursor, or change earlier output.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_CONTROLS |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}  # halves of characters: they cannot be encoded
 _UNESCAPED_IN_JSON = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
 

@@ -21,7 +21,7 @@ class Budget:
     ) -> None:
         if max_cost is not None and (prices is None or not max_cost > 0):
             raise OptionError("--max-cost must be above 0, and needs --price HIT,MISS,OUT.")
-        if max_calls is not None and max_calls < 1:
+        if max_calls is not None and not max_calls >= 1:  # NaN is no number of calls
             raise OptionError(f"--max-calls must be 1 or more, not {max_calls}.")
         self.prices = prices
         self._max_cost, self._max_calls = max_cost, max_calls

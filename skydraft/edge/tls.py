@@ -34,6 +34,14 @@ def speaks_tls(host: str, port: int) -> bool:
         return False
 
 
+def check_token(token: str | None) -> None:
+    """Raise OptionError for a token or key that no header can carry, without telling it."""
+    if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise OptionError(
+            "The token is empty, or has a character that cannot be sent.", hint="Check the file of the token."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Address and credentials for a server.
@@ -50,10 +58,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         host, _ = parse_address(self.address)
-        if self.token is not None and not re.fullmatch(r"[\x21-\x7e]+", self.token):
-            raise OptionError(
-                "The token is empty, or has a character that cannot be sent.", hint="Check the file of the token."
-            )
+        check_token(self.token)
         if self.insecure and (self.tls_ca or self.tls_name):
             raise OptionError(
                 "--insecure turns encryption off, so --tls-ca and --tls-name do not apply.", hint="Remove one of them."

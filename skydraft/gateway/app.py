@@ -33,6 +33,7 @@ from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.requests import (
     Defaults,
     calls_to_leave_out,
+    check_privacy,
     has_audio,
     num_heard,
     read_body,
@@ -150,8 +151,9 @@ class Gateway:
         data = request.scope.pop("body")
         is_long = len(data) > _LONG_BODY
         body = await self._reading(is_long, read_body, data, kind)
-        del data
         asked = body.as_chat() if isinstance(body, Translated) else body
+        check_privacy(data, asked)
+        del data
         if asked.model == PREFIX and not asked.choice.local_only:
             await self._look()
         given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])

@@ -75,7 +75,7 @@ class Doorkeeper:
 
     def _label(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
-        self._check_page(headers)
+        self._check_headers(headers)
         if self._authorize is None or _is_open(scope):
             return LOCAL
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
@@ -85,11 +85,13 @@ class Doorkeeper:
             message = "Give a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
             raise Refusal(401, message, code="invalid_api_key") from error
 
-    def _check_page(self, headers: Headers) -> None:
-        """Raise Refusal for a request from another site's page in the user's browser.
+    def _check_headers(self, headers: Headers) -> None:
+        """Raise Refusal for what a proxy may read otherwise, or comes from another site's page in the user's browser.
 
         Such a page has another origin, or its host name points to this machine (DNS rebinding).
         """
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may go by the other one
+            raise Refusal(400, "Give Content-Length or Transfer-Encoding, not both.")
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if self._authorize is None and not _is_this_machine(host):
             raise Refusal(403, "Without API keys the gateway answers to localhost alone.", code="wrong_host")
@@ -130,6 +132,8 @@ def _is_open(scope: Scope) -> bool:
 
 def _is_this_machine(host: str) -> bool:
     """Whether a Host header names this machine, with or without a port."""
+    if set(host) & set("@/?#\\"):  # more than a name and a port
+        return False
     try:
         return is_loopback((urlsplit(f"//{host}").hostname or "").removesuffix("."))
     except ValueError:

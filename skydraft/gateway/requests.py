@@ -44,6 +44,7 @@ _MAX_RECORDINGS = 256  # in a long body
 _LONG_RECORDING = 4096  # bytes
 _MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
 _VALUE = re.compile(rb'\s*:\s*"')
+_LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,12 @@ def read_body(data: bytes | bytearray, kind: type[B]) -> B:
     if recordings:
         raise _too_long(len(data) + sum(map(len, recordings.values())))  # what is left was none
     return body
+
+
+def check_privacy(data: bytes | bytearray, asked: ChatRequest | TextRequest) -> None:
+    """Raise Refusal for a `local_only` in a place where it would be passed over, and the text sent."""
+    if "local_only" not in asked.choice.model_fields_set and _LOCAL_ONLY.search(data):
+        raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
 
 
 def _apart(data: bytes | bytearray) -> tuple[bytes, dict[bytes, bytes]]:

@@ -79,12 +79,33 @@ def test_other_origins_may_use_it_only_when_they_are_named(locked: Running, serv
         assert "access-control-allow-origin" not in reply.headers
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/health"])
+def test_a_request_of_two_lengths_is_refused_and_the_connection_closed(served: Running, path: str) -> None:
+    """A proxy that goes by the other length would take the rest for another client's request."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), 5) as client:
+        client.sendall(f"{head}0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        reply = client.makefile("rb").read()
+    assert b" 400 " in reply.splitlines()[0] and reply.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_local_only_in_a_wrong_place_is_refused_and_not_passed_over(served: Running, path: str) -> None:
+    asked = {"model": "skydraft-quality", "max_tokens": 4, "messages": [{"role": "user", "content": '"local_only": 1'}]}
+    asked |= {"prompt": "x", "input": "x", "max_output_tokens": 16}
+    private: dict[str, Any] = {"local_only": True}
+    for wrong in (private, {"extra_body": {"skydraft": private}}, {"Skydraft": private}):
+        assert httpx.post(f"{served.v1}/{path}", json=asked | wrong).status_code == 400
+    for right in ({}, {"skydraft": private}, {"skydraft": {"local_only": False}}):
+        assert httpx.post(f"{served.v1}/{path}", json=asked | right).status_code == 200
+
+
 def test_a_strangers_page_in_the_users_browser_gets_nothing(served: Running) -> None:
     port = served.url.rsplit(":", 1)[1]
     for headers in (
         {"Origin": "http://evil.test"}, {"Origin": "null"}, {"Host": f"evil.test:{port}"}, {"Host": ""},
         {"Host": f"evil.test:{port}", "Origin": f"http://evil.test:{port}"}, {"Host": "["}, {"Host": "a[b]"},
-        {"Origin": "http://["},
+        {"Origin": "http://["}, {"Host": "evil.test@localhost"}, {"Host": "localhost/x"}, {"Host": "localhost#.evil"},
     ):  # fmt: skip
         assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 403
         assert post(served, headers=headers | {"Content-Type": "text/plain"}).status_code == 403

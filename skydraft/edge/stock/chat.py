@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skydraft.config import DecodingParams
-from skydraft.edge.stock.dialect import Body, Described, count, field, name
+from skydraft.edge.stock.dialect import Body, Described, count, field, items, name
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure, OptionError
 
@@ -52,7 +52,8 @@ class TextDialect:
         """The models that the server has; one that was named is believed."""
         if model is not None:
             return [Described(model)]
-        return [Described(name(field(each, "id"))) for each in field(await wire.get("/v1/models", timeout_s), "data")]
+        listed = items(field(await wire.get("/v1/models", timeout_s), "data"))
+        return [Described(name(field(each, "id"))) for each in listed]
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> None:
         """None: its tokens need not be ours."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 from pydantic import TypeAdapter
 
-from skydraft.files import write_whole
+from skydraft.files import read_file, write_whole
 
 _MAX_AGE_S = 86400.0  # older ones are measured again: the server may run on something else now
 _MAX_KNOWN = 100
@@ -42,7 +42,7 @@ _KNOWN = TypeAdapter(dict[str, Costs])
 def recalled(path: Path) -> dict[str, Costs]:
     """The costs that may still be right, by server and model. A file that cannot be read counts as empty."""
     try:
-        known = _KNOWN.validate_json(path.read_bytes())
+        known = _KNOWN.validate_json(read_file(path))
     except (OSError, ValueError):
         return {}
     return {key: costs for key, costs in known.items() if costs._is_good}

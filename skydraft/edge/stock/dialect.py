@@ -82,7 +82,7 @@ class ListsModels:
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         """The models that the server has, or `model` alone if it was named."""
-        listed = field(await wire.get("/v1/models", timeout_s), "data")
+        listed = items(field(await wire.get("/v1/models", timeout_s), "data"))
         known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
         return [each for each in known if model in (None, each.model)]
 
@@ -117,11 +117,16 @@ def number(value: Any) -> int:
     return value
 
 
+def items(value: Any) -> list[Any]:
+    """A list. Raises CloudFailure."""
+    if not isinstance(value, list):
+        raise CloudFailure("The server sent something else where a list was due.")
+    return value
+
+
 def numbers(value: Any) -> TokenTuple:
     """Token ids. Raises CloudFailure."""
-    if not isinstance(value, list):
-        raise CloudFailure("The server sent something else where token ids were due.")
-    return tuple(number(each) for each in value)
+    return tuple(map(number, items(value)))
 
 
 def log_probability(value: Any) -> float:
@@ -134,15 +139,15 @@ def log_probability(value: Any) -> float:
 
 
 def count(value: Any, *names: str) -> int:
-    """A count that may be missing: then 0."""
+    """A count that may be missing or nonsense: then 0."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
 
 
 def name(value: Any) -> str:
-    """A name that may be missing: then ""."""
-    return value[:1000] if isinstance(value, str) else ""
+    """A name that may be missing, or has characters that no terminal should get: then ""."""
+    return value[:1000] if isinstance(value, str) and value.isprintable() else ""
 
 
 def sampling(drawn: DecodingParams | None) -> dict[str, Any]:

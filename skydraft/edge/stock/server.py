@@ -27,7 +27,7 @@ from skydraft.edge.stock.session import StockSession
 from skydraft.edge.stock.sglang import Sglang
 from skydraft.edge.stock.vllm import Vllm
 from skydraft.edge.stock.wire import Wire
-from skydraft.edge.tls import check_certificates
+from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
 from skydraft.protocol.address import is_loopback
@@ -87,6 +87,7 @@ class StockServer:
             raise OptionError("--tls-ca does not apply to http://, which is not encrypted.")
         if tls_ca:
             check_certificates(tls_ca)
+        check_token(key)
         is_here = is_loopback(parts.hostname)
         if key and parts.scheme == "http" and not (is_here or insecure):
             raise OptionError(

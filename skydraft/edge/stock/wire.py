@@ -18,6 +18,7 @@ from skydraft.errors import (
     CloudTimeout,
     LimitExceeded,
     NotAuthorized,
+    OptionError,
     RateLimited,
     SkydraftError,
     TlsFailure,
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
-_MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 32 << 20, 1 << 20, 1 << 16  # bytes
+_MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
+_MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
+_CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
 _CONNECT_S = 10.0
 _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
 _IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
 _MAX_OLD = 64  # clients with dead connections that are kept for other requests
 _REST_S = 1.0  # for the end of an answer after its last event
-_MAX_EVENTS = 256  # that wait to be read; the server waits then
+_MAX_EVENTS = 64  # that wait to be read; the server waits then
 _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
 
@@ -57,19 +60,22 @@ class Wire:
 
     @property
     def client(self) -> httpx2.AsyncClient:
-        """The client with its pool of connections, made at the first use."""
+        """The client with its pool of connections, made at the first use. Raises OptionError."""
         if self._client is None:
             import httpx2
 
             trusted: ssl.SSLContext | bool = not self.url.startswith("http:")  # roots take 35 ms to read
             if self._tls_ca:
                 trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
-            self._client = httpx2.AsyncClient(
-                verify=trusted, headers=self._headers, follow_redirects=False,
-                trust_env=not self._is_here,  # a proxy does not lead back to this machine
-                timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
-                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_TLS_S if trusted else _IDLE_S),
-            )  # fmt: skip
+            try:
+                self._client = httpx2.AsyncClient(
+                    verify=trusted, headers=self._headers, follow_redirects=False,
+                    trust_env=not self._is_here,  # a proxy does not lead back to this machine
+                    timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
+                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_TLS_S if trusted else _IDLE_S),
+                )  # fmt: skip
+            except ImportError as error:
+                raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
         return self._client
 
     def renew(self) -> None:
@@ -164,7 +170,7 @@ class Wire:
     async def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[Any, int]:
         async with self.answering(method, path, content) as response:
             data = bytearray()
-            async for chunk in response.aiter_raw():
+            async for chunk in _chunks(response):
                 data += chunk
                 if len(data) > _MAX_ANSWER:
                     raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
@@ -202,7 +208,7 @@ class Events:
                     if line.startswith(b"data:") and line[5:].strip() == b"[DONE]":
                         break
                     if line.startswith(b"data:"):
-                        await self._queue.put(parsed(line[5:]))
+                        await self._queue.put(line[5:])  # parsed when it is read: it may become much more
                 await self._queue.put(None)
                 self._has_ended = True
                 with suppress(TimeoutError, SkydraftError):
@@ -216,15 +222,17 @@ class Events:
             await self._queue.put(last)
 
     async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
-        held = b""
-        async for chunk in response.aiter_raw():
+        held = bytearray()
+        async for chunk in _chunks(response):
             self._wire.heard_at = shared_loop().now()
             self.bytes_down += len(chunk)
-            *lines, held = (held + chunk).split(b"\n")
+            held += chunk
+            if b"\n" in chunk:
+                *lines, held = held.split(b"\n")
+                for line in lines:
+                    yield bytes(line.strip())
             if len(held) > _MAX_LINE:
                 raise CloudFailure("The server sends an event that does not end.")
-            for line in lines:
-                yield line.strip()
 
     async def next(self, waiting: Waiting) -> Any:
         """The next event; None at the end. Raises a SkydraftError."""
@@ -233,7 +241,7 @@ class Events:
             self._queue.put_nowait(event)  # so it ends here, whoever asks again
         if isinstance(event, SkydraftError):
             raise event
-        return event
+        return event and parsed(event)
 
     async def _wait(self, waiting: Waiting) -> Any:
         return await self._wire.patiently(self._queue.get(), self._life, waiting)
@@ -246,7 +254,7 @@ class Events:
     def unread(self) -> Any:
         """An event that has come and that nobody has read; None if there is none."""
         event = self._queue.get_nowait() if self.has_more else None
-        return None if isinstance(event, SkydraftError) else event
+        return parsed(event) if isinstance(event, bytes) else None
 
     def close(self) -> None:
         """Break the answer off, unless it is whole: the server stops writing."""
@@ -262,6 +270,8 @@ def as_json(body: Mapping[str, Any]) -> bytes:
 
 def parsed(data: bytes) -> Any:
     """The JSON value. Raises CloudFailure."""
+    if sum(map(data.count, (b"[", b"{", b'"'))) > _MAX_ITEMS:
+        raise CloudFailure(f"The server sent an answer of more than {_MAX_ITEMS} brackets and quotes.")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -318,13 +328,23 @@ def _no_connection(error: Exception) -> SkydraftError:
     return CloudLost(f"no connection ({one_line(text)[:200]}).")
 
 
-async def _start(response: httpx2.Response) -> bytes:
-    data = b""
+async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises CloudFailure for one in crumbs."""
+    spare = _SPARE
     async for chunk in response.aiter_raw():
+        spare += len(chunk) - _CRUMB
+        if spare < 0:
+            raise CloudFailure("The server sends its answer in pieces of a few bytes.")
+        yield chunk
+
+
+async def _start(response: httpx2.Response) -> bytes:
+    data = bytearray()
+    async for chunk in _chunks(response):
         data += chunk
         if len(data) >= _MAX_REFUSAL:
             break
-    return data[:_MAX_REFUSAL]
+    return bytes(data[:_MAX_REFUSAL])
 
 
 async def _closed(client: httpx2.AsyncClient) -> None:

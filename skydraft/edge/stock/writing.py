@@ -14,6 +14,7 @@ from skydraft.edge.stock.wire import Events
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudFailure, SkydraftError
 
+_MAX_TOKEN = 1024  # bytes of text that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
 _SOON = Waiting(0.5, 0.5, 0.5)
 _CUT = ("length", "max_tokens")
@@ -97,8 +98,8 @@ class Writing:
 
     def close(self) -> None:
         """Break it off: the server stops. What it had sent until now is counted."""
-        while (event := self._events.unread()) is not None:
-            with suppress(SkydraftError):
+        with suppress(SkydraftError):
+            while (event := self._events.unread()) is not None:
                 read_safely(self._take, event)
         self._events.close()
 
@@ -172,7 +173,7 @@ class TextWriting(Writing):
 
     def _cut(self) -> int:
         """The first token of the held text."""
-        text = self._held.decode(errors="replace")
+        text = self._held[:_MAX_TOKEN].decode(errors="replace")
         for beginning in (text, text[:1]):
             for token_id in self._vocab.encode(beginning)[:1]:
                 if (piece := self._vocab.pieces[token_id]) and self._held.startswith(piece):

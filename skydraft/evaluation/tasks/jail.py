@@ -14,6 +14,7 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 from pathlib import Path
 
@@ -25,7 +26,10 @@ _MOUNT_SETATTR = 442  # the same number on every architecture; since Linux 5.12
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _READ_ONLY = 0x1 | 0x2 | 0x4  # and no set-uid programs, no devices
 _AT_RECURSIVE, _DETACH = 0x8000, 2
-_DIE_WITH_PARENT, _KEEP_NO_CAPABILITY, _NO_NEW_PRIVILEGES = 1, 24, 38
+_DIE_WITH_PARENT, _FILTER_CALLS, _KEEP_NO_CAPABILITY, _NO_NEW_PRIVILEGES = 1, 22, 24, 38
+# What the kernel calls the machine; the numbers of socket, add_key (two before keyctl) and io_uring_setup.
+_CALLS = {"x86_64": (0xC000003E, 41, 248, 425), "aarch64": (0xC00000B7, 198, 217, 425)}
+_LAST_FAMILY = 10  # IPv6: what comes after, as VSOCK, may know no namespaces
 _FIRST_UID, _NUM_UIDS = 60_000, 5_000  # nobody's, so that processes are counted for this program alone
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin")
 _INSIDE, _WORK = "/inside", "/work"
@@ -56,8 +60,9 @@ def _leave_namespaces() -> None:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
         Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
-    # Shared memory outside of any process is bounded by no limit of a process.
-    Path("/proc/sys/kernel/shmall").write_text("0")
+    # Memory of System V outside of any process is bounded by no limit of a process.
+    for name, most in (("shmall", "0"), ("sem", "0 0 0 0"), ("msgmni", "0")):
+        Path("/proc/sys/kernel", name).write_text(most)
 
 
 def _build_root(root: str, python: str, num_bytes: int) -> None:
@@ -93,6 +98,7 @@ def _confine(limits: dict[str, int], uid: int | None) -> None:
         os.setgid(uid)
         os.setuid(uid)
     _check(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
+    _refuse_calls()
     of = {
         resource.RLIMIT_AS: limits["memory"], resource.RLIMIT_CPU: limits["seconds"], resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: limits["files"], resource.RLIMIT_NOFILE: 32, resource.RLIMIT_NPROC: limits["processes"],
@@ -100,6 +106,21 @@ def _confine(limits: dict[str, int], uid: int | None) -> None:
     }  # fmt: skip
     for limit, value in of.items():
         resource.setrlimit(limit, (value, value))
+
+
+def _refuse_calls() -> None:
+    """Refuse what namespaces leave open: other kinds of sockets, the keys of the caller's session, io_uring."""
+    machine, socket, add_key, io_uring = _CALLS[os.uname().machine]
+    load, equal, at_least, above, give = 0x20, 0x15, 0x35, 0x25, 0x06
+    allow, refuse, kill = 0x7FFF0000, 0x00050001, 0x80000000
+    steps = (
+        (load, 0, 0, 4), (equal, 0, 10, machine), (load, 0, 0, 0), (at_least, 8, 0, 1 << 30),  # x32
+        (equal, 5, 0, io_uring), (equal, 2, 0, socket), (at_least, 0, 4, add_key), (above, 3, 2, add_key + 2),
+        (load, 0, 0, 16), (above, 0, 1, _LAST_FAMILY), (give, 0, 0, refuse), (give, 0, 0, allow), (give, 0, 0, kill),
+    )  # fmt: skip
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    at = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(program)))
+    _check(_libc.prctl(_FILTER_CALLS, 2, at, 0, 0), "seccomp")
 
 
 def _run(program: bytes, limits: dict[str, int], uid: int | None) -> dict[str, object]:

@@ -53,6 +53,11 @@ HOSTILE = {
     "memory in small pieces": "x = []\nwhile True: x.append(bytes(1 << 20))",
     "memory of several processes": "import os\nos.fork(); os.fork()\nx = []\nwhile True: x.append(b'x' * (8 << 20))",
     "shared memory of no process": _C + "i = c.shmget(0, 1 << 30, 0o1600)\nassert i >= 0",
+    "semaphores, which are memory of no process": _C + "assert c.semget(0, 1000, 0o1600) >= 0",
+    "messages, which are memory of no process": _C + "assert c.msgget(0, 0o1600) >= 0",
+    "a socket that knows no namespace": "import socket; socket.socket(40, socket.SOCK_STREAM)",  # VSOCK, to the host
+    "the keys of the caller's session": _C + "import os\nn = {'x86_64': 248, 'aarch64': 217}[os.uname().machine]\n"
+    "assert c.syscall(n, b'user', b'x', b'y', 1, -3) >= 0",
     "files in memory": "import os\nf = [os.memfd_create('x') for _ in range(1000)]",
     "an endless loop": "while True: pass",
     "sleep": "import time; time.sleep(1000)",

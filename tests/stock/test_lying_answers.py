@@ -1,0 +1,125 @@
+"""Answers that are small to send and much to keep, or that no Python number, terminal or header can carry."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import time
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skydraft
+from skydraft.edge.channel import Waiting
+from skydraft.edge.stock.chat import Told
+from skydraft.edge.stock.dialect import count, name
+from skydraft.edge.stock.server import StockServer
+from skydraft.edge.stock.wire import parsed
+from skydraft.edge.stock.writing import TextWriting
+from skydraft.errors import CloudFailure, OptionError
+from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_one_clear_line, write
+from tests.stock import faults
+from tests.stock.fakes import GENERATING, fake
+
+
+def test_an_answer_in_crumbs_is_broken_off() -> None:
+    """Each chunk costs the loop of all texts as much as a long one: a megabyte of them took 108 s."""
+    sent = list[int]()
+    crumbs = faults.floods(b"x", sent=sent)
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+        server.fault_of = lambda path: crumbs if path in GENERATING else None
+        assert "edge-fallback" in write(cloud, "gated").run().origins
+    assert sum(sent) < 60_000
+
+
+def test_events_that_wait_are_not_unpacked() -> None:
+    """2 MB of brackets are 30 MB of lists: 256 such events would be gigabytes."""
+    event = b'data: {"choices": [{"token_ids": [%d]}], "x": [%s0]}\n\n' % (ALONE[0], b"[]," * 190_000)
+    sent = list[int]()
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+        assert write(cloud, "cloud").run().token_ids == ALONE
+        before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        server.fault_of = lambda path: faults.floods(event, sent=sent) if path in GENERATING else None
+        generation = write(cloud, "cloud")
+        next(iter(generation))
+        before = -1
+        while len(sent) > before:
+            before = len(sent)
+            time.sleep(0.5)
+        generation.close()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200 * 1024
+
+
+def test_an_answer_of_too_many_objects_is_not_parsed() -> None:
+    with pytest.raises(CloudFailure, match="brackets"):
+        parsed(b"[" + b"{}," * 200_001 + b"0]")
+    assert len(parsed(b"[" + b"1," * 200_001 + b"0]")) == 200_002  # ids are many, and small
+
+
+def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
+    lengths = list[int]()
+
+    def encode(text: str) -> tuple[int, ...]:
+        lengths.append(len(text))
+        return TARGET.vocab.encode(text)
+
+    async def come(waiting: Waiting) -> Any:
+        return {}
+
+    vocab: Any = SimpleNamespace(encode=encode, pieces=TARGET.vocab.pieces, end_ids=TARGET.vocab.end_ids)
+    dialect = SimpleNamespace(echoes=False, told=lambda event: Told("语速" * 100_000))
+    events: Any = SimpleNamespace(next=come, has_more=False)
+    writing = TextWriting(events, dialect, np.array([1], np.int32), vocab, text="", pending=b"", end_id=0)
+    rows = [asyncio.run(writing.next_row(Waiting(1, 1, 1))) for _ in range(4)]
+    assert [vocab.pieces[row.token_id].decode() for row in rows if row] and max(lengths) <= 1024
+
+
+@pytest.mark.parametrize("data", ["5", "null", '{"id": 1}'])
+@pytest.mark.parametrize("api", ["vllm", "sglang", "completions", "chat"])
+def test_models_that_are_no_list_cost_no_text(api: str, data: str) -> None:
+    listed = faults.says(b'{"data": %s}' % data.encode(), "application/json")
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url, timeout_s=0.7, api=api)) as cloud:
+        server.fault_of = lambda path: listed if path == "/v1/models" else None
+        assert len(write(cloud, "gated").run().token_ids) == LENGTH
+
+
+def test_a_count_that_no_price_can_be_made_of_is_none() -> None:
+    """10**4000 tokens times a price is no float: the text ended with a traceback."""
+    usage = {"completion_tokens": 10**4000}
+    assert count(usage, "completion_tokens") == 0
+    event = faults.says(b'data: {"choices": [{"text": "A"}], "usage": {"completion_tokens": 1%s}}\n\n' % (b"0" * 4000))
+    with (
+        fake("completions", TARGET) as server,
+        closing(skydraft.connect(server.url, api="completions", model="m", price="1,1,1")) as cloud,
+    ):
+        server.fault_of = lambda path: event if path in GENERATING else None
+        assert write(cloud, "gated").run().receipt.cost
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;x\x07", "\ud800", "a\nb"])
+def test_a_name_that_no_terminal_should_get_is_none(text: str) -> None:
+    assert name(text) == "" and name("Qwen/语速 7B") == "Qwen/语速 7B"
+
+
+@pytest.mark.parametrize("key", ["SECRET\r\nX: y", "SECRET密钥", "SECRET ", "SEC\0RET", ""])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_told(key: str) -> None:
+    with pytest.raises(OptionError) as failed:
+        skydraft.connect("http://127.0.0.1:9/v1", token=key)
+    assert "SEC" not in str(failed.value)
+
+
+def test_a_proxy_that_cannot_be_used_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    with pytest.raises(OptionError) as failed:
+        _ = StockServer("https://192.0.2.1/v1").wire.client
+    assert_one_clear_line(failed.value)
+
+
+def test_no_number_of_calls_is_refused() -> None:
+    with pytest.raises(OptionError, match="max_calls"):
+        skydraft.connect("http://127.0.0.1:9/v1", max_calls=float("nan"))  # type: ignore[arg-type]
