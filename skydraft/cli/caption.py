@@ -17,7 +17,7 @@ import click
 
 from skydraft import api
 from skydraft.characters import json_line, visible
-from skydraft.cli.options import DecodingChoice, GateChoice, KeepChoice, decoding_section, gate_section, keep_section
+from skydraft.cli.options import DecodingChoice, GateChoice, KeepChoice, decoding_section, gate_section, traces_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
@@ -175,7 +175,7 @@ _question_section = Section("messages", "What to write", asked, [
 @cloud_section
 @models_section
 @table_section
-@keep_section
+@traces_section
 def caption(
     files: tuple[Path, ...], messages: tuple[Message, ...], speech: SpeechChoice, decoding: DecodingChoice,
     gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice, keep: KeepChoice,
@@ -187,7 +187,6 @@ def caption(
     """
     load_library()  # fail now, not after the models are loaded
     cloud.check(models, gate)
-    keep.check(gate)
     request = GenerateRequest(
         messages,
         plan=gate.plan,

@@ -28,7 +28,6 @@ from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import signals_ms, suggested_k
-from skydraft.evaluation.policies import UnitPrices, parse_unit_prices
 from skydraft.evaluation.replay import parse_forward_ms
 from skydraft.models import cache_dir, installed, verify
 from skydraft.protocol.address import is_url
@@ -80,22 +79,16 @@ class CheckChoice:
 
     no_measure: bool
     probe_again: bool
-    unit_price: str | None
     devices: int | None
     forward_ms: str | None
 
     def __post_init__(self) -> None:
-        measuring = {"--probe-again": self.probe_again, "--unit-price": self.unit_price, "--devices": self.devices}
+        measuring = {"--probe-again": self.probe_again, "--devices": self.devices}
         if self.no_measure and (given := [name for name, value in measuring.items() if value]):
             raise OptionError(f"{given[0]} needs what --no-measure leaves out: choose one.")
         if self.forward_ms and not self.devices:
             raise OptionError("--forward-ms is for the simulation of devices.", hint="Add --devices N.")
-        self.prices()
         self.times()
-
-    def prices(self) -> UnitPrices | None:
-        """What to price policies by."""
-        return parse_unit_prices(self.unit_price) if self.unit_price is not None else None
 
     def times(self) -> tuple[float, ...]:
         """Times of forwards to simulate with, if given."""
@@ -111,8 +104,6 @@ _check_section = Section("checks", "What to check", CheckChoice, [
     option("--no-measure", None, "Do not load and time models; with --cloud, only ask whether it answers.",
            is_flag=True),
     option("--probe-again", None, "Measure forwards again instead of using stored times.", is_flag=True),
-    option("--unit-price", "CALL,ROW,WRITTEN", "Prices of a call, of a row (a token that the large model reads, checks "
-           "or writes) and of a written token, in any unit: adds the price of a text to each hand-back."),
     option("--devices", "N", "With --cloud: simulate 1 to N devices on the server at once.",
            type=click.IntRange(1, 256)),
     option("--forward-ms", "ROWS:MS,...", "With --devices: times of forwards of another server, for example "
@@ -136,13 +127,13 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
     if cloud.address is not None:
         found = examine_cloud(
-            console, cloud, models, measures=not checks.no_measure, prices=checks.prices(),
-            num_devices=checks.devices or 0, forward_ms=checks.times(),
+            console, cloud, models, measures=not checks.no_measure, num_devices=checks.devices or 0,
+            forward_ms=checks.times(),
         )  # fmt: skip
         problems = list(found)
     else:
         problems = [*_system(console), *_packages(console), *_models(console)]
-        problems += [] if checks.no_measure else _measure(console, models, checks)
+        problems += [] if checks.no_measure else _measure(console, models)
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
@@ -175,7 +166,7 @@ def _models(console: Console) -> Iterator[str]:
             yield error.line
 
 
-def _measure(console: Console, models: ModelChoice, checks: CheckChoice) -> list[str]:
+def _measure(console: Console, models: ModelChoice) -> list[str]:
     """Load both models, show their row costs and the block length that these suggest; returns steps for the user."""
     engines: list[Engine] = []
     for side, name in (("draft", models.edge_model), ("target", models.target_name)):
@@ -200,9 +191,7 @@ def _measure(console: Console, models: ModelChoice, checks: CheckChoice) -> list
         console.print(f"  {alpha:.1f}: k = {best}, {gain:.2f} times the speed of the target alone")
     costs = CostModel(draft.profile.forward_ms[0], target.profile.forward_ms, target.invariant_rows)
     show_turns(console, costs)
-    show_policies(
-        console, (draft.fingerprint, target.fingerprint), f"{draft.name} and {target.name}", costs, checks.prices()
-    )
+    show_policies(console, (draft.fingerprint, target.fingerprint), f"{draft.name} and {target.name}", costs)
     return []
 
 

@@ -18,7 +18,6 @@ from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, CloudLost, OptionError, RecordsError, SkydraftError
 from skydraft.evaluation import policies, replay
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
-from skydraft.evaluation.policies import UnitPrices
 from skydraft.gating.calibration import find_calibration
 from skydraft.models import cache_dir
 from skydraft.protocol.address import is_url
@@ -28,8 +27,8 @@ _LOOK_S = 3.0  # for the first sign of life
 
 
 def examine_cloud(
-    console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool, prices: UnitPrices | None,
-    num_devices: int = 0, forward_ms: tuple[float, ...] = (),
+    console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool, num_devices: int = 0,
+    forward_ms: tuple[float, ...] = (),
 ) -> Iterator[str]:  # fmt: skip
     """Print findings about each server; yields steps for the user. Unless it `measures`, no model is loaded.
 
@@ -38,9 +37,8 @@ def examine_cloud(
     edge = None
     met: dict[str, ServerInfo] = {}
     if is_url(choice.address or ""):
-        if not measures or prices:
-            option = "--unit-price" if prices else "--no-measure"
-            raise OptionError(f"{option} does not apply to a server without skydraft.", hint="See --price.")
+        if not measures:
+            raise OptionError("--no-measure does not apply to a server without skydraft.", hint="Leave it out.")
         yield from _examine_stock(console, choice, models)
         return
     for one in choice.each():
@@ -53,7 +51,7 @@ def examine_cloud(
             met[cloud.name] = info
             if measures:
                 edge = edge or models.load_edge()
-                yield from _measure_link(console, cloud, edge, info, rtt_ms, prices)
+                yield from _measure_link(console, cloud, edge, info, rtt_ms)
                 if num_devices:
                     yield from _simulate_devices(console, cloud, edge, info, num_devices, forward_ms)
     for name, info in met.items():
@@ -102,9 +100,7 @@ def _check_port(cloud: Cloud) -> None:
         pass  # it answers
 
 
-def _measure_link(
-    console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float, prices: UnitPrices | None
-) -> Iterator[str]:
+def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, rtt_ms: float) -> Iterator[str]:
     try:
         with counted(len(PROMPTS), "prompts over the link") as done:
             report = examine_link(edge, cloud, info, rtt_ms, done)
@@ -129,7 +125,7 @@ def _measure_link(
         console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
         console.print("             A gated mode still saves tokens that the large model writes.")
     show_turns(console, costs)
-    show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs, prices)
+    show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs)
 
 
 def _simulate_devices(
@@ -167,11 +163,7 @@ def show_turns(console: Console, costs: CostModel) -> None:
 
 
 def show_policies(
-    console: Console,
-    pair: tuple[str, str | None],
-    names: str,
-    costs: CostModel,
-    prices: Prices | UnitPrices | None = None,
+    console: Console, pair: tuple[str, str | None], names: str, costs: CostModel, prices: Prices | None = None
 ) -> None:
     """Print what each hand-back costs over the link, if the pair has a calibration."""
     try:

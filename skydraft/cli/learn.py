@@ -204,8 +204,6 @@ def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice, deadline: f
             target = stack.enter_context(contextlib.closing(cloud.connect(models.cloud_model)))
         else:
             target = stack.enter_context(models.load(models.target_name))
-        if edge.takes_audio:
-            TERMINAL.say(f"{edge.name} takes speech, but the general prompts have none: speech is not checked.")
         with _shown("preparing", deadline) as progress:
             task = prepare(store, edge, target, cache_dir() / "guard", progress)
     if task.left_out:

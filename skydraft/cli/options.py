@@ -289,8 +289,12 @@ def _collector(learn: Path) -> Collector:
     return collector
 
 
+_otlp = option(
+    "--otlp", "URL", "Send OpenTelemetry traces, which hold no text, to the collector at URL (OTLP over HTTP)."
+)
+traces_section = Section("keep", "Traces", lambda otlp: _keep(None, otlp), [_otlp])
 keep_section = Section("keep", "Learning and traces", _keep, [
     option("--learn", "DIR", "Keep prompts, answers and the target's corrections in DIR, to train the draft model "
            "(see: skydraft learn).", type=Path),
-    option("--otlp", "URL", "Send OpenTelemetry traces, which hold no text, to the collector at URL (OTLP over HTTP)."),
+    _otlp,
 ])  # fmt: skip

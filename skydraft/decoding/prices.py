@@ -28,16 +28,13 @@ class Prices:
 
 def parse_prices(text: str) -> Prices:
     """`HIT,MISS,OUT`, none below 0. Raises OptionError."""
-    hint = "Prices of a million tokens: cached, read, written; for example --price 0.02,1,4."
-    return Prices(*three_numbers(text, "--price", hint))
-
-
-def three_numbers(text: str, option: str, hint: str) -> list[float]:
-    """The numbers of an option, none below 0. Raises OptionError."""
     try:
         numbers = [float(each) for each in text.split(",")]
     except ValueError:
         numbers = []
     if len(numbers) != 3 or not all(0 <= number < math.inf for number in numbers):
-        raise OptionError(f"{option} must be three numbers of at least 0, not '{text}'.", hint=hint)
-    return numbers
+        raise OptionError(
+            f"--price must be three numbers of at least 0, not '{text}'.",
+            hint="Prices of a million tokens: cached, read, written; for example --price 0.02,1,4.",
+        )
+    return Prices(*numbers)

@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.checkpoint import check_device, first_line, is_omni, load_checkpoint, load_library, quiet
+from skydraft.engines.checkpoint import check_device, first_line, load_checkpoint, load_library, quiet
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError, importing
-
-_OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
 
 Matrix = npt.NDArray[np.float32]
 _STRING = 8  # the type of a value in the header of a GGUF file
@@ -39,7 +37,7 @@ _PARTS = {
 class TrainableModel:
     """A model in evaluation mode, and the parts that training needs by name.
 
-    `decoder` takes embeddings; it has a list of `layers`, called `layers_name` in the whole model, and ends in a norm.
+    `decoder` takes token ids; it has a list of `layers`, called `layers_name` in the whole model, and ends in a norm.
     """
 
     model: Any
@@ -102,8 +100,7 @@ def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -
             raise BrokenModel(f"transformers cannot load {path}: {first_line(error)}") from error
         model = model.eval().to(device)
     else:
-        name, unused = (_OMNI, ("model.visual",)) if is_omni(path) else ("AutoModelForCausalLM", ())
-        model, _ = load_checkpoint(path, name, EngineOptions(device=device_name), unused=unused)
+        model, _ = load_checkpoint(path, "AutoModelForCausalLM", EngineOptions(device=device_name))
     model.requires_grad_(False)
     return _parts(torch, model)
 
@@ -112,7 +109,7 @@ def _parts(torch: Any, model: Any) -> TrainableModel:
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     for name, module in model.named_modules():
         is_list = isinstance(module, torch.nn.ModuleList) and len(module) == num_layers
-        if is_list and name.endswith(".layers") and "audio" not in name and "visual" not in name:
+        if is_list and name.endswith(".layers"):
             decoder = model.get_submodule(name.rpartition(".")[0])
             if hasattr(decoder, "norm"):
                 return TrainableModel(model, decoder, name)

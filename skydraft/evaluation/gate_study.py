@@ -63,16 +63,6 @@ def study(findings: Findings) -> Study | None:
     )
 
 
-def entropies(findings: Findings) -> tuple[list[float], list[float]] | None:
-    """Entropies of the draft model's tokens along `edge`: (those that the target agrees with, the others)."""
-    edge = findings.setting("edge")
-    texts = _texts(edge, "draft") if edge else []
-    if not texts:
-        return None
-    pairs = [pair for text in texts for pair in zip(text.signals, text.disagrees, strict=True)]
-    return [s.entropy for s, wrong in pairs if not wrong], [s.entropy for s, wrong in pairs if wrong]
-
-
 def labelled(line: ScoreLine, path: Literal["target", "draft"]) -> LabelledText:
     """A scored text as labelled positions."""
     signals = tuple(Signals(*each) for each in line.signals)

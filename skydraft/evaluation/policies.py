@@ -11,26 +11,11 @@ from dataclasses import dataclass
 
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.prices import Prices, three_numbers
+from skydraft.decoding.prices import Prices
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, Curve, CurvePoint
 from skydraft.gating.hand_back import parse_hand_back
 
 _PROMPT_LEN = 500  # tokens before the text, for prices of tokens
-
-
-@dataclass(frozen=True, slots=True)
-class UnitPrices:
-    """Prices of a call, of a row that the target computes, and of a token that it writes, in any unit."""
-
-    call: float
-    row: float
-    written: float
-
-
-def parse_unit_prices(text: str) -> UnitPrices:
-    """`CALL,ROW,WRITTEN`, none below 0. Raises OptionError."""
-    hint = "Prices of a call, a row and a written token, for example --unit-price 0.001,0.1e-6,0.4e-6."
-    return UnitPrices(*three_numbers(text, "--unit-price", hint))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +30,11 @@ class Policy:
 
     length: int
 
-    def price(self, prices: Prices | UnitPrices) -> float:
+    def price(self, prices: Prices) -> float:
         """The price of a text of `length` tokens after a prompt of 500, where each call sends all of it again.
 
         The prompt is read anew once, and so is each token that the server did not write itself.
         """
-        if isinstance(prices, UnitPrices):
-            units = self.calls * prices.call + self.rows * prices.row + self.written * prices.written
-            return self.length * units
         read_again = max(self.calls * self.length - 1, 0.0) * (_PROMPT_LEN + self.length / 2)
         anew = _PROMPT_LEN + self.length * max(1 - self.rows, 0.0)
         return prices.total(read_again, anew, self.length * self.rows)
@@ -98,7 +80,7 @@ def _judging_ms(num_rows: float, costs: CostModel) -> float:
     return low + max(num_rows - below, 0.0) * (high - low)
 
 
-def table(known: Sequence[Policy], prices: Prices | UnitPrices | None) -> Iterator[str]:
+def table(known: Sequence[Policy], prices: Prices | None) -> Iterator[str]:
     """Lines of text, one a policy; the fastest and the cheapest are marked, and a stream that costs less than all."""
     fastest = min(known, key=lambda policy: policy.ms)
     cheapest = min(known, key=lambda policy: policy.price(prices)) if prices else None

@@ -50,7 +50,7 @@ def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
 
     It chooses with the lesson's parameters. At a token that the target would not have written it counts as wrong.
     """
-    choices = read_along(edge, lesson.prompt, lesson.token_ids, lesson.decoding)
+    choices = read_along(edge, Prompt(lesson.prompt_ids), lesson.token_ids, lesson.decoding)
     judged = [index for index, mark in enumerate(lesson.marks) if mark in KNOWN or mark == WRONG]
     disagrees = (lesson.marks[index] == WRONG or choices[index][0] != lesson.token_ids[index] for index in judged)
     signals = tuple(choices[index][1] for index in judged)

@@ -19,7 +19,6 @@ from skydraft.learning.lessons import (
     WRONG,
     Lesson,
     Store,
-    StoredMedia,
     encode,
     params_entry,
     signals_entry,
@@ -82,7 +81,7 @@ def lesson_of(generation: Generation, draft: str, target: str, vocab: str) -> Le
     prompt = generation.prompts.edge
     return Lesson(
         draft=draft, target=target, vocab=vocab, prompt_ids=prompt.token_ids,
-        media=tuple(map(StoredMedia.of, prompt.media)), token_ids=generation.token_ids, marks="".join(given.marks),
+        token_ids=generation.token_ids, marks="".join(given.marks),
         ranks=tuple(given.ranks), signals=tuple(map(signals_entry, given.signals)) if any(given.signals) else (),
         params=params_entry(generation.request.params),
     )  # fmt: skip
@@ -116,6 +115,9 @@ class Collector:
         reader = edge or (target.engine if target else None)
         was_judged = any(done.record.outcome == "verified" for done in generation.rounds_so_far)
         if target is None or reader is None or not was_judged:
+            return False
+        if generation.prompts.edge.media:
+            self._notify("Answers to speech are not kept: nothing is learned from them.")
             return False
         try:
             facts = target.facts(_FACTS_S)

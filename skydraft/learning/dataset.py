@@ -22,10 +22,10 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
 from skydraft.engines.trainable import check_trainable
-from skydraft.errors import RecordsError
+from skydraft.errors import OptionError, RecordsError
 from skydraft.learning.adapter import AdapterCard, file_of
 from skydraft.learning.collect import lesson_of
-from skydraft.learning.lessons import Lesson, Store, encode
+from skydraft.learning.lessons import SPEECH, Lesson, Store, encode
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
@@ -53,6 +53,8 @@ class Usable:
 
     def refusal(self, lesson: Lesson) -> str:
         """Say why a lesson is not usable; "" where it is."""
+        if lesson.media:
+            return SPEECH
         if self.vocab is not None and lesson.vocab != self.vocab:
             return "of another vocabulary"
         if self.target is not None and lesson.target != self.target:
@@ -225,6 +227,9 @@ class TrainingTask:
 
 def trainable_file(engine: Engine) -> Path:
     """Return the file of a model that can be trained. Raises OptionError, or MissingDependency."""
+    if engine.takes_audio:
+        hint = "Name a draft model of text with --edge-model."
+        raise OptionError(f"{engine.name} takes speech, and only models of text are trained.", hint=hint)
     path = file_of(engine)
     check_trainable(path)
     return path
@@ -235,7 +240,7 @@ def prepare(
 ) -> TrainingTask:
     """Choose and split the lessons for a draft model and its target, and let the target answer the guard's prompts.
 
-    A model that takes speech has no guard, since the guard has no speech. Raises a SkydraftError.
+    Raises a SkydraftError.
     """
     path = trainable_file(edge)
     facts = target_of(cloud).facts(None)
@@ -243,7 +248,7 @@ def prepare(
     weights = facts.weights
     chosen = choose(store, Usable(edge.vocab.fingerprint, edge.vocab.size, weights))
     trained, held_out = split(chosen.lessons)
-    guard = [] if edge.takes_audio else guard_lessons(guard_folder, edge, cloud, weights, progress)
+    guard = guard_lessons(guard_folder, edge, cloud, weights, progress)
     card = AdapterCard(
         base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights, scale=_SCALE,
         num_trained=0, held_out=(0.0, 0.0), guard=(0.0, 0.0),

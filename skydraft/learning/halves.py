@@ -57,8 +57,8 @@ class Halves:
         handle = self._trainable.layers[self.first].register_forward_pre_hook(catch, with_kwargs=True)
         try:
             with torch.no_grad():
-                embeddings, positions = self._embed(lesson)
-                self._trainable.decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+                ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids[:-1]]], device=weight.device)
+                self._trainable.decoder(input_ids=ids, use_cache=False)
         except _Stop:
             pass
         finally:
@@ -67,28 +67,6 @@ class Halves:
         at = torch.tensor([base + index for index in known], device=weight.device)
         labels = torch.tensor([lesson.token_ids[index] for index in known], device=weight.device)
         return Activations(caught["hidden"], caught["arguments"], at, labels, lesson.marks.count(WRONG))
-
-    def _embed(self, lesson: Lesson) -> tuple[Any, Any]:
-        """Return (embeddings [1, len, hidden_size], the decoder's positions) of all tokens but the last."""
-        torch, model = self._torch, self._trainable.model
-        device = self._trainable.head.weight.device
-        ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids[:-1]]], device=device)
-        embeddings = model.get_input_embeddings()(ids)
-        positions = torch.arange(ids.shape[1], device=device)[None]
-        if hasattr(model.config, "audio_config"):
-            positions = positions[None].expand(3, -1, -1)
-            rows = [self._heard(media.features) for media in lesson.prompt.media]
-            if rows:
-                embeddings[ids == model.config.audio_token_id] = torch.cat(rows).to(embeddings.dtype)
-        return embeddings, positions
-
-    def _heard(self, features: Any) -> Any:
-        """Return the embeddings of one recording, [num_tokens, hidden_size]."""
-        torch, model = self._torch, self._trainable.model
-        # [1, num_mels, num_frames]
-        mels = torch.tensor(features, device=self._trainable.head.weight.device)[None]
-        mask = torch.ones(1, mels.shape[2], dtype=torch.long, device=mels.device)
-        return model.get_audio_features(mels, mask, return_dict=True).last_hidden_state
 
     def rows(self, activations: Activations) -> Any:
         """Run the upper half, and return its rows at the places that have labels, [num_labels, hidden_size]."""

@@ -15,7 +15,6 @@ read; the oldest file is deleted when there is too much. Any number of processes
 
 from __future__ import annotations
 
-import base64
 import errno
 import json
 import os
@@ -29,15 +28,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
-import numpy as np
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
-from skydraft.types import Media, Prompt, Signals
+from skydraft.types import Signals
 
-MAX_LINE_BYTES = 16 << 20  # ten minutes of speech; what is longer was not written by us
+MAX_LINE_BYTES = 16 << 20  # what is longer was not written by us
+SPEECH = "answers to speech"  # in older folders; nothing is learned from them
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
 KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
 OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and the draft model's choice is known to be it or not
@@ -55,24 +54,6 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
-class StoredMedia(_Line):
-    """Features of speech in half precision: `num_mels` rows, little-endian, in base64."""
-
-    num_mels: int = Field(ge=1, le=1024)
-    features: str
-
-    @classmethod
-    def of(cls, media: Media) -> StoredMedia:
-        """Encode the features of speech."""
-        half = np.ascontiguousarray(media.features, "<f2")
-        return cls(num_mels=len(half), features=base64.b64encode(half.tobytes()).decode())
-
-    def media(self) -> Media:
-        """Decode the features. Raises ValueError."""
-        half = np.frombuffer(base64.b64decode(self.features, validate=True), "<f2")
-        return Media(half.reshape(self.num_mels, -1).astype(np.float32))
-
-
 class Lesson(_Line):
     """`marks` has one mark for each token of the text, `signals` one entry or None, where the draft model spoke.
 
@@ -86,7 +67,7 @@ class Lesson(_Line):
     target: Fingerprint
     vocab: Fingerprint
     prompt_ids: tuple[TokenId, ...] = Field(min_length=1)
-    media: tuple[StoredMedia, ...] = ()
+    media: tuple[dict[str, Any], ...] = ()  # speech, in older folders: it is only exported
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
     marks: str
     ranks: tuple[int, ...] = ()
@@ -103,8 +84,6 @@ class Lesson(_Line):
             raise ValueError("there is not one rank for each token that the target would not have written")
         try:
             _ = self.decoding
-            if self.media:
-                _ = self.prompt
         except (SkydraftError, TypeError, ValueError) as error:
             raise ValueError(str(error)) from error
         return self
@@ -113,11 +92,6 @@ class Lesson(_Line):
     def decoding(self) -> DecodingParams:
         """The parameters that it was written with."""
         return decoding_params(None, **self.params)
-
-    @property
-    def prompt(self) -> Prompt:
-        """What the draft model read."""
-        return Prompt(self.prompt_ids, tuple(each.media() for each in self.media))
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -351,9 +325,12 @@ class Taught:
 
 
 def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str, str], Taught]:
-    """Count lessons by (target, draft, vocabulary), and in `skipped` the lines that hold no lesson."""
+    """Count lessons by (target, draft, vocabulary), and in `skipped` the lines of which nothing is learned."""
     counts: dict[tuple[str, str, str], Taught] = {}
     for lesson in store.lessons(skipped):
+        if lesson.media:
+            skipped[SPEECH] += 1
+            continue
         taught = counts.setdefault((lesson.target, lesson.draft, lesson.vocab), Taught())
         taught.num_lessons += 1
         taught.marks.update(lesson.marks)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.gate_study import HAND_BACKS, entropies, oracle_calls, study
+from skydraft.evaluation.gate_study import HAND_BACKS, oracle_calls, study
 from skydraft.evaluation.records import read_records
 
 from . import lines
@@ -63,7 +63,6 @@ def test_signals_that_tell_all_cost_what_an_oracle_costs(tmp_path: Path) -> None
     assert ends["text"] == ends["8"] == ends["agree:4"] == (0.125, 0.875)
     assert ends["4"] == (0.125, 0.625)
     assert ends["agree:2"] == (0.25, 0.75)  # two after 1, then the correction at 4 and two after it
-    assert entropies(found) == ([0.5] * 6, [3.0] * 2)
 
 
 def test_what_never_disagrees_has_no_auroc(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.errors import OptionError
-from skydraft.evaluation.policies import Policy, UnitPrices, parse_unit_prices, policies, table
+from skydraft.evaluation.policies import Policy, policies, table
 from skydraft.gating.calibration import Calibration, Curve, CurvePoint
 
 from ..toys import law
@@ -55,7 +55,6 @@ def test_the_time_of_a_token_by_hand() -> None:
     assert (found["cloud"].calls, found["cloud"].written) == (a_text, 1)
     assert found["cloud"].ms == pytest.approx(40 + 100 * a_text)
     eight, length = found["8"], found["8"].length
-    assert eight.price(UnitPrices(2.0, 0.5, 1.0)) == pytest.approx(length * (0.1 + 0.25 + 0.45))
     again = (0.05 * length - 1) * (500 + length / 2)
     assert eight.price(Prices(1.0, 0.0, 0.0)) == pytest.approx(max(again, 0) / 1e6)
     assert eight.price(Prices(0.0, 1.0, 0.0)) == pytest.approx((500 + 0.5 * length) / 1e6)
@@ -87,12 +86,9 @@ shares = st.floats(0, 1)
 
 
 @law(50)
-@given(
-    st.lists(st.tuples(*[shares] * 4), min_size=1, max_size=5),
-    st.sampled_from([Prices, UnitPrices]), st.tuples(*[st.floats(0, 9)] * 3),
-)  # fmt: skip
-def test_the_fastest_and_the_cheapest_are_marked_once(figures: list[Any], kind: Any, given: tuple[float, ...]) -> None:
-    prices = kind(*given)
+@given(st.lists(st.tuples(*[shares] * 4), min_size=1, max_size=5), st.tuples(*[st.floats(0, 9)] * 3))
+def test_the_fastest_and_the_cheapest_are_marked_once(figures: list[Any], given: tuple[float, float, float]) -> None:
+    prices = Prices(*given)
     known = [Policy(f"p{at}", *each, 100) for at, each in enumerate(figures)]
     lines = list(table(known, prices))
     (fastest,) = (at for at, line in enumerate(lines) if "fastest" in line)
@@ -112,7 +108,6 @@ def test_a_slower_link_costs_its_round_trip_a_call(calls: float, more: float, wi
 
 def test_prices_are_three_numbers() -> None:
     assert parse_prices("1, 0.5,2e-6") == Prices(1.0, 0.5, 2e-6)
-    assert parse_unit_prices("1, 0.5,2e-6") == UnitPrices(1.0, 0.5, 2e-6)
 
 
 def test_a_stream_that_costs_least_is_said() -> None:
@@ -125,6 +120,4 @@ def test_a_stream_that_costs_least_is_said() -> None:
 def test_other_prices_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(OptionError, match="three numbers") as refused:
         parse_prices(text)
-    with pytest.raises(OptionError, match="three numbers"):
-        parse_unit_prices(text)
     assert "\n" not in refused.value.line

@@ -21,7 +21,7 @@ from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.report.answer import answer
 from skydraft.evaluation.report.coloured import ORIGIN_MARKS, Coloured, coloured
-from skydraft.evaluation.report.plots import PLANE, all_plots, load_pyplot
+from skydraft.evaluation.report.plots import calls_against_written, load_pyplot, speed_against_rtt
 from skydraft.evaluation.report.task_sections import section
 from skydraft.evaluation.summary import CategoryFigures, SettingFigures, Study, Summary, summarize
 from skydraft.evaluation.texts import load_sacrebleu
@@ -85,8 +85,6 @@ def render(findings: Findings, summary: Summary) -> str:
     )
     here = [setting for setting in summary.settings if setting.link_ms is None]
     linked = [setting for setting in summary.settings if setting.link_ms is not None]
-    plots = list(all_plots(findings, summary.study))
-    has_plane = bool(plots) and plots[0][0] == PLANE
     return environment.get_template("page.html.j2").render(
         run=findings.run,
         changed=_changed(findings),
@@ -103,8 +101,8 @@ def render(findings: Findings, summary: Summary) -> str:
         ],
         here=here,
         oracle=_oracle(findings, summary.study),
-        plots=plots[1:] if has_plane else plots,
-        plane=plots[0] if has_plane else None,
+        plane=calls_against_written(findings, summary.study),
+        speed=speed_against_rtt(findings),
         tasks=[section(of, findings) for of in summary.tasks],
         texts=list(_texts(findings)),
         marks=ORIGIN_MARKS,

@@ -10,7 +10,6 @@ from typing import Any
 from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.errors import MissingDependency
 from skydraft.evaluation.findings import Findings, Setting
-from skydraft.evaluation.gate_study import entropies
 from skydraft.evaluation.summary import Point, Study
 from skydraft.evaluation.tasks.figures import TaskSet
 
@@ -19,7 +18,6 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _MARKS = "osD^vPX*<>"
 _LINES = ("-", "--", "-.", ":")
 _MAX_RTT_MS = 200.0
-PLANE = "Calls against tokens that the large model wrote"
 _ASKED = {0.90: "o", 0.95: "s", 0.98: "^"}  # agreements, and their marks on the lines of the plane
 _HIGHEST = 0.99  # agreement of a line's end; stricter limits check nearly all and crowd the plane
 
@@ -44,7 +42,7 @@ def load_pyplot() -> Any:
     return pyplot
 
 
-def _drawn(draw: Callable[[Any], None], width: float = 6.2, height: float = 4.2) -> str:
+def _drawn(draw: Callable[[Any], None], width: float, height: float) -> str:
     """A plot by `draw` on a pair of axes, as an <svg> element."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
@@ -217,78 +215,3 @@ def measured_costs(findings: Findings) -> tuple[float, int, CostModel] | None:
 def _single_row_ms(cloud: Setting) -> float | None:
     records = [record for case in cloud.all_cases for record in case.generation.records[1:]]
     return sum(record.wall_ms for record in records) / len(records) if records else None
-
-
-def acceptance(findings: Findings) -> str | None:
-    """Share of blocks with the first n drafts accepted, against a constant acceptance."""
-    shown: list[tuple[str, int, list[int]]] = [
-        (setting.name, *setting.whole_blocks)
-        for setting in findings.settings
-        if setting.link_ms is None and setting.whole_blocks[0] and len(setting.whole_blocks[1]) >= 20
-    ]
-    if not shown:
-        return None
-
-    def draw(axes: Any) -> None:
-        for number, (name, k, accepted) in enumerate(shown[:6]):
-            positions = range(1, k + 1)
-            alpha = measured_alpha((num, k) for num in accepted)
-            if alpha is None:
-                continue
-            shares = [sum(n >= position for n in accepted) / len(accepted) for position in positions]
-            color = _COLORS[number]
-            axes.plot(
-                positions, shares, marker=_MARKS[number], color=color, linewidth=1.2, label=f"{name}, α = {alpha:.2f}"
-            )
-            axes.plot(positions, [alpha**n for n in positions], ":", color=color, linewidth=1)
-        axes.plot([], [], ":", color="#666666", label="αⁿ")
-        axes.set(xlabel="drafted token of the block", ylabel="share accepted up to here", ylim=(0, 1))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(fontsize=7.5)
-
-    return _drawn(draw)
-
-
-def entropy_of_agreement(findings: Findings) -> str | None:
-    """Distributions of the draft model's entropy: for tokens that the target agreed with, and for the others."""
-    samples = entropies(findings)
-    if samples is None or not all(samples):
-        return None
-
-    def draw(axes: Any) -> None:
-        agreed, disagreed = samples
-        bins = [step / 4 for step in range(int(max(*agreed, *disagreed) * 4) + 2)]
-        for values, label, color, hatch in (
-            (agreed, "agreed", _COLORS[0], "//"),
-            (disagreed, "disagreed", _COLORS[1], ".."),
-        ):
-            axes.hist(values, bins=bins, density=True, histtype="stepfilled", alpha=0.45, color=color, hatch=hatch,
-                      edgecolor=color, label=f"{label} ({len(values)} tokens)")  # fmt: skip
-        axes.set(xlabel="entropy of the draft model, nats", ylabel="density")
-        axes.legend(fontsize=8)
-
-    return _drawn(draw)
-
-
-def all_plots(findings: Findings, study: Study | None) -> Sequence[tuple[str, str, str]]:
-    """(title, description, svg) of every plot that the records allow."""
-    drawn = (
-        (PLANE,
-         "Lower left is better. Calls: times that the device asked the large model and waited. Written: tokens that "
-         "the large model wrote itself. Hollow marks were measured. Lines are hand-backs, replayed along the target's "
-         "own texts, not run. Along a line the gate's limit goes from none (lower left) to strict; it was fitted on "
-         "other prompts. Marks on a line are agreements. Grey is the best that is possible: one call for each "
-         "disagreement. An agreement A takes A − α calls there (α: that of the draft model alone).",
-         calls_against_written(findings, study)),
-        ("Speed against round trip",
-         "Lines are the formulae with the costs and the acceptance measured in this run; dotted verticals are "
-         "break-even round trips, where there are any; neither knows of prefill. Marks were measured; where the round "
-         "trip is not 0, over an emulated link.",
-         speed_against_rtt(findings)),
-        ("Acceptance by position",
-         "Escalated blocks of full length. Dotted: acceptance taken as the same everywhere.", acceptance(findings)),
-        ("Entropy, agreed and disagreed",
-         "The draft model's tokens in mode edge, by whether the target would have written the same.",
-         entropy_of_agreement(findings)),
-    )  # fmt: skip
-    return [(title, text, svg) for title, text, svg in drawn if svg is not None]
