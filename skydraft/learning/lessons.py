@@ -36,7 +36,7 @@ from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftEr
 from skydraft.types import Signals
 
 MAX_LINE_BYTES = 16 << 20  # what is longer was not written by us
-SPEECH = "answers to speech"  # in older folders; nothing is learned from them
+SPEECH = "with speech"  # in older folders; nothing is learned from them
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
 KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
 OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and the draft model's choice is known to be it or not

@@ -46,10 +46,10 @@ def test_answers_to_speech_in_older_folders_are_read_and_left_out(tmp_path: Path
         store.add(lesson(n))
     store.add(lesson(99, media=media))
     assert read(tmp_path)[0][-1].media == media  # so it can be exported
-    assert choose(store, Usable()).left_out == "1 answers to speech"
+    assert choose(store, Usable()).left_out == "1 with speech"
     skipped = Counter[str]()
     (taught,) = summaries(store, skipped).values()
-    assert (taught.num_lessons, skipped) == (MIN_GENERATIONS, Counter({"answers to speech": 1}))
+    assert (taught.num_lessons, skipped) == (MIN_GENERATIONS, Counter({"with speech": 1}))
 
 
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
