@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
@@ -15,7 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skydraft.cloud.shares import Shares
 from skydraft.errors import NotAuthorized
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
-from skydraft.protocol.address import is_loopback
 
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
@@ -135,6 +135,7 @@ def _is_this_machine(host: str) -> bool:
     if set(host) & set("@/?#\\"):  # more than a name and a port
         return False
     try:
-        return is_loopback((urlsplit(f"//{host}").hostname or "").removesuffix("."))
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
