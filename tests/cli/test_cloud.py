@@ -27,8 +27,9 @@ def server() -> Iterator[Serving]:
         yield running
 
 
-# With agree:4 the target writes until it hears that its turn is over, which over a link is later.
-@pytest.mark.parametrize("mode", ["lossless", "cloud", "quality --hand-back 4"])
+# With agree:4 the target writes until it hears that its turn is over, which over a link is later; whether `lossless`
+# drafts or streams is decided by measured times unless k is given.
+@pytest.mark.parametrize("mode", ["lossless --k 4", "cloud", "quality --hand-back 4"])
 def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invoke, server: Serving, mode: str) -> None:
     common = ["generate", "你好", *EDGE, "--mode", *mode.split(), "--max-new-tokens", "20", "--json"]
     status, out, err = invoke(*common, "--cloud", server.address)

@@ -148,7 +148,7 @@ def test_features_are_shared_once_with_each_opening_that_is_sent(plan: Any, ahea
         cloud.close()
 
 
-def test_features_of_an_opening_that_got_no_answer_are_shared_too() -> None:
+def test_features_of_an_opening_that_got_no_answer_are_shared_too(unhurried: None) -> None:
     with serving(HearingToy(17)) as server, Relay(server.address) as relay:
         cloud = skydraft.connect(relay.address)
         relay.is_down = True
