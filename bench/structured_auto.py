@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from skydraft import Engine, api
 from skydraft.decoding.request import GenerateRequest
 from skydraft.evaluation.tasks.checks import is_same
-from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader
+from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader, may_answer
 
 Line = dict[str, Any]
 MODES = ("auto", "quality", "cloud", "edge")
@@ -37,6 +38,8 @@ def _answer(task: Line, request: GenerateRequest, sides: tuple[Engine, Engine]) 
     names = [tool["function"]["name"] for tool in task["tools"]]
     reader = EnforcedReader() if request.params.grammar else CallReader(names)
     said, calls = "", list[Line]()
+    if not request.params.grammar:
+        request = replace(request, messages=tuple(may_answer(request.messages)))
     with api.start(request, edge=sides[0], cloud=sides[1]) as generation:
         for token in generation:
             said += "".join(_taken(piece, calls) for piece in reader.push(token.text))

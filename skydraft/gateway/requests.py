@@ -29,8 +29,10 @@ from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.tool_calls import (
     Called,
     answered_calls,
+    as_it_was,
     as_objects,
     calling_grammar,
+    may_answer,
     results_before_questions,
     writes_calls,
 )
@@ -160,10 +162,13 @@ def chat_requests(
             "This model's chat template does not write calls as <tool_call>, so it cannot use tools.",
             param="tools",
         )
+    params = _params(body, defaults, max_tokens, _grammar(body))
+    if body.callable_tools and not params.grammar:
+        messages = may_answer(messages)
     request = GenerateRequest(
         tuple(messages),
         plan=names.plan_of(body.model, body.choice),
-        params=_params(body, defaults, max_tokens, _grammar(body)),
+        params=params,
         tools=tuple(tool.given for tool in body.tools or ()) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         num_best=body.num_best,
@@ -183,8 +188,9 @@ def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) 
 def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> GenerateRequest:
     """The request of the same body for an answer that may call nothing."""
     if isinstance(body, ChatRequest):
+        messages = request.messages if request.params.grammar else tuple(as_it_was(request.messages))
         grammar = _grammar(body.model_copy(update={"tool_choice": "none"})) or body.choice.grammar or ""
-        request = replace(request, tools=(), params=replace(request.params, grammar=grammar))
+        request = replace(request, messages=messages, tools=(), params=replace(request.params, grammar=grammar))
     return replace(request, messages=tuple(results_before_questions(request.messages)))
 
 

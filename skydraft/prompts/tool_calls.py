@@ -23,6 +23,8 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 _LAST = f"}}\n{_END}"  # after the arguments
 _HEAD = re.compile(rf'\n?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 _OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
+_MAY_ANSWER = "Call a function only when the request needs it; answer all other questions directly in plain text."
+_ALONE = f"You are a helpful assistant. {_MAY_ANSWER}"  # where there is no system prompt
 _MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -78,6 +80,23 @@ def answered_calls(messages: Seq[Message]) -> frozenset[Called]:
 
 def _result_ids(messages: Seq[Message]) -> set[str | None]:
     return {dict(message.more).get("tool_call_id") for message in messages if message.role == "tool"}
+
+
+def may_answer(messages: Seq[Message]) -> list[Message]:
+    """The conversation for an answer that may call a tool and need not: the system prompt says so.
+
+    Without it small models for code call a tool for nearly every question, also for one that no tool answers.
+    """
+    if messages and messages[0].role == "system":
+        return [replace(messages[0], content=f"{messages[0].content}\n\n{_MAY_ANSWER}"), *messages[1:]]
+    return [Message("system", _ALONE), *messages] if messages else []
+
+
+def as_it_was(messages: Seq[Message]) -> list[Message]:
+    """The conversation that was given to `may_answer`."""
+    if messages[0].content == _ALONE:
+        return list(messages[1:])
+    return [replace(messages[0], content=messages[0].content.removesuffix(f"\n\n{_MAY_ANSWER}")), *messages[1:]]
 
 
 def results_before_questions(messages: Seq[Message]) -> list[Message]:

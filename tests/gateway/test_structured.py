@@ -17,6 +17,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
+from skydraft.prompts.tool_calls import may_answer
 
 from ..later import later
 from .running import PATIENCE_S, Running, gateway
@@ -243,7 +244,26 @@ def test_tools_reach_the_template_with_their_keys_in_the_order_of_the_client(ser
         engine.vocab._encode = lambda text, encode=encode: seen.append(text) or encode(text)
     with gateway(Pair(edge, cloud)) as running:
         assert running.chat(tools=[{**tool, "cache_control": {}}], max_tokens=1).status_code == 200
-    assert f"{json.dumps([tool])}语速" in seen
+    assert any(text.startswith(json.dumps([tool])) and text.endswith("语速") for text in seen)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_told"),
+    [
+        ({}, True),
+        ({"tool_choice": "auto"}, True),
+        ({"tool_choice": "required"}, False),
+        ({"tool_choice": "none"}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+    ],
+)
+def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any, is_told: bool) -> None:
+    template = open_toy("toy").vocab
+    messages = list(map(as_message, ASKED))
+    tools = [] if body.get("tool_choice") == "none" else [WEATHER]
+    rendered = render(template, may_answer(messages) if is_told else messages, tools)
+    answer = ask(client, "quality", messages=ASKED, tools=[WEATHER], max_tokens=4, **body)
+    assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
 
 
 def test_a_json_object_may_have_a_schema(client: openai.OpenAI) -> None:

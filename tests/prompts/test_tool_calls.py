@@ -19,8 +19,10 @@ from skydraft.prompts.tool_calls import (
     CallText,
     EnforcedReader,
     answered_calls,
+    as_it_was,
     as_objects,
     calling_grammar,
+    may_answer,
     results_before_questions,
     writes_calls,
 )
@@ -220,6 +222,18 @@ def test_results_stand_before_their_question_and_what_has_no_result_stays() -> N
     ]  # fmt: skip
     for unchanged in ([asked[0], *asked[-1:]], [asked[3]], asked[:2]):
         assert results_before_questions(unchanged) == unchanged
+
+
+@pytest.mark.parametrize(
+    ("system", "told"),
+    [(None, "You are a helpful assistant. Call"), ("短", "短\n\nCall"), ("You are a helpful assistant.", ".\n\nCall")],
+)
+def test_the_system_prompt_says_that_no_tool_need_be_called(system: str | None, told: str) -> None:
+    given = ([Message("system", system)] if system else []) + [Message("user", "一"), Message("assistant", "二")]
+    once = may_answer(given)
+    assert once[0].role == "system" and told in once[0].content and once[-2:] == given[-2:]
+    assert as_it_was(once) == given and as_it_was(may_answer(once)) == once
+    assert may_answer([]) == []
 
 
 def test_arguments_may_come_in_a_string_or_as_parameters() -> None:
