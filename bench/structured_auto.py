@@ -39,7 +39,8 @@ def _answer(task: Line, request: GenerateRequest, sides: tuple[Engine, Engine]) 
     reader = EnforcedReader() if request.params.grammar else CallReader(names)
     said, calls = "", list[Line]()
     if not request.params.grammar:
-        request = replace(request, messages=tuple(may_answer(request.messages)))
+        messages, plan = tuple(may_answer(request.messages)), request.plan.checking_start()
+        request = replace(request, messages=messages, plan=plan)
     with api.start(request, edge=sides[0], cloud=sides[1]) as generation:
         for token in generation:
             said += "".join(_taken(piece, calls) for piece in reader.push(token.text))

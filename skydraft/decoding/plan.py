@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from skydraft.config import DEFAULT_K, ModeSpec, mode_spec, parse_accept, parse_k
 from skydraft.errors import OptionError
-from skydraft.gating.gates import GateSpec, parse_gate
+from skydraft.gating.gates import START, GateSpec, parse_gate
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 
 
@@ -64,6 +64,12 @@ class Plan:
     def is_gated(self) -> bool:
         """Whether blocks may be skipped while there is a target."""
         return self.verifies and self.gate.kind != "always"
+
+    def checking_start(self) -> Plan:
+        """This plan, by which the target also checks how a text begins, whatever the gate thinks of it."""
+        if not self.is_gated or START in self.gate.content_rules:
+            return self
+        return replace(self, gate=replace(self.gate, content_rules=(START, *self.gate.content_rules)))
 
 
 def make_plan(

@@ -163,11 +163,14 @@ def chat_requests(
             param="tools",
         )
     params = _params(body, defaults, max_tokens, _grammar(body))
+    plan = names.plan_of(body.model, body.choice)
     if body.callable_tools and not params.grammar:
         messages = may_answer(messages)
+        # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
+        plan = plan if body.choice.gate else plan.checking_start()
     request = GenerateRequest(
         tuple(messages),
-        plan=names.plan_of(body.model, body.choice),
+        plan=plan,
         params=params,
         tools=tuple(tool.given for tool in body.tools or ()) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",

@@ -136,3 +136,20 @@ def test_a_plan_is_valid_or_not_there(gate, parts, says):
     assert raised.value.exit_status == 2
     with pytest.raises(OptionError, match=says):  # nor can a good one be turned into it
         replace(Plan(parse_gate(gate)), **parts)
+
+
+@pytest.mark.parametrize(
+    ("mode", "gate", "found"),
+    [
+        ("auto", None, "calibrated:0.95+start"),
+        ("quality", "entropy:2+digits", "entropy:2+start+digits"),
+        ("answers", None, "entropy:3.25+start+digits+values"),
+        ("edge", None, "never"),
+        ("lossless", None, "always"),
+        ("cloud", None, "always"),
+    ],
+)
+def test_the_start_is_checked_as_well_where_blocks_may_be_skipped(mode, gate, found):
+    plan = make_plan(mode, gate=gate)
+    assert str(plan.checking_start().gate) == found
+    assert plan.checking_start().checking_start() == plan.checking_start()

@@ -266,6 +266,22 @@ def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, b
     assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
 
 
+@pytest.mark.parametrize(
+    ("body", "is_checked"),
+    [
+        ({}, True),
+        ({"tool_choice": "none"}, False),
+        ({"tool_choice": "required", "model": "skydraft-edge", "skydraft": {}}, False),
+        ({"model": "skydraft-edge", "skydraft": {}}, False),
+        ({"skydraft": {"gate": "entropy:7", "hand_back": 0}}, False),
+    ],
+)
+def test_the_target_checks_whether_an_answer_begins_as_a_call(served: Running, body: Any, is_checked: bool) -> None:
+    options = {"model": "skydraft-fluency", "skydraft": {"hand_back": 0}, "max_tokens": 4} | body
+    answer = served.chat(tools=[WEATHER], **options).json()
+    assert (answer["skydraft"]["stats"]["num_escalated"] > 0) == is_checked
+
+
 def test_a_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
     wanted = {"type": "json_object", "schema": Voice.model_json_schema()}
     for seed in range(3):
