@@ -29,7 +29,6 @@ from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.tool_calls import (
     Called,
     answered_calls,
-    as_it_was,
     as_objects,
     calling_grammar,
     may_answer,
@@ -191,9 +190,8 @@ def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) 
 def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> GenerateRequest:
     """The request of the same body for an answer that may call nothing."""
     if isinstance(body, ChatRequest):
-        messages = request.messages if request.params.grammar else tuple(as_it_was(request.messages))
         grammar = _grammar(body.model_copy(update={"tool_choice": "none"})) or body.choice.grammar or ""
-        request = replace(request, messages=messages, tools=(), params=replace(request.params, grammar=grammar))
+        request = replace(request, tools=(), params=replace(request.params, grammar=grammar))
     return replace(request, messages=tuple(results_before_questions(request.messages)))
 
 

@@ -85,18 +85,14 @@ def _result_ids(messages: Seq[Message]) -> set[str | None]:
 def may_answer(messages: Seq[Message]) -> list[Message]:
     """The conversation for an answer that may call a tool and need not: the system prompt says so.
 
-    Without it small models for code call a tool for nearly every question, also for one that no tool answers.
+    Without it small models for code call a tool for nearly every question, also for one that no tool answers. After the
+    results of calls it is left out: with it they repeat a result as it stands in the prompt.
     """
+    if answered_calls(messages):
+        return list(messages)
     if messages and messages[0].role == "system":
         return [replace(messages[0], content=f"{messages[0].content}\n\n{_MAY_ANSWER}"), *messages[1:]]
     return [Message("system", _ALONE), *messages] if messages else []
-
-
-def as_it_was(messages: Seq[Message]) -> list[Message]:
-    """The conversation that was given to `may_answer`."""
-    if messages[0].content == _ALONE:
-        return list(messages[1:])
-    return [replace(messages[0], content=messages[0].content.removesuffix(f"\n\n{_MAY_ANSWER}")), *messages[1:]]
 
 
 def results_before_questions(messages: Seq[Message]) -> list[Message]:

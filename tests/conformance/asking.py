@@ -14,6 +14,7 @@ from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import conversation
+from skydraft.prompts.tool_calls import may_answer
 
 # Unlike the toy's own it shows roles and tools, so that what a client drops on the way changes the text.
 _TEMPLATE = (
@@ -89,10 +90,11 @@ def speaking_pair() -> Pair:
 
 
 def expected(messages: Any = ASKED, *, mode: str = "quality", tools: Any = (), **params: Any) -> Any:
-    """What the Python interface generates, greedily unless said otherwise."""
+    """What the Python interface generates, greedily unless said otherwise; `tools` need not be called."""
+    told, plan = conversation(messages), make_plan(mode)
     request = GenerateRequest(
-        conversation(messages),
-        plan=make_plan(mode),
+        tuple(may_answer(told)) if tools else told,
+        plan=plan.checking_start() if tools else plan,
         params=DecodingParams(**{"max_new_tokens": MAX_TOKENS, "seed": SEED} | params),
         tools=tools,
     )
