@@ -163,7 +163,7 @@ def chat_requests(
         )
     params = _params(body, defaults, max_tokens, _grammar(body))
     plan = names.plan_of(body.model, body.choice)
-    if body.callable_tools and not params.grammar:
+    if messages and body.callable_tools and not params.grammar:
         messages = may_answer(messages)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if body.choice.gate else plan.checking_start()

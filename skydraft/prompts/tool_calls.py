@@ -23,8 +23,10 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 _LAST = f"}}\n{_END}"  # after the arguments
 _HEAD = re.compile(rf'\n?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 _OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
-_MAY_ANSWER = "Call a function only when the request needs it; answer all other questions directly in plain text."
-_ALONE = f"You are a helpful assistant. {_MAY_ANSWER}"  # where there is no system prompt
+_MAY_ANSWER = (
+    "You are a helpful assistant. If the request needs one of the functions, call it. "
+    "Answer all other questions directly in plain text, from your own knowledge."
+)
 _MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -83,16 +85,13 @@ def _result_ids(messages: Seq[Message]) -> set[str | None]:
 
 
 def may_answer(messages: Seq[Message]) -> list[Message]:
-    """The conversation for an answer that may call a tool and need not: the system prompt says so.
+    """The conversation for an answer that may call a tool and need not, with a system prompt that says so.
 
-    Without it small models for code call a tool for nearly every question, also for one that no tool answers. After the
-    results of calls it is left out: with it they repeat a result as it stands in the prompt.
+    With the template's own, small models for code call a tool for nearly every question, also for one that no tool
+    answers. A conversation with a system prompt stays as it is, and so do results: with this they repeat them.
     """
-    if answered_calls(messages):
-        return list(messages)
-    if messages and messages[0].role == "system":
-        return [replace(messages[0], content=f"{messages[0].content}\n\n{_MAY_ANSWER}"), *messages[1:]]
-    return [Message("system", _ALONE), *messages] if messages else []
+    has_own = any(message.role == "system" for message in messages)
+    return list(messages) if has_own or answered_calls(messages) else [Message("system", _MAY_ANSWER), *messages]
 
 
 def results_before_questions(messages: Seq[Message]) -> list[Message]:

@@ -223,23 +223,16 @@ def test_results_stand_before_their_question_and_what_has_no_result_stays() -> N
         assert results_before_questions(unchanged) == unchanged
 
 
-@pytest.mark.parametrize(
-    ("system", "told"),
-    [(None, "You are a helpful assistant. Call"), ("短", "短\n\nCall"), ("You are a helpful assistant.", ".\n\nCall")],
-)
-def test_the_system_prompt_says_that_no_tool_need_be_called(system: str | None, told: str) -> None:
-    given = ([Message("system", system)] if system else []) + [Message("user", "一"), Message("assistant", "二")]
-    once = may_answer(given)
-    assert once[0].role == "system" and told in once[0].content and once[-2:] == given[-2:]
-    assert may_answer([]) == []
+def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
+    given = [Message("user", "一"), Message("assistant", "二"), Message("user", "三")]
+    told = may_answer(given)
+    assert told[0].role == "system" and "needs one of the functions" in told[0].content and told[1:] == given
+    assert may_answer(told) == told
     call = {"id": "a", "function": {"name": "f", "arguments": {}}}
-    results = [
-        *given,
-        Message("assistant", "", (("tool_calls", [call]),)),
-        Message("tool", "晴", (("tool_call_id", "a"),)),
-    ]
+    result = Message("tool", "晴", (("tool_call_id", "a"),))
+    results = [*given, Message("assistant", "", (("tool_calls", [call]),)), result]
     assert may_answer(results) == results
-    assert may_answer([*results, Message("user", "三")])[0] == once[0]
+    assert may_answer([*results, Message("user", "四")])[0] == told[0]
 
 
 def test_arguments_may_come_in_a_string_or_as_parameters() -> None:
