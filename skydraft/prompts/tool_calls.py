@@ -24,8 +24,8 @@ _LAST = f"}}\n{_END}"  # after the arguments
 _HEAD = re.compile(rf'\n?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 _OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
 _MAY_ANSWER = (
-    "You are a helpful assistant. If the request needs one of the functions, call it. "
-    "Answer all other questions directly in plain text, from your own knowledge."
+    "You are a helpful assistant. If one of the functions answers the request, call it. "
+    "If none does, answer from your own knowledge."
 )
 _MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
