@@ -30,7 +30,11 @@ $(TRYING): requirements.lock pyproject.toml
 	@touch $(TRYING)
 
 # A llama.cpp compiled for this processor, which is faster than the ready-made one. Needs a C++ compiler.
-COMPILE := CMAKE_ARGS=-DLLAVA_BUILD=OFF
+# Without AMX, whose kernels end the process on some machines (llama.cpp #20824). Other compilers do not know the flags.
+AMX_FLAGS := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
+NO_AMX := $(shell cc $(AMX_FLAGS) -E -x c /dev/null > /dev/null 2>&1 && \
+	echo "-DCMAKE_C_FLAGS='$(AMX_FLAGS)' -DCMAKE_CXX_FLAGS='$(AMX_FLAGS)'")
+COMPILE := CMAKE_ARGS="-DLLAVA_BUILD=OFF $(NO_AMX)"
 llamacpp: $(TRYING)
 	@echo 'Compiling llama.cpp for this processor: some minutes. pip says nothing meanwhile.'
 	$(COMPILE) $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \

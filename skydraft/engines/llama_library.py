@@ -1,6 +1,8 @@
 """The part of llama.h that the engine calls, as ctypes, over whichever build of llama.cpp this machine has.
 
 In order: the file that SKYDRAFT_LLAMA_LIBRARY names, llama-cpp-python (compiled here, fastest), xllamacpp (ready made).
+A build with kernels for AMX is passed over unless it is named: on some machines a forward of several rows ends the
+process there (llama.cpp #20824).
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ _WAIT_POLICY, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 _STAT = Path("/proc/stat")
 _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
+_AMX = b"AMX_INT8 = 1"
+_WITHOUT_AMX = "CMAKE_ARGS=\"-DCMAKE_C_FLAGS='{0}' -DCMAKE_CXX_FLAGS='{0}'\"".format(
+    "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+)
 _CPU_INFO = Path("/proc/cpuinfo")
 # embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified
 _SWITCHES = bytes((0, 1, 1, 1, 1, 0))
@@ -125,6 +131,11 @@ class Library:
     def __getattr__(self, function: str) -> Any:
         raise AttributeError(f"{self.name} has no function llama_{function}")
 
+    @property
+    def uses_amx(self) -> bool:
+        """Whether it multiplies with Intel's AMX."""
+        return _AMX in self.print_system_info()
+
     def _check_layout(self) -> None:
         """Raise ValueError unless the defaults stand where this module has their fields."""
         model, context = self.model_default_params(), self.context_default_params()
@@ -171,18 +182,29 @@ def is_busy() -> bool:
 @cache
 def load_library() -> Library:
     """llama.cpp, quiet. Raises MissingDependency where there is none that fits."""
-    faults = []
+    faults, is_named, has_amx = [], bool(os.environ.get(VARIABLE)), False
     for path, name in _builds():
         try:
-            return Library(path, name)
+            library = Library(path, name)
         except (OSError, AttributeError, ValueError) as error:
             faults.append(f"{name}: {str(error).splitlines()[0]}")
+            continue
+        if is_named or not library.uses_amx:
+            return library
+        has_amx = True
+        faults.append(f"{name}: its kernels for AMX may crash")
+    hint = "Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'."
+    if is_named:
+        hint = f"Correct or unset {VARIABLE}."
+    elif has_amx:
+        hint = (
+            "Run: pip install 'skydraft[prebuilt]'. Or compile without AMX: "
+            f"{_WITHOUT_AMX} pip install --force-reinstall --no-cache-dir llama-cpp-python"
+        )
     raise MissingDependency(
         f"GGUF models need llama.cpp, and no build of it was found here{' that fits' if faults else ''}"
         f"{''.join(f'; {fault}' for fault in faults)}.",
-        hint=f"Correct or unset {VARIABLE}."
-        if os.environ.get(VARIABLE)
-        else "Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'.",
+        hint=hint,
     )
 
 

@@ -71,6 +71,20 @@ def test_other_structures_are_refused(fresh: None, monkeypatch: pytest.MonkeyPat
         load_library()
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_build_with_amx_is_passed_over(others: bool, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the process at the first forward of three rows on a machine with AMX (llama.cpp #20824)."""
+    builds = [(path, f"{name}, a copy") for path, name in BUILDS[:1]] + BUILDS * others
+    monkeypatch.setattr(llama_library, "_builds", lambda: builds)
+    monkeypatch.setattr(Library, "uses_amx", property(lambda self: self.name.endswith("copy")))
+    if others:
+        assert load_library().name == BUILDS[0][1]
+        return
+    with pytest.raises(MissingDependency, match="a copy: its kernels for AMX may crash") as error:
+        load_library()
+    assert "compile without AMX: CMAKE_ARGS=" in error.value.line
+
+
 @pytest.mark.parametrize(("flags", "taken"), [("flags: sse avx2 fma", True), ("flags: sse avx", False)])
 def test_a_ready_made_build_needs_avx2(
     flags: str, taken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
