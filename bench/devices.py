@@ -1,11 +1,14 @@
-"""Many devices on one server, measured and simulated side by side, with toys whose forwards take a given time.
+"""Many devices on one server, measured and simulated side by side.
 
     python -m bench.devices [--texts N] [--step MS] [--modes "cloud,auto"] [--clients 1,2,4,8] [--execution E]
+    python -m bench.devices --cloud HOST:PORT|URL [...]
 
-The target is a process of its own, as `skydraft serve`; forwards take `FORWARD_MS`, and with `--execution exact` at
-most 3 rows. Each client has a connection and a draft model of its own, whose steps take `--step`. What one client does
-is recorded first, as `skydraft doctor --devices` does it; the simulation knows nothing else. Speeds: tokens a second of
-a client; waits: 95th percentile of those for verdicts, with cloud for tokens.
+Without `--cloud` the target is a toy in a process of its own, as `skydraft serve`; forwards take `FORWARD_MS`, and with
+`--execution exact` at most 3 rows. With it the server has the target of the demo pair, and drafts are those of the
+demo pair's draft model, recorded in a first run, so that they cost this machine nothing. Each client has a connection
+and a draft model of its own, whose steps take `--step`. What one client does is recorded first, as `skydraft doctor
+--devices` does it; the simulation knows nothing else. Speeds: tokens a second of a client; waits: 95th percentile of
+those for verdicts, with cloud for tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -28,18 +32,21 @@ from typing import Any
 import numpy as np
 
 import skydraft
+from bench.clients import RecordedDraft
+from bench.workload import machine, prompts
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import ServeOptions, serve
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
 from skydraft.decoding.stats import percentile
 from skydraft.engines.base import Engine
-from skydraft.engines.options import RowProfile
+from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.engines.toy import open_toy
 from skydraft.evaluation.devices import Simulation
-from skydraft.evaluation.replay import MODES, STREAM, record
+from skydraft.evaluation.replay import MODES, STREAM, record, record_stock, stock_costs
 from skydraft.gating.fitting import fit
 from skydraft.learning.calibrating import label_texts, side_of
+from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 from skydraft.types import StepRecord
 
@@ -108,14 +115,16 @@ def waits(mode: str, client: Client) -> list[float]:
     return [each.link.rtt_ms for each in client.records if mode == STREAM or each.outcome == "verified"]
 
 
-def replayed(address: str, mode: str, texts: Seq[str], num: int, step_ms: float) -> list[Client]:
+def replayed(
+    address: str, mode: str, texts: Seq[str], num: int, num_tokens: int, make_edge: Callable[[], Engine]
+) -> list[Client]:
     """What so many clients do at once until each has written as many texts as there are."""
     clients, began = [Client() for _ in range(num)], time.perf_counter()
 
     def write(client: Client, edge: Engine, first: int) -> None:
         with closing(skydraft.connect(address, timeout_s=120, require=True)) as cloud:
             for at in itertools.count(first):
-                asked_for, params = texts[at % len(texts)], DecodingParams(max_new_tokens=NUM_TOKENS)
+                asked_for, params = texts[at % len(texts)], DecodingParams(max_new_tokens=num_tokens)
                 with skydraft.generate(asked_for, edge=edge, cloud=cloud, plan=MODES[mode], params=params) as done:
                     for each, _ in done.rounds():
                         client.records.append(each.record)
@@ -124,7 +133,7 @@ def replayed(address: str, mode: str, texts: Seq[str], num: int, step_ms: float)
                 client.num_texts, client.num_tokens = client.num_texts + 1, client.num_tokens + len(done.token_ids)
                 client.ended_s = time.perf_counter() - began
 
-    edges = [drafter(step_ms) for _ in clients]
+    edges = [make_edge() for _ in clients]
     began = time.perf_counter()
     threads = [
         threading.Thread(target=write, args=(client, edge, at))
@@ -137,51 +146,80 @@ def replayed(address: str, mode: str, texts: Seq[str], num: int, step_ms: float)
     return clients
 
 
-def beside(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int, step_ms: float) -> None:
-    """The table of one execution."""
+def beside(
+    address: str, modes: Seq[str], numbers: Seq[int], texts: Seq[str], num_tokens: int, make_edge: Callable[[], Engine]
+) -> None:
+    """The table of one server. All is run once before it is timed, so that recorded drafts are complete."""
+    with closing(skydraft.connect(address, require=True, timeout_s=600)) as cloud:
+        for is_last in (False, True):
+            edge = make_edge()
+            if cloud.is_stock:
+                found = cloud.examine(edge.vocab, max(numbers))
+                assert found.steps is not None
+                replay = record_stock(edge, cloud, stock_costs(found.steps, found.rtt_ms), texts, num_tokens)
+                steps = "  ".join(f"{rows}: {ms:.1f}" for rows, ms in found.steps.points)
+                print(f"ms of a step of n rows: {steps}" if is_last else "", flush=True)
+            else:
+                replay = record(edge, cloud, cloud.info(), texts, num_tokens)
+    costs = replay.costs
+    print(f"recorded: {costs.pass_ms(1):.1f} ms for a forward of one row, {costs.wire_ms:.1f} ms a call beside "
+          f"forwards\n{'mode':<16}{'devices':>8}{'tokens/s':>10}{'simulated':>10}{'ratio':>7}{'wait':>8}"
+          f"{'simulated':>10}{'busy':>6}")  # fmt: skip
+    for mode in modes:
+        for num in numbers:
+            found_by = replayed(address, mode, texts, num, num_tokens, make_edge)
+            said = Simulation(replay.texts[mode], costs, num).run()
+            speed = statistics.mean(client.num_tokens / client.ended_s for client in found_by)
+            wait = percentile([ms for client in found_by for ms in waits(mode, client)], 95) or 0.0
+            print(f"{mode:<16}{num:>8}{speed:>10.2f}{said.tokens_per_s:>10.2f}{said.tokens_per_s / speed:>7.2f}"
+                  f"{wait:>8.0f}{said.wait_ms or 0.0:>10.0f}{said.busy:>6.2f}", flush=True)  # fmt: skip
+
+
+def with_toys(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int, step_ms: float) -> None:
+    """The table of a toy server with one execution."""
     command = [sys.executable, "-m", "bench.devices", "--serve", "--execution", execution]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    address, texts = f"127.0.0.1:{int(server.stdout.readline())}", questions(1, num_texts)
-    with closing(skydraft.connect(address, require=True)) as cloud:
-        replay = record(drafter(step_ms), cloud, cloud.info(), texts, NUM_TOKENS)
-    costs = replay.costs
-    print(f"\nexecution {execution}, {costs.max_rows} rows a forward; a forward takes {FORWARD_MS[0]:g} ms and 6 ms "
-          f"for each further row, a draft step {step_ms:g} ms\nrecorded: {costs.pass_ms(1):.1f} ms for "
-          f"a forward of one row, {costs.wire_ms:.1f} ms a call beside forwards")  # fmt: skip
-    print(
-        f"{'mode':<16}{'devices':>8}{'tokens/s':>10}{'simulated':>10}{'ratio':>7}{'wait':>8}{'simulated':>10}{'busy':>6}"
-    )
-    for mode in modes:
-        for num in numbers:
-            found = replayed(address, mode, texts, num, step_ms)
-            said = Simulation(replay.texts[mode], costs, num).run()
-            speed = statistics.mean(client.num_tokens / client.ended_s for client in found)
-            wait = percentile([ms for client in found for ms in waits(mode, client)], 95) or 0.0
-            print(f"{mode:<16}{num:>8}{speed:>10.2f}{said.tokens_per_s:>10.2f}{said.tokens_per_s / speed:>7.2f}"
-                  f"{wait:>8.0f}{said.wait_ms or 0.0:>10.0f}{said.busy:>6.2f}", flush=True)  # fmt: skip
+    address = f"127.0.0.1:{int(server.stdout.readline())}"
+    print(f"\nexecution {execution}; a forward takes {FORWARD_MS[0]:g} ms and 6 ms for each further row, a draft step "
+          f"{step_ms:g} ms")  # fmt: skip
+    beside(address, modes, numbers, questions(1, num_texts), NUM_TOKENS, lambda: drafter(step_ms))
     server.terminate()
     server.communicate()
 
 
+def with_pair(
+    address: str, modes: Seq[str], numbers: Seq[int], num_texts: int, num_tokens: int, step_ms: float
+) -> None:
+    """The table of a server that has the target of the demo pair."""
+    real, known = skydraft.load(default_pair().draft, EngineOptions(num_threads=1)), dict[str, Any]()
+    print(f"{machine()}\n{address}; a draft step takes {step_ms:g} ms")
+    beside(address, modes, numbers, prompts(num_texts), num_tokens, lambda: RecordedDraft(real, known, step_ms))
+    real.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cloud", metavar="HOST:PORT|URL", help="a server with the target of the demo pair")
     parser.add_argument("--texts", type=int, default=4, help="that each client writes")
+    parser.add_argument("--tokens", type=int, default=32, help="with --cloud: of each text")
     parser.add_argument("--step", type=float, default=25, help="ms of a step of the draft model")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--clients", default="1,2,4,8")
     parser.add_argument("--execution", action="append", choices=["exact", "throughput"])
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    executions = given.execution or ["exact", "throughput"]
+    executions, modes = given.execution or ["exact", "throughput"], given.modes.split(",")
+    numbers = [int(each) for each in given.clients.split(",")]
     if given.serve:
         serve_slowly(executions[0])
-        return
-    with tempfile.TemporaryDirectory() as home:
-        calibrate(Path(home))
-        for execution in executions:
-            numbers = [int(each) for each in given.clients.split(",")]
-            beside(execution, given.modes.split(","), numbers, given.texts, given.step)
+    elif given.cloud:
+        with_pair(given.cloud, modes, numbers, given.texts, given.tokens, given.step)
+    else:
+        with tempfile.TemporaryDirectory() as home:
+            calibrate(Path(home))
+            for execution in executions:
+                with_toys(execution, modes, numbers, given.texts, given.step)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import signals_ms, suggested_k
 from skydraft.evaluation.replay import parse_forward_ms
 from skydraft.models import cache_dir, installed, verify
-from skydraft.protocol.address import is_url
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
 PURPOSES = {
@@ -96,8 +95,8 @@ class CheckChoice:
 
     def check(self, cloud: CloudChoice) -> None:
         """Raise OptionError where no devices can be simulated."""
-        if self.devices and (cloud.address is None or is_url(cloud.address)):
-            raise OptionError("--devices simulates a server that runs skydraft.", hint="Add --cloud HOST:PORT.")
+        if self.devices and cloud.address is None:
+            raise OptionError("--devices simulates devices on a server.", hint="Add --cloud HOST:PORT or --cloud URL.")
 
 
 _check_section = Section("checks", "What to check", CheckChoice, [

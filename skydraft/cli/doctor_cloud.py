@@ -14,6 +14,7 @@ from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.prices import Prices
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.stock.chat import TextDialect
+from skydraft.edge.stock.load import Examined, Steps
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, CloudLost, OptionError, RecordsError, SkydraftError
 from skydraft.evaluation import policies, replay
@@ -39,7 +40,7 @@ def examine_cloud(
     if is_url(choice.address or ""):
         if not measures:
             raise OptionError("--no-measure does not apply to a server without skydraft.", hint="Leave it out.")
-        yield from _examine_stock(console, choice, models)
+        yield from _examine_stock(console, choice, models, num_devices, forward_ms)
         return
     for one in choice.each():
         with closing(one.connect()) as cloud:
@@ -138,6 +139,12 @@ def _simulate_devices(
     except SkydraftError as error:
         yield f"devices on {cloud.name} cannot be simulated: {error.line}"
         return
+    _show_devices(console, found, num_devices, forward_ms)
+    if num_devices > info.max_sessions and not forward_ms:
+        console.print(f"             It takes so many devices with: skydraft serve --max-sessions {num_devices}")
+
+
+def _show_devices(console: Console, found: replay.Recorded, num_devices: int, forward_ms: tuple[float, ...]) -> None:
     times = "the forward times given" if forward_ms else f"this server's times ({found.costs.pass_ms(1):.1f} ms a row)"
     console.print(f"\ndevices      simulated with {times}: devices like this one write {len(PROMPTS)} texts without a")
     console.print("             pause. For each: tokens/s, 95 % of waits are shorter, share of the server's time")
@@ -145,8 +152,6 @@ def _simulate_devices(
         console.print(line)
     for mode, why in found.refused.items():
         console.print(f"             not simulated: mode {mode}: {why}")
-    if num_devices > info.max_sessions and not forward_ms:
-        console.print(f"             It takes so many devices with: skydraft serve --max-sessions {num_devices}")
 
 
 def show_turns(console: Console, costs: CostModel) -> None:
@@ -182,17 +187,44 @@ def show_policies(
         console.print(line)
 
 
-def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -> Iterator[str]:
+def _examine_stock(
+    console: Console, choice: CloudChoice, models: ModelChoice, num_devices: int, forward_ms: tuple[float, ...]
+) -> Iterator[str]:
     """Print findings about a server without skydraft; yields steps for the user."""
     edge = models.load_edge()
     with closing(choice.connect(models.cloud_model)) as cloud:
         try:
             with TERMINAL.state(f"Asking {cloud.name}…"):
-                found = cloud.examine(edge.vocab)
+                found = cloud.examine(edge.vocab, num_devices)
         except SkydraftError as error:
             yield f"{cloud.name} cannot be used: {error.line}"
             return
-        prices = cloud.prices
+        _show_stock(console, found, edge, cloud)
+        if found.steps is not None:
+            yield from _simulate_stock(console, cloud, edge, found.steps, found.rtt_ms, num_devices, forward_ms)
+    if not found.num_cached:
+        yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
+
+
+def _simulate_stock(
+    console: Console, cloud: Cloud, edge: Engine, steps: Steps, rtt_ms: float, num_devices: int,
+    forward_ms: tuple[float, ...],
+) -> Iterator[str]:  # fmt: skip
+    """Print what each of several devices gets at a server without skydraft."""
+    try:
+        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts in each mode…"):
+            recorded = replay.record_stock(edge, cloud, replay.stock_costs(steps, rtt_ms))
+    except SkydraftError as error:
+        yield f"devices on {cloud.name} cannot be simulated: {error.line}"
+        return
+    most = num_devices if forward_ms else min(num_devices, steps.num_texts)
+    _show_devices(console, recorded, most, forward_ms)
+    if most < num_devices:
+        console.print(f"             It writes at most {most} of {num_devices} texts at once; the others would wait.")
+
+
+def _show_stock(console: Console, found: Examined, edge: Engine, cloud: Cloud) -> None:
+    """Print what a server without skydraft is and costs."""
     met = found.met
     encryption = "encrypted" if cloud.uses_tls else "plaintext"
     context = f", context {met.context_len}" if met.context_len else ""
@@ -214,6 +246,4 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -
     costs = CostModel(
         edge.profile.forward_ms[0], met.forward_ms, len(met.forward_ms), wire_ms=found.rtt_ms, streams=True
     )  # fmt: skip
-    show_policies(console, (edge.fingerprint, ""), f"{edge.name} and {met.model}", costs, prices)
-    if not found.num_cached:
-        yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
+    show_policies(console, (edge.fingerprint, ""), f"{edge.name} and {met.model}", costs, cloud.prices)

@@ -1,7 +1,8 @@
 """How many devices one server carries: a simulation of devices that all replay the recorded rounds of one.
 
 A device writes text after text without a pause. The server does what `cloud.worker` does: a step is one new prompt, if
-there is one, and one forward of the rows that wait, in the order of their turns; a session is in a batch once.
+there is one, and one forward of the rows that wait, in the order of their turns; a session is in a batch once. A server
+without skydraft reads prompts as rows among the others, and writes until the connection is closed.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class Turn:
     """A call to the target, and the part of the text around it.
 
     The device works `edge_ms` and commits `num_skipped` tokens before it asks for `num_rows` rows, of which the first
-    `num_needed` decide (none: the text ends without a call). The verdict commits `num_tokens`. Then the target writes
-    `num_on` more; the device works `read_ms` on each. With `stops` it then stops the target, which writes until it
-    hears that.
+    `num_needed` decide (none: the text ends without a call). A server without skydraft then writes `num_checked` tokens
+    that the draft had too. The verdict commits `num_tokens`. Then the target writes `num_on` more; the device works
+    `read_ms` on each. With `stops` it then stops the target, which writes until it hears that. With `closes` the target
+    is a server without skydraft that writes on in any case, until it hears that the connection is closed.
     """
 
     edge_ms: float
@@ -38,6 +40,8 @@ class Turn:
     num_on: int = 0
     read_ms: float = 0.0
     stops: bool = False
+    num_checked: int = 0
+    closes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class Simulation:
                 if opening is not None:
                     yield opening
                 if turn.num_rows:
-                    num_on = math.inf if turn.stops else turn.num_on
+                    num_on = math.inf if turn.stops or turn.closes else turn.num_checked + turn.num_on
                     job = self._ask(_Job(turn.num_rows, turn.num_needed, num_on, prefill_ms))
                     num_crossed = yield from self._follow(job, turn, asked)
                     num_tokens += turn.num_tokens + turn.num_on + num_crossed
@@ -154,6 +158,7 @@ class Simulation:
 
     def _follow(self, job: _Job, turn: Turn, asked: float) -> Generator[float | _Job, None, int]:
         """Wait for the verdict and for what the target writes; returns how many tokens crossed the stop."""
+        job.num_wanted = 1 + turn.num_checked
         yield job
         self._waits.append(self._now - asked)
         for _ in range(turn.num_on):
@@ -162,13 +167,17 @@ class Simulation:
             yield job
             if self._is_stream:
                 self._waits.append(self._now - asked)
+        if turn.stops:
+            yield self._now + turn.read_ms
+        if turn.stops or turn.closes:
+            self._at(self._now + self._costs.wire_ms / 2, partial(setattr, job, "is_stopped", True))
         if not turn.stops:
             return 0
-        yield self._now + turn.read_ms
-        self._at(self._now + self._costs.wire_ms / 2, partial(setattr, job, "is_stopped", True))
-        job.num_wanted = math.inf
+        if turn.closes:  # what has come until now is kept
+            return sum(at <= self._now for at in job.said) - int(job.num_wanted)
+        num_read, job.num_wanted = int(job.num_wanted), math.inf
         yield job
-        return len(job.said) - 1 - turn.num_on
+        return len(job.said) - num_read
 
     def _ask(self, job: _Job) -> _Job:
         self._at(self._now + self._costs.wire_ms / 2, partial(self._arrive, job))

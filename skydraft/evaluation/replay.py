@@ -18,15 +18,17 @@ from skydraft import api
 from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.generation import Generation
-from skydraft.decoding.plan import make_plan
+from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.turns import run_of
 from skydraft.edge.cloud import Cloud
+from skydraft.edge.stock.load import Steps
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError
 from skydraft.evaluation.devices import Load, Simulation, Text, Turn, most_devices
 from skydraft.evaluation.diagnosis import PROMPTS
 from skydraft.gating.hand_back import HandBack
 from skydraft.protocol.values import ServerInfo
+from skydraft.types import StepRecord
 
 STREAM, DRAFTED = "cloud", "lossless --k 5"
 MODES = {
@@ -37,8 +39,8 @@ _NUM_TOKENS = 48
 _MOST_ROWS = 4096
 
 
-def text_of(done: Generation) -> Text:
-    """What a finished generation over a link did."""
+def text_of(done: Generation, *, is_stock: bool = False) -> Text:
+    """What a finished generation over a link did; with `is_stock` the server was one without skydraft."""
     plan, turns, before, reads = done.request.plan, list[Turn](), Turn(0.0), list[float]()
     hand_back, run = plan.hand_back or HandBack(), 0
     for each in done.rounds_so_far:
@@ -48,9 +50,9 @@ def text_of(done: Generation) -> Text:
         if turns and hand_back.reads and run >= hand_back.agreed:
             turns[-1] = replace(turns[-1], stops=True)  # what is written after this crosses the stop
         if record.outcome == "verified":
-            rows, needed = (record.num_audited + num + 1 for num in (record.num_draft, record.num_accepted))
-            work_ms, tokens = before.edge_ms + edge_ms, record.num_committed
-            turns.append(replace(before, edge_ms=work_ms, num_rows=rows, num_needed=needed, num_tokens=tokens))
+            turn = replace(before, edge_ms=before.edge_ms + edge_ms, num_tokens=record.num_committed)
+            num_new = turn.num_skipped + (1 if turns else done.num_prompt_tokens)
+            turns.append(_asked_stock(turn, record, num_new) if is_stock else _asked(turn, record))
             before, run, reads = Turn(0.0), 0, []
         elif record.outcome == "written":
             reads.append(edge_ms)
@@ -59,9 +61,26 @@ def text_of(done: Generation) -> Text:
         else:
             num_skipped = before.num_skipped + record.num_committed
             before = replace(before, edge_ms=before.edge_ms + edge_ms, num_skipped=num_skipped)
+    if turns and not before.num_skipped:
+        turns[-1] = replace(turns[-1], closes=False)  # the server ends the text itself
     turns += [before] if before.num_skipped else []
     prefill_ms = sum(record.target.prefill_ms for record in done.records)
     return Text(tuple(turns), done.num_prompt_tokens, prefill_ms, plan.drafts and not plan.is_gated)
+
+
+def _asked(turn: Turn, record: StepRecord) -> Turn:
+    """A turn with the rows of a verdict; tokens that were skipped before are rows of it too."""
+    rows, needed = (record.num_audited + num + 1 for num in (record.num_draft, record.num_accepted))
+    return replace(turn, num_rows=rows, num_needed=needed)
+
+
+def _asked_stock(turn: Turn, record: StepRecord, num_new: int) -> Turn:
+    """A turn at a server that reads `num_new` tokens as rows of a step, and then writes what it checks.
+
+    Where it checks a draft in one request, each choice along the draft is a row more instead.
+    """
+    num_passes, num_rows = record.target.num_passes, num_new + record.target.num_rows - record.target.num_passes
+    return replace(turn, num_rows=num_rows, num_needed=num_rows, num_checked=num_passes - 1, closes=True)
 
 
 def judging_ms(turn: Turn, costs: CostModel) -> float:
@@ -93,6 +112,17 @@ def measured_costs(streams: Iterable[Generation], drafted: Iterable[Generation],
     return replace(costs, wire_ms=max(statistics.median(beside), 0.0) if beside else 0.0)
 
 
+def stock_costs(steps: Steps, rtt_ms: float) -> CostModel:
+    """The costs of a server without skydraft, whose steps take as many rows as there are."""
+    rows, times = zip(*steps.points, strict=True)
+    return CostModel(0.0, _line(rows, list(itertools.accumulate(times, max))), _MOST_ROWS, rtt_ms, streams=True)
+
+
+def _line(rows: Seq[int], times: Seq[float]) -> tuple[float, ...]:
+    """Milliseconds of 1, 2, … rows: a line between those that are known."""
+    return tuple(np.interp(range(1, rows[-1] + 1), rows, times).tolist())
+
+
 def parse_forward_ms(text: str) -> tuple[float, ...]:
     """`1:6.5,8:6.6,32:7.2`: milliseconds of forwards of 1, 8 and 32 rows; between them a line. Raises OptionError."""
     try:
@@ -104,7 +134,7 @@ def parse_forward_ms(text: str) -> tuple[float, ...]:
         raise OptionError(
             f"--forward-ms '{text}' has no times of forwards.", hint='For example --forward-ms "1:6.5,8:6.6,32:7.2".'
         )
-    return tuple(np.interp(range(1, rows[-1] + 1), rows, times).tolist())
+    return _line(rows, times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +144,13 @@ class Recorded:
     texts: Mapping[str, Seq[Text]]
     costs: CostModel
     refused: Mapping[str, str]
+    is_stock: bool = False
 
     def with_times(self, forward_ms: tuple[float, ...]) -> Recorded:
         """The same at a server with these times of forwards, where a prompt takes the time of as many rows."""
-        costs = replace(self.costs, forward_ms=forward_ms, max_rows=len(forward_ms))
+        costs = replace(self.costs, forward_ms=forward_ms, max_rows=_MOST_ROWS if self.is_stock else len(forward_ms))
+        if self.is_stock:  # prompts are rows there
+            return replace(self, costs=costs)
         texts = {
             mode: [replace(text, prefill_ms=costs.pass_ms(max(text.prompt_len - 1, 1))) for text in each]
             for mode, each in self.texts.items()
@@ -129,16 +162,34 @@ def record(
     edge: Engine, cloud: Cloud, info: ServerInfo, prompts: Seq[str] = PROMPTS, num_tokens: int = _NUM_TOKENS
 ) -> Recorded:
     """Answer the prompts in each mode, greedily. Raises SkydraftError."""
+    found, refused = _written(edge, cloud, MODES, prompts, num_tokens)
+    costs = measured_costs(found[STREAM], found[DRAFTED], info)
+    return Recorded({mode: [text_of(done) for done in each] for mode, each in found.items()}, costs, refused)
+
+
+def record_stock(
+    edge: Engine, cloud: Cloud, costs: CostModel, prompts: Seq[str] = PROMPTS, num_tokens: int = _NUM_TOKENS
+) -> Recorded:
+    """The same at a server without skydraft, which does not draft losslessly. Raises SkydraftError."""
+    modes = {mode: plan for mode, plan in MODES.items() if mode != DRAFTED}
+    found, refused = _written(edge, cloud, modes, prompts, num_tokens)
+    texts = {mode: [text_of(done, is_stock=True) for done in each] for mode, each in found.items()}
+    return Recorded(texts, costs, refused, is_stock=True)
+
+
+def _written(
+    edge: Engine, cloud: Cloud, modes: Mapping[str, Plan], prompts: Seq[str], num_tokens: int
+) -> tuple[dict[str, list[Generation]], dict[str, str]]:
+    """Texts by mode, and why modes were refused."""
     found, refused, params = dict[str, list[Generation]](), dict[str, str](), DecodingParams(max_new_tokens=num_tokens)
-    for mode, plan in MODES.items():
+    for mode, plan in modes.items():
         try:
             texts = [api.generate(each, edge=edge, cloud=cloud, plan=plan, params=params).run() for each in prompts]
         except OptionError as error:
             refused[mode] = error.line
             continue
         found[mode] = texts
-    costs = measured_costs(found[STREAM], found[DRAFTED], info)
-    return Recorded({mode: [text_of(done) for done in each] for mode, each in found.items()}, costs, refused)
+    return found, refused
 
 
 def table(replay: Recorded, num_devices: int) -> Iterator[str]:

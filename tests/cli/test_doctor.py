@@ -82,8 +82,7 @@ def test_devices_are_simulated_from_what_one_does(invoke: Invoke, tmp_path: Path
 
 
 def test_devices_that_cannot_be_simulated_are_refused(refused: Refused) -> None:
-    refused("doctor", "--devices", "4", says="--devices simulates a server that runs skydraft")
-    refused("doctor", "--devices", "4", "--cloud", "http://localhost:1", says="--devices simulates a server")
+    refused("doctor", "--devices", "4", says="--devices simulates devices on a server")
     refused("doctor", "--devices", "4", "--cloud", "localhost:1", "--no-measure", says="--no-measure leaves out")
     refused("doctor", "--forward-ms", "1:5", "--cloud", "localhost:1", says="--forward-ms is for the simulation")
     refused("doctor", "--devices", "4", "--forward-ms", "5", "--cloud", "localhost:1", says="no times of forwards")

@@ -1,5 +1,8 @@
-"""llama-server out of xllamacpp, as a process: `python llama_server.py MODEL.gguf PORT [SLOTS [CONTEXT [THREADS]]]`.
+"""llama-server out of xllamacpp, as a process.
 
+    python llama_server.py MODEL.gguf PORT [SLOTS [CONTEXT [THREADS]]] [--as-ours]
+
+With --as-ours it keeps the values of its cache in bfloat16 and reads prompts in parts of 128, as skydraft's own engine.
 Runs in an environment that has xllamacpp and nothing of ours. It ends when its standard input does, so that it never
 outlives the tests that started it.
 """
@@ -9,7 +12,9 @@ from __future__ import annotations
 import os
 import sys
 
-from xllamacpp import CommonParams, Server
+from xllamacpp import CommonParams, Server, ggml_type
+
+AS_OURS = "--as-ours"
 
 
 def main(model: str, port: str, slots: str = "2", context: str = "4096", threads: str = "1") -> None:
@@ -19,6 +24,8 @@ def main(model: str, port: str, slots: str = "2", context: str = "4096", threads
     params.hostnames, params.port = ["127.0.0.1"], int(port)
     params.n_parallel, params.n_ctx = int(slots), int(slots) * int(context)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
+    if AS_OURS in sys.argv:
+        params.cache_type_v, params.n_ubatch = ggml_type.GGML_TYPE_BF16, 128
     server = Server(params)
     print(server.listening_address, flush=True)
     sys.stdin.read()
@@ -26,4 +33,4 @@ def main(model: str, port: str, slots: str = "2", context: str = "4096", threads
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*(word for word in sys.argv[1:] if word != AS_OURS))

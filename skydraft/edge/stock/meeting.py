@@ -51,17 +51,6 @@ class Met:
         return self.costs.check_ms if self.checks(_NUM_CHECKED) else (self.costs.write_ms,)
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """A server's model and costs, and how many tokens of a prompt of `num_sent` it had in its cache the second time."""
-
-    met: Met
-    costs: Costs
-    rtt_ms: float
-    num_sent: int
-    num_cached: int
-
-
 async def check_that_it_goes_on(wire: Wire, met: Met, dialect: Chat, timeout_s: float) -> None:
     """Raise OptionError for a chat that begins its answer again, rather than go on from the last message."""
     question = {"role": "user", "content": "从一数到十，只写汉字，不加标点。"}

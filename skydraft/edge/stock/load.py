@@ -1,0 +1,79 @@
+"""What a step of a server without skydraft takes while it writes several texts at once, and while it reads a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+from skydraft.edge.stock.costs import Costs
+from skydraft.edge.stock.meeting import Met, written
+from skydraft.edge.stock.wire import Wire
+from skydraft.errors import CloudFailure
+
+_NUM_WRITTEN, _LEAST = 12, 3  # tokens of each text; tokens that all texts must be written at once for
+_PROMPT_LEN = 32
+_LONG_PROMPTS = (64, 256)
+_NUM_TIMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """`points` are (rows of a step, milliseconds), in order. The server writes at least `num_texts` texts at once."""
+
+    points: tuple[tuple[int, float], ...]
+    num_texts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A server's model and costs, and how many tokens of a prompt of `num_sent` it had in its cache the second time.
+
+    `steps` is None unless they were asked for.
+    """
+
+    met: Met
+    costs: Costs
+    rtt_ms: float
+    num_sent: int
+    num_cached: int
+    steps: Steps | None = None
+
+
+async def measure_steps(wire: Wire, met: Met, num_texts: int, rtt_ms: float, timeout_s: float) -> Steps:
+    """Let the server write 1, 2, 4, …, `num_texts` texts at once, and read long prompts. Raises a SkydraftError.
+
+    A server that lets some of the texts wait writes fewer at once: then the larger numbers are left out.
+    """
+    points, most = dict[int, float](), 0
+    for num in sorted({*itertools.takewhile(num_texts.__gt__, (2**n for n in range(30))), num_texts}):
+        times = await asyncio.gather(*(_times(wire, met, _PROMPT_LEN, _NUM_WRITTEN, timeout_s) for _ in range(num)))
+        began, ended = max(each[0] for each in times), min(each[-1] for each in times)
+        num_steps = statistics.mean(sum(began < at <= ended for at in each) for each in times)
+        if ended <= began or num_steps < _LEAST:
+            break
+        points[num], most = (ended - began) * 1e3 / num_steps, num
+    if not most:
+        raise CloudFailure("The server sends all tokens of a text at once, so its steps cannot be timed.")
+    for length in _LONG_PROMPTS:
+        if 0 < met.context_len <= length:
+            break
+        found = []
+        for _ in range(_NUM_TIMES):
+            began = time.perf_counter()
+            found.append(((await _times(wire, met, length, 1, timeout_s))[0] - began) * 1e3)
+        points[max(length, most + 1)] = max(statistics.median(found) - rtt_ms, 1e-3)
+    return Steps(tuple(sorted(points.items())), most)
+
+
+async def _times(wire: Wire, met: Met, prompt_len: int, num_tokens: int, timeout_s: float) -> list[float]:
+    """When each token of a text came, after a prompt that is in no cache."""
+    ids, times = [random.randrange(16) for _ in range(prompt_len)], list[float]()
+    async for num_new, _ in written(wire, met, ids, num_tokens, timeout_s):
+        times += [time.perf_counter()] * num_new
+    if not times:
+        raise CloudFailure("The server wrote no tokens.")
+    return times

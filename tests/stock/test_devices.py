@@ -1,0 +1,131 @@
+"""Many devices on a server without skydraft: its steps are measured, and its turns are replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft.config import DecodingParams
+from skydraft.decoding.cost_model import CostModel
+from skydraft.edge.stock import load
+from skydraft.edge.stock.costs import Costs
+from skydraft.edge.stock.load import Steps, measure_steps
+from skydraft.edge.stock.meeting import Met
+from skydraft.edge.stock.vllm import Vllm
+from skydraft.errors import CloudFailure
+from skydraft.evaluation.devices import Simulation, Text, Turn
+from skydraft.evaluation.replay import MODES, record_stock, stock_costs, text_of
+from tests.cli.conftest import Invoke, Refused, invoke, refused  # noqa: F401
+from tests.hostile.texts import DRAFT, TARGET
+from tests.stock.fakes import fake
+
+COSTS = CostModel(0.0, (10.0,) * 64, 4096, wire_ms=0.0, streams=True)
+PROMPTS = ("语速", "一位老人在讲故事", "音调")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
+
+
+def test_a_draft_is_checked_token_by_token_and_the_rest_is_written_in_vain() -> None:
+    """A step of five rows reads the prompt, two more steps check the draft, two are read on, one is nobody's."""
+    turn = Turn(0.0, num_rows=5, num_needed=5, num_checked=2, num_tokens=3, num_on=2, read_ms=1.0, closes=True)
+    last = Turn(100.0, num_skipped=4)
+    found = Simulation([Text((turn, last))], COSTS, 1).run()
+    # tokens come at 10, 20, 30, 40, 50; the second but last is read until 41, the last until 51
+    assert found.tokens_per_s == pytest.approx(1e3 * 9 / 150)
+    assert (found.num_rows, found.num_forwards) == (5 + 5, 6)  # the step that ends at 60 has begun when it is closed
+
+
+def test_what_has_come_when_the_connection_is_closed_is_kept() -> None:
+    stopped = Turn(0.0, num_rows=1, num_needed=1, num_tokens=1, read_ms=25.0, stops=True, closes=True)
+    found = Simulation([Text((stopped, Turn(0.0, num_skipped=1)))], COSTS, 1).run()
+    # one at 10; while it is read until 35, those of 20 and 30 come, and 25 of their 50 ms are spent after that
+    assert found.tokens_per_s == pytest.approx(1e3 * 4 / (35 + 25))
+
+
+def test_prompts_are_rows_beside_those_of_other_texts() -> None:
+    """The second prompt waits for a step, and is then read in one with the first text's next token."""
+    turn = Turn(0.0, num_rows=3, num_needed=3, num_tokens=1, num_on=3)
+    found = Simulation([Text((turn,))], COSTS, 2).run(1)
+    assert found.speeds == pytest.approx((1e3 * 4 / 40, 1e3 * 4 / 50))
+    assert (found.num_rows, found.num_forwards) == (2 * (3 + 3) + 3, 6)  # the first has begun another text by then
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_turns_have_the_tokens_and_the_rows_of_the_texts(checks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Met, "checks", lambda self, num_draft: checks and num_draft > 0)
+    params = DecodingParams(max_new_tokens=40)
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+        for mode, prompt in itertools.product(("cloud", "quality"), PROMPTS):
+            done = skydraft.generate(prompt, edge=DRAFT, cloud=cloud, plan=MODES[mode], params=params).run()
+            turns = text_of(done, is_stock=True).turns
+            num_crossed = len(done.token_ids) - sum(t.num_skipped + t.num_tokens + t.num_on for t in turns)
+            assert num_crossed == 0 or (num_crossed > 0 and any(turn.stops for turn in turns))
+            asked, verified = [t for t in turns if t.num_rows], [r for r in done.records if r.outcome == "verified"]
+            assert all(turn.closes for turn in asked[:-1])
+            for number, (turn, record) in enumerate(zip(asked, verified, strict=True)):
+                num_new = turn.num_skipped + (1 if number else done.num_prompt_tokens)
+                assert turn.num_rows == turn.num_needed == num_new + checks * record.num_draft
+                assert turn.num_checked == (0 if checks else record.num_committed - 1)
+
+
+def test_steps_are_timed_with_several_texts_at_once() -> None:
+    with fake("vllm", TARGET, token_s=0.02) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+        steps = cloud.examine(DRAFT.vocab, 3).steps
+    assert steps is not None and steps.num_texts == 3
+    assert [rows for rows, _ in steps.points] == [1, 2, 3, 64, 256]
+    assert all(ms >= 19 for _, ms in steps.points[:3])  # a fake waits for each text by itself
+    costs = stock_costs(steps, 1.0)
+    assert costs.pass_ms(1) <= costs.pass_ms(2) <= costs.pass_ms(128) and costs.wire_ms == 1.0
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, times: Iterator[list[float]], num: int) -> Steps:
+    async def next_times(*_: Any) -> list[float]:
+        return next(times)
+
+    monkeypatch.setattr(load, "_times", next_times)
+    wire: Any = None
+    return asyncio.run(measure_steps(wire, Met(Vllm(), "m", 200, Costs(1.0)), num, 0.0, 1.0))
+
+
+def test_a_server_that_lets_texts_wait_writes_fewer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, slow, later = ([base + at * gap for at in range(12)] for base, gap in ((0.0, 1.0), (0.0, 2.0), (30.0, 2.0)))
+    times = iter([one, slow, slow, slow, slow, later, later, *[[1e9]] * 9])
+    found = timed(monkeypatch, times, 4)
+    assert found.num_texts == 2 and found.points[:2] == ((1, 1000.0), (2, 2000.0))
+    assert [rows for rows, _ in found.points] == [1, 2, 64]  # its context is shorter than the longest prompt
+
+
+def test_a_server_that_sends_all_at_once_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CloudFailure, match="cannot be timed"):
+        timed(monkeypatch, iter([[5.0] * 12]), 4)
+
+
+def test_doctor_simulates_devices(invoke: Invoke) -> None:  # noqa: F811
+    with fake("vllm", TARGET, token_s=0.002) as server:
+        command = ("doctor", "--cloud", f"{server.url}/v1", "--edge-model", "toy:drift=0.3", "--devices", "3")
+        _, out, _ = invoke(*command)
+        _, other, _ = invoke(*command, "--forward-ms", "1:100,2:200")
+    for text in (out, other):
+        assert "devices      simulated with " in text and "lossless --k 5" not in text
+        rows = [line for line in text.splitlines() if re.match(r"  \d+ +\d+\.\d ", line)]
+        assert len(rows) == 3 and all(line.count(" ms ") == 2 for line in rows)  # 1, 2, 3 devices; cloud and quality
+    assert "the forward times given" in other
+
+
+def test_recorded_texts_are_of_a_stock_server() -> None:
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+        found = record_stock(DRAFT, cloud, COSTS, PROMPTS, 12)
+    assert found.is_stock and set(found.texts) == {"cloud", "quality"} and list(found.refused) == ["auto"]
+    slower = found.with_times((20.0,))
+    assert slower.texts == found.texts and slower.costs.pass_ms(2) == 40.0
