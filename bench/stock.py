@@ -4,9 +4,10 @@
 
 URL serves the target of the demo pair, for example a llama-server with its file; without `--serve` the target beside it
 is in this process. Every prompt is answered in every mode by both before the next one. A run that was stopped goes on
-where FILE ends. Agreement: one pass of the target here over the finished text. Calls, written, requests, bytes: a
-token. Brackets: 95 % of a bootstrap over prompts. With `--always`: tokens before the first one that differs between
-`--gate always` and the server's own stream, and the margin of the two there in logits of the target here.
+where FILE ends. Agreement: one pass of the target here over the finished text; with `--itself` (llama-server) texts of
+the server are held against its own choices, asked for one by one. Calls, written, requests, bytes: a token. Brackets:
+95 % of a bootstrap over prompts. With `--always`: tokens before the first one that differs between `--gate always` and
+the server's own stream, and the margin of the two there in logits of the target here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import numpy as np
 
 import skydraft
@@ -41,6 +43,17 @@ def judged(target: Engine, done: Generation) -> tuple[int, list[float]]:
             rows = sequence.extend(whole[at : min(at + target.invariant_rows, len(whole) - 1)])
             behind += [float(row.max() - row[whole[at + 1 + index]]) for index, row in enumerate(rows)]
     return sum(each == 0 for each in behind), behind
+
+
+def judged_itself(url: str, done: Generation) -> int:
+    """How many tokens a llama-server would have written after what stands before them."""
+    prompt, num_right = list(done.prompts.target.token_ids), 0
+    with httpx.Client(base_url=url.removesuffix("/v1"), timeout=300) as client:
+        for at, token_id in enumerate(done.token_ids):
+            asked = {"prompt": prompt + list(done.token_ids[:at]), "n_predict": 1, "temperature": 0,
+                     "cache_prompt": True, "return_tokens": True}  # fmt: skip
+            num_right += client.post("/completion", json=asked).raise_for_status().json()["tokens"] == [token_id]
+    return num_right
 
 
 def measured(done: Generation, num_right: int) -> list[float]:
@@ -82,7 +95,9 @@ class Comparison:
             for name, where in (("there", self.there), ("beside", self.beside)):
                 done, behind = self.answer(prompt, where, mode)
                 texts.setdefault(mode, done)
-                found[f"{mode} {name}"] = measured(done, sum(each == 0 for each in behind))
+                is_itself = self._asked.itself and where is self.there
+                num_right = judged_itself(self._asked.cloud, done) if is_itself else sum(each == 0 for each in behind)
+                found[f"{mode} {name}"] = measured(done, num_right)
         if self._asked.always:
             checked, behind = self.answer(prompt, self.there, "always")
             stream = texts["cloud"]
@@ -131,6 +146,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--modes", default="quality,auto")
     parser.add_argument("--always", action="store_true")
+    parser.add_argument("--itself", action="store_true", help="judge texts of a llama-server by itself")
     parser.add_argument("--threads", type=int, default=0)
     asked = parser.parse_args()
     print(machine())
