@@ -4,8 +4,9 @@
     python -m bench.devices --cloud HOST:PORT|URL [...]
 
 Without `--cloud` the target is a toy in a process of its own, as `skydraft serve`; forwards take `FORWARD_MS`, and with
-`--execution exact` at most 3 rows. With it the server has the target of the demo pair, and drafts are those of the
-demo pair's draft model, recorded in a first run, so that they cost this machine nothing. Each client has a connection
+`--execution exact` at most 3 rows. With it the server has a model of the demo pair's family, and drafts are those of
+the demo pair's draft model, recorded in a first run, so that they cost this machine nothing; with `--drift` it is wrong
+and unsure in a share of all places, for a server that has the draft model itself. Each client has a connection
 and a draft model of its own, whose steps take `--step`. What one client does is recorded first, as `skydraft doctor
 --devices` does it; the simulation knows nothing else. Speeds: tokens a second of a client; waits: 95th percentile of
 those for verdicts, with cloud for tokens.
@@ -189,18 +190,19 @@ def with_toys(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int
 
 
 def with_pair(
-    address: str, modes: Seq[str], numbers: Seq[int], num_texts: int, num_tokens: int, step_ms: float
+    address: str, modes: Seq[str], numbers: Seq[int], num_texts: int, num_tokens: int, step_ms: float, drift: float
 ) -> None:
-    """The table of a server that has the target of the demo pair."""
+    """The table of a server that has a model of the demo pair's family."""
     real, known = skydraft.load(default_pair().draft, EngineOptions(num_threads=1)), dict[str, Any]()
     print(f"{machine()}\n{address}; a draft step takes {step_ms:g} ms")
-    beside(address, modes, numbers, prompts(num_texts), num_tokens, lambda: RecordedDraft(real, known, step_ms))
+    beside(address, modes, numbers, prompts(num_texts), num_tokens, lambda: RecordedDraft(real, known, step_ms, drift))
     real.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cloud", metavar="HOST:PORT|URL", help="a server with the target of the demo pair")
+    parser.add_argument("--cloud", metavar="HOST:PORT|URL", help="a server with a model of the demo pair's family")
+    parser.add_argument("--drift", type=float, default=0.0, help="with --cloud: share of wrong and unsure drafts")
     parser.add_argument("--texts", type=int, default=4, help="that each client writes")
     parser.add_argument("--tokens", type=int, default=32, help="with --cloud: of each text")
     parser.add_argument("--step", type=float, default=25, help="ms of a step of the draft model")
@@ -214,7 +216,7 @@ def main() -> None:
     if given.serve:
         serve_slowly(executions[0])
     elif given.cloud:
-        with_pair(given.cloud, modes, numbers, given.texts, given.tokens, given.step)
+        with_pair(given.cloud, modes, numbers, given.texts, given.tokens, given.step, given.drift)
     else:
         with tempfile.TemporaryDirectory() as home:
             calibrate(Path(home))
