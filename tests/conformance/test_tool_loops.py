@@ -250,6 +250,7 @@ def by_javascript(client: str, url: str, choice: str) -> str:
 
 
 by_openai_js, by_vercel_ai = partial(by_javascript, "openai"), partial(by_javascript, "ai")
+by_vercel_ai_responses = partial(by_javascript, "ai-openai")
 
 LOOPS: dict[str, Callable[[str, str], str]] = {
     name.removeprefix("by_"): loop
