@@ -65,6 +65,8 @@ def url() -> Iterator[str]:
         while "Ctrl-C stops." not in printed:
             line = process.stderr.readline()
             if not line:
+                status = process.wait(timeout=60)
+                assert status > 0 and "Traceback" not in printed, f"the gateway broke ({status}): {printed}"
                 pytest.skip(f"the gateway did not start: {printed}")
             printed += line
         found = re.search(r"http://localhost:\d+/v1", printed)
