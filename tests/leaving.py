@@ -66,7 +66,7 @@ def commands(folder: Path, *, speech: bool) -> int:
     compared = ["--modes", "edge,lossless", "-n", "4", "--no-report", "--no-scores", "--out", str(folder / "out")]
     assert typed("compare", "--prompts", str(prompts), *compared, *LOCAL) == 0
     if speech:
-        clips = sorted(str(path) for path in Path("data").rglob("*.wav"))[:3]
+        clips = sorted(str(path) for path in Path("data").rglob("*.flac"))[:3]
         assert len(clips) == 3
         tiny = ["--local-only", "--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud"]
         assert typed("caption", *clips, *tiny) == 0
@@ -92,10 +92,15 @@ def asked_for(number: int) -> tuple[str, dict[str, Any]]:
         {"model": "skydraft-lossless"}, {"tools": [tool]}, {"response_format": {"type": "json_object"}},
         {"prompt": "从前"}, {"prompt": ["一", "二"], "stream": True}, {"skydraft": {"gate": "entropy:0.5", "k": 3}},
         {"skydraft": {"mode": "cloud"}}, {"messages": [{"role": "nobody", "content": ""}]},
+        {"path": "responses", "input": "语速", "max_output_tokens": 4}, {"path": "messages"},
+        {"path": "responses", "input": [{"role": "user", "content": "慢"}], "max_output_tokens": 4, "stream": True},
+        {"path": "messages", "stream": True}, {"path": "responses/input_tokens", "input": "语速"},
+        {"path": "messages/count_tokens"}, {"path": "chat/completions/input_tokens"}, {"logprobs": True},
+        {"prompt": "从前", "echo": True, "logprobs": 0, "max_tokens": 0},
     ]  # fmt: skip
     body = chat | kinds[number % len(kinds)]
     body["skydraft"] = body.get("skydraft", {}) | {"local_only": True}
-    return ("completions" if "prompt" in body else "chat/completions"), body
+    return body.pop("path", "completions" if "prompt" in body else "chat/completions"), body
 
 
 def requests(num: int) -> tuple[int, int, int]:
@@ -115,8 +120,7 @@ def requests(num: int) -> tuple[int, int, int]:
             path, body = asked_for(number)
             answer = client.post(f"{running.v1}/{path}", json=body)
             statuses.append(answer.status_code)
-            if answer.status_code == 200 and not body.get("stream"):
-                ours = answer.json()["skydraft"]
+            if answer.status_code == 200 and (ours := {} if body.get("stream") else answer.json().get("skydraft")):
                 assert set(ours["origins"]) <= {"edge"} and not ours["receipt"]["prompt_tokens"], ours
             assert answer.status_code in (200, 400), answer.text
         before = num_bytes()

@@ -246,6 +246,10 @@ class AnyRequest(Checked):
     guided_regex: NotServed = None
     guided_choice: NotServed = None
     guided_grammar: NotServed = None
+    structured_outputs: NotServed = None
+    structural_tag: NotServed = None
+    regex: NotServed = None
+    ebnf: NotServed = None
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @field_validator("stop")

@@ -65,6 +65,8 @@ def url() -> Iterator[str]:
         while "Ctrl-C stops." not in printed:
             line = process.stderr.readline()
             if not line:
+                status = process.wait(timeout=60)
+                assert status > 0 and "Traceback" not in printed, f"the gateway broke ({status}): {printed}"
                 pytest.skip(f"the gateway did not start: {printed}")
             printed += line
         found = re.search(r"http://localhost:\d+/v1", printed)
@@ -250,6 +252,7 @@ def by_javascript(client: str, url: str, choice: str) -> str:
 
 
 by_openai_js, by_vercel_ai = partial(by_javascript, "openai"), partial(by_javascript, "ai")
+by_vercel_ai_responses = partial(by_javascript, "ai-openai")
 
 LOOPS: dict[str, Callable[[str, str], str]] = {
     name.removeprefix("by_"): loop

@@ -28,9 +28,18 @@ async function byOpenai() {
   return null;
 }
 
-async function byAi() {
+// Vercel's `ai` over chat completions, and as its OpenAI provider is out of the box: over `/v1/responses`.
+async function modelOfAi(provider) {
+  if (provider === 'compatible') {
+    const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible');
+    return createOpenAICompatible({ name: 'skydraft', baseURL, apiKey: 'none' })(model);
+  }
+  const { createOpenAI } = await import('@ai-sdk/openai');
+  return createOpenAI({ baseURL, apiKey: 'none' })(model);
+}
+
+async function byAi(provider) {
   const { generateText, tool, stepCountIs } = await import('ai');
-  const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible');
   const { z } = await import('zod');
   const get_weather = tool({
     description,
@@ -38,7 +47,7 @@ async function byAi() {
     execute: async (given) => getWeather(given),
   });
   const { text } = await generateText({
-    model: createOpenAICompatible({ name: 'skydraft', baseURL, apiKey: 'none' })(model),
+    model: await modelOfAi(provider),
     tools: { get_weather },
     prompt: question,
     maxOutputTokens: 512,
@@ -48,5 +57,6 @@ async function byAi() {
   return text;
 }
 
-const answer = await { openai: byOpenai, ai: byAi }[client]();
+const loops = { openai: byOpenai, ai: () => byAi('compatible'), 'ai-openai': () => byAi('openai') };
+const answer = await loops[client]();
 console.log(JSON.stringify({ cities, answer }));
