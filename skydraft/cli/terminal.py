@@ -176,7 +176,7 @@ def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     line = dataclasses.asdict(done.record)
     line |= {"overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by}
     line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
-    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit, "audit_ranks": done.audit_ranks}
+    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit}
     line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
     return json_line(_rounded(line))
 

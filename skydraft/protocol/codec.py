@@ -308,7 +308,6 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last:
         token_id=verdict.token_id,
         finish=_FINISH[verdict.finish],
         audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
-        audit_ranks=verdict.audit_ranks,
         cost=_cost_list(verdict.cost),
         target=_target_message(target),
         last=is_last,
@@ -331,9 +330,7 @@ def _read_verdict(message: pb.SessionReply) -> Callable[[int], tuple[Verdict, bo
             raise ProtocolError(f"A verdict with {len(message.audit)} bytes of audit for {num_audited} tokens.")
         audit = tuple(bits[:num_audited].tolist())
         try:
-            verdict = Verdict(
-                message.base, message.num_accepted, token_id, finish, audit, tuple(message.audit_ranks), cost=cost
-            )
+            verdict = Verdict(message.base, message.num_accepted, token_id, finish, audit, cost)
         except ValueError as error:
             raise ProtocolError(f"This is no valid SessionReply: {error}") from error
         return verdict, message.last

@@ -137,9 +137,9 @@ WHOLE = encode(lesson())[9:-1].decode()
     [
         "[]", "{}", "null", "[" * 5000, WHOLE.replace("[3,4,5,6]", "[3,4,5,-6]"),
         WHOLE.replace("[3,4,5,6]", "[3,4,5,6e300]"), WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
-        WHOLE.replace("[3,4,5,6]", "[3,4,5]"), WHOLE.replace('"acw-"', '"acz-"'), WHOLE.replace('"acw-"', '"aca-"'),
-        WHOLE.replace('"ranks":[2]', '"ranks":[-1]'), WHOLE.replace('"draft"', '"evil":1,"draft"'),
-        WHOLE.replace("[0.5,0.25,0.5]", "[NaN,0.25,0.5]"), WHOLE[:-1] + ',"params":{"nonsense":1}}',
+        WHOLE.replace("[3,4,5,6]", "[3,4,5]"), WHOLE.replace('"acw-"', '"acz-"'),
+        WHOLE.replace('"draft"', '"evil":1,"draft"'),
+        WHOLE[:-1] + ',"params":{"temperature":NaN}}', WHOLE[:-1] + ',"params":{"nonsense":1}}',
         WHOLE[:-1] + ',"params":{"temperature":-1}}', WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
         WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}',
     ],
@@ -148,6 +148,12 @@ def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, te
     assert text != WHOLE
     (tmp_path / "lessons-00000001.jsonl").write_bytes(forged(text) + encode(lesson(1)))
     assert read(tmp_path) == ([lesson(1)], Counter({"not a lesson of this version": 1}))
+
+
+def test_signals_and_ranks_of_older_files_are_ignored(tmp_path: Path) -> None:
+    older = WHOLE[:-1] + ',"ranks":[2],"signals":[[0.5,0.25,0.5],[1.0,0.5,0.75],null,null]}'
+    (tmp_path / "lessons-00000001.jsonl").write_bytes(forged(older))
+    assert read(tmp_path) == ([lesson()], Counter())
 
 
 def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +171,7 @@ def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path, monkeypatch
 
 
 def test_a_large_store_is_read_as_a_stream(tmp_path: Path) -> None:
-    line, num_lines = encode(lesson(token_ids=tuple(range(400)), marks="a" * 400, signals=(), ranks=())), 0
+    line, num_lines = encode(lesson(token_ids=tuple(range(400)), marks="a" * 400)), 0
     with (tmp_path / "lessons-00000001.jsonl").open("wb") as file:
         while file.tell() < 16 << 20:
             file.write(line)
@@ -258,7 +264,7 @@ def test_lessons_of_others_are_left_out_with_a_count(tmp_path: Path) -> None:
         lesson(102, token_ids=(3, 4, 5, 1000)),
         lesson(1000),
         lesson(3),
-        lesson(103, marks="www-", ranks=(1, 1, 1)),
+        lesson(103, marks="www-"),
     )
     chosen = choose(store, Usable("v" * 32, vocab_size=1000))
     assert chosen.lessons == tuple(good) and chosen.target == "t" * 32
