@@ -22,7 +22,8 @@ from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, Load
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.report.page import check_installed, write_report
+from skydraft.evaluation.report.page import write_report
+from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.runner import alone_in
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import Workload, read_prompts
@@ -149,7 +150,7 @@ def compare(
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
     if not chosen.no_report:
-        _check_report(workload)
+        _check_report()
     with alone_in(chosen.out):
         pair = LoadedPair(*models.load_pair(), models.target_name, models.options, models.offline)
         records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
@@ -157,10 +158,10 @@ def compare(
             _write_report(chosen.out, records)
 
 
-def _check_report(workload: Workload) -> None:
+def _check_report() -> None:
     """Raise MissingDependency now, not after hours of work, if the report needs a missing package."""
     try:
-        check_installed(has_references=any(prompt.references for prompt in workload.prompts))
+        load_pyplot()
     except MissingDependency as error:
         hint = f"{error.hint.removesuffix('.')}, or add --no-report."
         raise MissingDependency(error.message, hint=hint) from error

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from skydraft.config import Execution
 from skydraft.errors import OptionError, RecordsError
@@ -26,6 +26,9 @@ from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRe
 SCHEMA: Literal[2] = 2
 # Keys of earlier versions in lines of this schema, which no figure uses.
 _GONE = ("ahead", "peer")
+
+
+Unread = Annotated[None, BeforeValidator(lambda given: None), Field(exclude=True)]  # in older files
 
 
 class Line(BaseModel):
@@ -40,9 +43,9 @@ class PromptEntry(Line):
     id: str
     prompt: str
     category: str = ""
-    references: tuple[str, ...] = ()
     audio: str | None = None
     task: Task | None = None
+    references: Unread = None
 
 
 class ModelEntry(Line):

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
@@ -21,8 +21,6 @@ class _Line(BaseModel):
     prompt: str = ""
     id: str = ""
     category: str = ""
-    reference: str | None = None
-    references: tuple[str, ...] = Field(default=(), strict=False)
     audio: str | None = None
 
 
@@ -38,7 +36,7 @@ class Workload:
 def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str, ...] = ()) -> Workload:
     """At most `limit` prompts of a .jsonl file, or of a text file's lines; only those of `categories`, if given.
 
-    A line has a prompt, and optionally id, category, references and audio (a path beside the file). Raises PromptError.
+    A line has a prompt, and optionally id, category and audio (a path beside the file). Raises PromptError.
     """
     content, lines = read_lines(path, "prompt file")
     read = _read_json if path.suffix in (".jsonl", ".json") else _read_plain
@@ -80,12 +78,10 @@ def _read_json(path: Path, number: int, line: str) -> PromptEntry:
             f"Line {number} of {path} has neither a prompt nor audio.",
             hint='Write {"prompt": "..."} or {"audio": "FILE"}.',
         )
-    references = entry.references + ((entry.reference,) if entry.reference else ())
     return PromptEntry(
         id=entry.id or f"line-{number}",
         prompt=entry.prompt or CAPTION_PROMPT,
         category=entry.category,
-        references=references,
         audio=str(path.parent / entry.audio) if entry.audio else None,
     )
 

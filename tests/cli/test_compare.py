@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ..comparing import PROMPTS, TOYS, compare_args, compared, generations, read_lines, write_prompts
+from ..comparing import TOYS, compare_args, compared, generations, read_lines, write_prompts
 from ..starting import Started
 from .conftest import Invoke, Refused
 
@@ -311,25 +311,15 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path, refused: Refused) -
     refused(*compare_args(tmp_path, modes="edge"), says="cannot be written")
 
 
-@pytest.mark.parametrize("package", ["matplotlib", "sacrebleu"])
 def test_what_a_report_lacks_is_said_before_models_load(
-    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, package: str
+    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_prompts(tmp_path)
-    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     args = compare_args(tmp_path, "--no-scores", modes="edge,cloud")
     status, out, err = invoke(*args, "--edge-model", "not-even-looked-for")
     assert (status, out) == (1, "") and err.count("\n") == 1
-    assert package in err and "pip install 'skydraft[report]', or add --no-report." in err
+    assert "matplotlib" in err and "pip install 'skydraft[report]', or add --no-report." in err
     assert not (tmp_path / "out").exists()
     assert invoke(*args, "--no-report")[0] == 0
     assert len(generations(tmp_path / "out")) == 10 and not (tmp_path / "out" / "report.html").exists()
-
-
-def test_texts_without_references_need_no_package_for_them(
-    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_prompts(tmp_path, [prompt for prompt in PROMPTS if "references" not in prompt])
-    monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    assert invoke(*compare_args(tmp_path, "--no-scores", modes="edge,cloud"))[0] == 0
-    assert (tmp_path / "out" / "report.html").exists()

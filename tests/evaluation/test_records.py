@@ -332,6 +332,8 @@ def test_what_earlier_versions_wrote_besides_is_left_out(tmp_path: Path) -> None
     line = nested(GENERATION, "rounds.0.record.ahead", {"num_prepared": 1, "num_used": 0, "hidden_ms": 0.0})
     path.write_text(nested(RUN, "modes.0.peer", None) + line, encoding="utf-8")
     assert read_records(path) == Records(run=RUN, generations=(GENERATION,), scores=())
+    path.write_text(nested(RUN, "prompts.0.references", ["好"]), encoding="utf-8")
+    assert read_records(path) == Records(run=RUN, generations=(), scores=())
 
 
 def test_a_stream_of_an_earlier_version_is_read_as_one_call(tmp_path: Path) -> None:
