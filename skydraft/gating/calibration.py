@@ -1,8 +1,8 @@
 """The chance that the target disagrees with a drafted token: calibrated for a pair of models, or learned from verdicts.
 
 A `Calibration` also has the agreement that each limit on the risk of a block keeps, which `CalibratedGate` uses.
-`skydraft calibrate` makes one for a pair; that of the demo pair is shipped. `decoding/block_length.py` uses a `Risk` to
-end blocks: it changes how many tokens are drafted, never the text.
+`skydraft calibrate` makes one for a pair; that of the demo pair is shipped. `decoding/block_length.py` ends
+blocks by a `LearnedRisk`: it changes how many tokens are drafted, never the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -299,18 +299,8 @@ class CalibratedGate:
         self._unaudited.clear()
 
 
-class Risk(Protocol):
-    """The chance of a disagreement, which learns from verdicts."""
-
-    def of(self, signals: Signals) -> float:
-        """The chance that the target would write another token."""
-
-    def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
-        """Take in the tokens of a verdict: the first `num_accepted` were accepted, the next one, if any, was not."""
-
-
 class LearnedRisk:
-    """The risk by the top probability alone, in bins. Each bin starts with a guess and then counts verdicts."""
+    """The chance by the top probability alone, in bins. Each bin starts with a guess and then counts verdicts."""
 
     def __init__(self) -> None:
         middles = [(low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
@@ -323,27 +313,9 @@ class LearnedRisk:
         return self._num_wrong[at] / self._num_judged[at]
 
     def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
-        """Count each token in its bin."""
+        """Count the tokens of a verdict: the first `num_accepted` were accepted, the next one, if any, was not."""
         for index, signals in enumerate(judged[: num_accepted + 1]):
             at = bisect(_EDGES, signals.top_prob)
             fading = min(1.0, _MEMORY / (self._num_judged[at] + 1))
             self._num_judged[at] = (self._num_judged[at] + 1) * fading
             self._num_wrong[at] = (self._num_wrong[at] + (index == num_accepted)) * fading
-
-
-class CalibratedRisk:
-    """The risk of the pair's calibration, multiplied by (4 + disagreements seen) / (4 + disagreements expected)."""
-
-    def __init__(self, risk: Callable[[Signals], float]) -> None:
-        self._risk = risk
-        self._num_seen = self._num_expected = _PRIOR
-
-    def of(self, signals: Signals) -> float:
-        """The calibrated chance, corrected by the verdicts of this text."""
-        return min(self._risk(signals) * self._num_seen / self._num_expected, 1.0)
-
-    def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
-        """Add the expected and the seen disagreements of the judged tokens."""
-        tokens = judged[: num_accepted + 1]
-        self._num_expected += sum(map(self._risk, tokens))
-        self._num_seen += len(tokens) > num_accepted
