@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
@@ -24,8 +22,6 @@ from skydraft.files import read_file
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
 SCHEMA: Literal[2] = 2
-# Keys of earlier versions in lines of this schema, which no figure uses.
-_GONE = ("ahead", "peer")
 
 
 Unread = Annotated[None, BeforeValidator(lambda given: None), Field(exclude=True)]  # in older files
@@ -212,36 +208,22 @@ def _parse(path: Path) -> Iterator[AnyLine]:
         raise RecordsError(
             f"{path} cannot be read: {error.strerror}.", hint="Name the folder of a comparison."
         ) from error
-    is_older = b'"plan"' in lines[0] and b'"hand_back"' not in lines[0]
+    if b'"plan"' in lines[0] and b'"hand_back"' not in lines[0]:  # there each token of a stream is a call
+        raise RecordsError(f"{path} is of skydraft 0.2.0 or before.", hint="Run the comparison again.")
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         is_cut = number == len(lines)  # complete lines end with a newline
         try:
-            parsed = _parse_line(path, number, line)
-            yield _with_streams(parsed) if is_older and isinstance(parsed, GenerationLine) else parsed
+            yield _parse_line(path, number, line)
         except RecordsError:
             if not is_cut:
                 raise
 
 
-def _with_streams(line: GenerationLine) -> GenerationLine:
-    """The line with a stream as one call: before there was a hand-back, each token of it was recorded as a call."""
-    rounds = list(line.rounds[:1])
-    for before, entry in pairwise(line.rounds):
-        goes_on = entry.record.outcome == "verified" and not entry.record.num_draft and not before.record.num_draft
-        record = replace(entry.record, outcome="written") if goes_on else entry.record
-        rounds.append(entry.model_copy(update={"record": record}))
-    return line.model_copy(update={"rounds": tuple(rounds)})
-
-
-def _without_gone(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in _GONE}
-
-
 def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     try:
-        content = json.loads(line.decode(), object_hook=_without_gone)
+        content = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise RecordsError(f"Line {number} of {path} is not UTF-8.") from error
     except json.JSONDecodeError as error:

@@ -25,7 +25,7 @@ from skydraft.gating.gates import GateSpec, History, Reason, text_reason
 from skydraft.gating.hand_back import HandBack, is_hand_back
 from skydraft.types import DraftBlock, Round, Signals
 
-SCHEMA: Literal[2] = 2  # 1 had no hand-backs
+SCHEMA: Literal[2] = 2
 FEATURES = ("entropy", "log_entropy", "margin", "log_odds")
 MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
 _PRIOR = 4.0  # expected disagreements, or judged tokens of a bin, by which the first guess outweighs one text
@@ -125,7 +125,7 @@ class Calibration(_Value):
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
-    schema_number: Literal[1, 2] = Field(default=SCHEMA, alias="schema")
+    schema_number: Literal[2] = Field(default=SCHEMA, alias="schema")
     draft: PairSide
     target: PairSide
     features: tuple[str, ...] = FEATURES
@@ -203,10 +203,10 @@ def _parse(name: str, text: str) -> Calibration:
     try:
         parsed = from_json(text)
         schema = parsed.get("schema") if isinstance(parsed, dict) else None
-        if isinstance(schema, int) and schema > SCHEMA:
+        if isinstance(schema, int) and schema != SCHEMA:
             raise RecordsError(
-                f"The calibration {name} has schema {schema}; this version reads up to {SCHEMA}.",
-                hint="Update skydraft, or run skydraft calibrate.",
+                f"The calibration {name} has schema {schema}; this version reads {SCHEMA}.",
+                hint=f"{'Update skydraft, or make' if schema > SCHEMA else 'Make'} it again with: skydraft calibrate.",
             )
         return Calibration.model_validate(parsed)
     except ValidationError as error:

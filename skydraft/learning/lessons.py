@@ -35,7 +35,6 @@ from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
 
 MAX_LINE_BYTES = 16 << 20  # what is longer was not written by us
-SPEECH = "with speech"  # in older folders; nothing is learned from them
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
 KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
 OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and the draft model's choice is known to be it or not
@@ -65,7 +64,6 @@ class Lesson(_Line):
     target: Fingerprint
     vocab: Fingerprint
     prompt_ids: tuple[TokenId, ...] = Field(min_length=1)
-    media: tuple[dict[str, Any], ...] = ()  # speech, in older folders: it is only exported
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
     marks: str
     ranks: Unread = None
@@ -315,9 +313,6 @@ def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str, str],
     """Count lessons by (target, draft, vocabulary), and in `skipped` the lines of which nothing is learned."""
     counts: dict[tuple[str, str, str], Taught] = {}
     for lesson in store.lessons(skipped):
-        if lesson.media:
-            skipped[SPEECH] += 1
-            continue
         taught = counts.setdefault((lesson.target, lesson.draft, lesson.vocab), Taught())
         taught.num_lessons += 1
         taught.marks.update(lesson.marks)

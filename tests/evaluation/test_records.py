@@ -177,6 +177,9 @@ BROKEN: dict[str, tuple[str, str]] = {
     "null": (broken("null\n"), "Line 2"),
     "newer schema": (changed(RUN, schema=3), "schema 3, and this version reads schema 2. Use a newer skydraft."),
     "older schema": (changed(RUN, schema=1), "schema 1, and this version reads schema 2. Use an older skydraft."),
+    "a plan without a hand-back": (
+        re.sub(r',"hand_back":\{[^}]*\}', "", lines.text_of(RUN)), "0.2.0 or before. Run the comparison again."
+    ),
     "unknown kind": (broken(changed(GENERATION, kind="opinion")), "Line 2"),
     "unknown field": (broken(changed(GENERATION, colour="red")), "colour"),
     "missing field": (broken('{"kind":"generation","prompt":"a"}\n'), "Line 2"),
@@ -327,31 +330,7 @@ def test_the_run_line_says_what_each_mode_plans(tmp_path: Path) -> None:
     assert (edge["params"]["sentences"], edge["params"]["max_new_tokens"], edge["style"]) == (1, 3, "zh-short")
 
 
-def test_what_earlier_versions_wrote_besides_is_left_out(tmp_path: Path) -> None:
+def test_references_of_earlier_versions_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    line = nested(GENERATION, "rounds.0.record.ahead", {"num_prepared": 1, "num_used": 0, "hidden_ms": 0.0})
-    path.write_text(nested(RUN, "modes.0.peer", None) + line, encoding="utf-8")
-    assert read_records(path) == Records(run=RUN, generations=(GENERATION,), scores=())
     path.write_text(nested(RUN, "prompts.0.references", ["好"]), encoding="utf-8")
     assert read_records(path) == Records(run=RUN, generations=(), scores=())
-
-
-def test_a_stream_of_an_earlier_version_is_read_as_one_call(tmp_path: Path) -> None:
-    """Before there was a hand-back, each token of a stream was written as a call."""
-    blocks = [3, 0, 0, 2, 0]  # drafted tokens
-    rounds = tuple(
-        lines.round_line(record=lines.record(round=at, num_draft=size, num_accepted=0, num_committed=1))
-        for at, size in enumerate(blocks)
-    )
-    ids = {"token_ids": (1,) * 5, "origins": ("cloud",) * 5, "pieces": ("我",) * 5}
-    text = lines.text_of(lines.run_line(), lines.generation(mode="cloud", rounds=rounds, **ids))
-    path = tmp_path / "records.jsonl"
-    path.write_text(text, encoding="utf-8")
-    (now,) = read_records(path).generations
-    assert now.rounds == rounds
-    older = re.sub(r',"hand_back":\{[^}]*\}', "", text)
-    assert older != text
-    path.write_text(older, encoding="utf-8")
-    (then,) = read_records(path).generations
-    assert [each.outcome for each in then.records] == ["verified", "verified", "written", "verified", "verified"]
-    assert [each.num_written for each in then.records] == [1] * 5

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from skydraft.errors import OptionError, RecordsError
 from skydraft.learning import lessons as store_module
 from skydraft.learning.dataset import MIN_GENERATIONS, Usable, choose, split
-from skydraft.learning.lessons import Lesson, Store, encode, summaries
+from skydraft.learning.lessons import Lesson, Store, encode
 from tests import toys
 
 from .lessons import files, lesson
@@ -38,18 +38,6 @@ def test_what_is_added_is_read_again_in_its_order(tmp_path: Path) -> None:
         store.add(each)
     assert read(store.folder) == (given, Counter())
     assert given[0].decoding.stop == ("。",)
-
-
-def test_answers_to_speech_in_older_folders_are_read_and_left_out(tmp_path: Path) -> None:
-    store, media = Store(tmp_path), ({"num_mels": 1, "features": "AAAA"},)
-    for n in range(MIN_GENERATIONS):
-        store.add(lesson(n))
-    store.add(lesson(99, media=media))
-    assert read(tmp_path)[0][-1].media == media  # so it can be exported
-    assert choose(store, Usable()).left_out == "1 with speech"
-    skipped = Counter[str]()
-    (taught,) = summaries(store, skipped).values()
-    assert (taught.num_lessons, skipped) == (MIN_GENERATIONS, Counter({"with speech": 1}))
 
 
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
@@ -142,6 +130,7 @@ WHOLE = encode(lesson())[9:-1].decode()
         WHOLE[:-1] + ',"params":{"temperature":NaN}}', WHOLE[:-1] + ',"params":{"nonsense":1}}',
         WHOLE[:-1] + ',"params":{"temperature":-1}}', WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
         WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}',
+        WHOLE[:-1] + ',"media":[{"num_mels":1,"features":"AAAA"}]}',
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, text: str) -> None:
