@@ -77,7 +77,7 @@ class RunFacts(Line):
     links: tuple[float | None, ...]
     link_prompts: int
     share_audio: str | None = None
-    link_kbps: float = 0.0
+    link_kbps: Unread = None
     calibration: str | None = None
     isolation: str | None = None
     engine_options: dict[str, Any] = Field(default_factory=dict)

@@ -33,8 +33,8 @@ class Workload:
     prompts: tuple[PromptEntry, ...]
 
 
-def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str, ...] = ()) -> Workload:
-    """At most `limit` prompts of a .jsonl file, or of a text file's lines; only those of `categories`, if given.
+def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
+    """At most `limit` prompts of a .jsonl file, or of a text file's lines.
 
     A line has a prompt, and optionally id, category and audio (a path beside the file). Raises PromptError.
     """
@@ -43,11 +43,9 @@ def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str,
     prompts = [read(path, number, line) for number, line in lines]
     if len({prompt.id for prompt in prompts}) < len(prompts):
         raise PromptError(f"Two prompts in {path} have the same id.", hint="Give each prompt its own id.")
-    chosen = [prompt for prompt in prompts if not categories or prompt.category in categories][:limit]
-    if not chosen:
-        of = f" of the categories {', '.join(categories)}" if categories else ""
-        raise PromptError(f"{path} holds no prompt{of}.", hint="Write one prompt a line.")
-    return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(chosen))
+    if not prompts:
+        raise PromptError(f"{path} holds no prompt.", hint="Write one prompt a line.")
+    return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(prompts[:limit]))
 
 
 def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:

@@ -123,7 +123,6 @@ def _read_params(message: pb.DecodingParams) -> DecodingParams:
 
 def _opening_message(opening: Opening) -> pb.Opening:
     return pb.Opening(
-        model=opening.model,
         fingerprint=bytes.fromhex(opening.fingerprint),
         prompt_ids=opening.prompt.token_ids,
         committed_ids=opening.committed_ids,
@@ -172,7 +171,6 @@ def _read_opening(message: pb.Opening, most: int) -> Opening:
     if len(message.media) > _MAX_RECORDINGS:
         raise ValueError(f"{len(message.media)} recordings are too many")
     return Opening(
-        model=message.model,
         fingerprint=message.fingerprint.hex(),
         prompt=Prompt(_checked(message.prompt_ids, most), tuple(map(_read_media, message.media))),
         committed_ids=_checked(message.committed_ids, most),

@@ -95,8 +95,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope", "target")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope", "target")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -105,7 +104,6 @@ class Opening(_message.Message):
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
-    model: str
     fingerprint: bytes
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -114,7 +112,7 @@ class Opening(_message.Message):
     media: _containers.RepeatedCompositeFieldContainer[Media]
     cache_scope: str
     target: TargetId
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
 
 class TargetId(_message.Message):
     __slots__ = ("weights", "context_len")

@@ -82,7 +82,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
     records = again / "out" / "records.jsonl"
     left = cut(out, whole_lines, more_bytes)
     records.write_bytes(left)
-    status, _, err = invoke(*compare_args(again, "--repetitions", "2", "--no-report", modes=MODES))
+    status, _, err = invoke(*compare_args(again, "--repetitions", "2", modes=MODES))
     assert status == 0
     kept = left[: left.rindex(b"\n") + 1]
     assert records.read_bytes().startswith(kept)  # with the times that were measured then
@@ -140,7 +140,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a mode that cannot be": (["--modes", "lossless;gate=entropy:1"], "lossy"),
     "no such file": (["--prompts", "missing.txt"], "missing.txt cannot be read"),
     "empty file": (["--prompts", "empty.txt"], "holds no prompt"),
-    "no such category": (["--categories", "food"], "no prompt of the categories food"),
     "no such calibration": (["--calibration", "missing.json"], "missing.json cannot be read"),
     "no such model": (["--edge-model", "qwen2.5-coder-0.5"], "qwen2.5-coder-0.5"),
     "a limit of none": (["--limit", "0"], "--limit"),
@@ -162,7 +161,6 @@ def test_wrong_use_is_one_clear_line(again: Path, refused: Refused, monkeypatch:
 
 UNHEARD: dict[str, tuple[list[str], str]] = {
     "no tokens asked for": (["--max-new-tokens", "0"], "--max-new-tokens"),
-    "a bandwidth without a link": (["--emulate-kbps", "100"], "--emulate-kbps needs an emulated link"),
     "prompts of a link without one": (["--link-prompts", "2"], "--link-prompts needs an emulated link"),
     "audio that no prompt has": (["--share-audio", "none"], "--share-audio is about recordings"),
 }
@@ -319,7 +317,5 @@ def test_what_a_report_lacks_is_said_before_models_load(
     args = compare_args(tmp_path, "--no-scores", modes="edge,cloud")
     status, out, err = invoke(*args, "--edge-model", "not-even-looked-for")
     assert (status, out) == (1, "") and err.count("\n") == 1
-    assert "matplotlib" in err and "pip install 'skydraft[report]', or add --no-report." in err
+    assert "matplotlib" in err and "pip install 'skydraft[report]'." in err
     assert not (tmp_path / "out").exists()
-    assert invoke(*args, "--no-report")[0] == 0
-    assert len(generations(tmp_path / "out")) == 10 and not (tmp_path / "out" / "report.html").exists()

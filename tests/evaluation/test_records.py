@@ -67,7 +67,6 @@ def runs(draw: st.DrawFn) -> RunLine:
         prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),),
         modes=(*lines.modes("edge,cloud"), *draw(modes)),
         links=(None, *draw(st.lists(st.floats(0, 1e3), max_size=2, unique=True))),
-        link_kbps=draw(st.floats(0, 1e6)),
     )
 
 
@@ -278,7 +277,7 @@ def test_what_was_asked_for_keeps_all_its_digits(tmp_path: Path) -> None:
     """Rounded, a temperature of a millionth would be greedy, and a run could not be gone on with."""
     found = replace(lines.resolve(None), temperature=1e-6, min_p=1.5e-7, repetition_penalty=1.00000001)
     mode = Mode("fine", make_plan(gate="entropy:0.0000012"), found)
-    run = lines.run_line(modes=(mode,), links=(None, 100 / 3), link_kbps=1 / 3)
+    run = lines.run_line(modes=(mode,), links=(None, 100 / 3))
     line = lines.generation(mode="fine", link_ms=100 / 3)
     read = read_records(lines.write(tmp_path, run, line))
     assert read.run == run and read.run.modes[0].params.temperature == 1e-6
@@ -330,7 +329,9 @@ def test_the_run_line_says_what_each_mode_plans(tmp_path: Path) -> None:
     assert (edge["params"]["sentences"], edge["params"]["max_new_tokens"], edge["style"]) == (1, 3, "zh-short")
 
 
-def test_references_of_earlier_versions_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "value"), [("prompts.0.references", ["好"]), ("link_kbps", 100.0)])
+def test_what_no_figure_uses_any_more_is_left_out(tmp_path: Path, place: str, value: Any) -> None:
     path = tmp_path / "records.jsonl"
-    path.write_text(nested(RUN, "prompts.0.references", ["好"]), encoding="utf-8")
+    path.write_text(nested(RUN, place, value), encoding="utf-8")
     assert read_records(path) == Records(run=RUN, generations=(), scores=())
+    assert json.loads(lines.text_of(RUN)).keys().isdisjoint({"link_kbps"})

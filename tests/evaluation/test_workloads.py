@@ -46,8 +46,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
-        ({}, "abcdef"), ({"limit": 2}, "ab"), ({"limit": 99}, "abcdef"), ({"categories": ("odd",)}, "ace"),
-        ({"categories": ("odd", "even")}, "abcdef"), ({"categories": ("even",), "limit": 1}, "b"),
+        ({}, "abcdef"), ({"limit": 2}, "ab"), ({"limit": 99}, "abcdef"),
     ],
 )  # fmt: skip
 def test_which_prompts_are_chosen(tmp_path: Path, options: dict[str, Any], chosen: str) -> None:
@@ -91,10 +90,7 @@ def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, case: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_a_choice_that_leaves_nothing_says_what_was_asked(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "p.jsonl", {"prompt": "a", "category": "food"})
-    with pytest.raises(PromptError, match="no prompt of the categories sea, sky"):
-        read_prompts(path, categories=("sea", "sky"))
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"missing.txt cannot be read: No such file"):
         read_prompts(tmp_path / "missing.txt")
 

@@ -82,7 +82,6 @@ openings = st.builds(
     committed_ids=few_ids,
     params=st.just(DecodingParams()) | any_params,
     top=numbers,
-    model=texts,
     cache_scope=texts,
     target=st.none() | targets,
 )
