@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
+from skydraft.characters import rounded
 from skydraft.config import Execution
 from skydraft.errors import OptionError, RecordsError
 from skydraft.evaluation.modes import Mode
@@ -277,18 +278,9 @@ def write_line(file: TextIO, line: BaseModel) -> None:
     """Append a line and flush it. Requested values keep all digits; measured ones are rounded."""
     content = line.model_dump(mode="json", by_alias=True)
     if isinstance(line, GenerationLine):
-        content |= {"wall_ms": round(line.wall_ms, 5), "rounds": _rounded(content["rounds"])}
+        content |= {"wall_ms": round(line.wall_ms, 5), "rounds": rounded(content["rounds"], 5)}
     file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
     file.flush()
-
-
-def _rounded(value: Any) -> Any:
-    """The same value with floats rounded to five digits."""
-    if isinstance(value, float):
-        return round(value, 5)
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def drop_cut_line(path: Path) -> None:
