@@ -66,7 +66,7 @@ def commands(folder: Path, *, speech: bool) -> int:
     compared = ["--modes", "edge,lossless", "-n", "4", "--no-scores", "--out", str(folder / "out")]
     assert typed("compare", "--prompts", str(prompts), *compared, *LOCAL) == 0
     if speech:
-        clips = sorted(str(path) for path in Path("data").rglob("*.wav"))[:3]
+        clips = sorted(str(path) for path in Path("data").rglob("*.flac"))[:3]
         assert len(clips) == 3
         tiny = ["--local-only", "--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud"]
         assert typed("caption", *clips, *tiny) == 0
