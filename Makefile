@@ -185,8 +185,6 @@ tasks: models $(VENV)/.tasks
 	$(BIN)/skydraft compare --tasks build/tasks/captions.jsonl $(SPEECH) --modes "edge,cloud,lossless;k=5,fluency,quality" \
 		--no-scores --out build/tasks/speech
 
-# reasoning-gym pins an older tabulate than ours.
 $(VENV)/.tasks: $(READY)
-	grep -v '^tabulate==' requirements.lock > $(VENV)/pins.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/pins.txt --editable '.[tasks]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[tasks]'
 	touch $@

@@ -6,7 +6,6 @@ What `edge` is compared with, both for its tokens (F14) and for its speed.
 from __future__ import annotations
 
 import ctypes
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,13 +32,6 @@ class BareLoop:
         self._vocab = lib.llama_model_get_vocab(self._model)
         self._num_rows = lib.llama_vocab_n_tokens(self._vocab)
         self._batch = lib.llama_batch_init(512, 0, 1)
-
-    def adapt(self, path: Path) -> None:
-        """Compute with a low-rank adapter (GGUF) beside the weights, which stay as they are."""
-        adapter = lib.llama_adapter_lora_init(self._model, str(path).encode())
-        assert adapter, f"{path} is no adapter of this model"
-        adapters, scales = (lib.llama_adapter_lora_p_ctypes * 1)(adapter), (ctypes.c_float * 1)(1.0)
-        assert lib.llama_set_adapters_lora(self._context, adapters, 1, scales) == 0
 
     def _decode(self, token_ids: Sequence[int], position: int, *, want_logits: bool) -> None:
         batch = self._batch
@@ -71,18 +63,6 @@ class BareLoop:
             if lib.llama_vocab_is_eog(self._vocab, last):
                 break
         return token_ids, time.perf_counter() - began
-
-    def step_ms(self, prompt: Sequence[int], num_steps: int) -> float:
-        """Milliseconds of a decode of one token after a prompt, whatever the model would say: the median."""
-        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
-        self._decode(prompt, 0, want_logits=False)
-        spent = []
-        for step in range(num_steps):
-            began = time.perf_counter()
-            self._decode([prompt[step % len(prompt)]], len(prompt) + step, want_logits=True)
-            lib.llama_get_logits(self._context)
-            spent.append((time.perf_counter() - began) * 1e3)
-        return statistics.median(spent)
 
     def close(self) -> None:
         lib.llama_batch_free(self._batch)

@@ -1,29 +1,25 @@
 """What the link costs and whether it loses anything.
 
-    python -m bench.cloud [overhead] [identity] [payload] [faults]
+    python -m bench.cloud [identity] [payload] [faults]
 
-overhead: 2,000 rounds of toys over loopback and in process, beyond both models' time. identity: remote against local
-on the real pair, lossless and gated. payload: bytes of messages a token, k = 5, all dev prompts; and bytes on the
-socket with TLS. faults: kill, cuts, a stall and an outage on the real pair, against the undisturbed run.
+identity: remote against local on the real pair, lossless and gated. payload: bytes of messages a token, k = 5, all dev
+prompts. faults: kill, cuts, a stall and an outage on the real pair, against the undisturbed run. `bench.beside` has the
+overhead of a round and the bytes on the socket.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import skydraft
 from bench.server import ServerProcess
 from bench.workload import machine, prompts
-from skydraft import Engine, Generation, StepRecord, decoding_params, make_plan
-from skydraft.decoding.stats import percentile
+from skydraft import Engine, Generation, decoding_params, make_plan
 from skydraft.edge.cloud import Cloud
-from skydraft.engines.toy import open_toy
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.models import default_pair
 
@@ -38,43 +34,6 @@ def run(
     plan = QUALITY if mode == "quality" else make_plan(mode, k=k)
     with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params) as generation:
         return generation.run()
-
-
-def beyond_models(record: StepRecord) -> float:
-    """Milliseconds of a round that neither model's forwards took."""
-    return record.wall_ms - record.draft.forward_ms - record.target.forward_ms
-
-
-def overhead(num_rounds: int = 2000) -> None:
-    """Toys: the models take next to no time, so what is left is ours. Over the link and not, in turns, text by text."""
-    edge, toy = open_toy("toy:drift=0.1"), open_toy("toy")
-    server = ServerProcess("toy")
-    cloud = skydraft.connect(server.address)
-    ways: dict[str, Engine | Cloud] = {"over the link": cloud, "in process": toy}
-    print(f"\noverhead a round beyond both models' forwards, toy pair, k=5, {num_rounds} rounds, ms")
-    print(f"{'':<24}{'p50':>8}{'p99':>8}{'wire p50':>10}{'queue p50':>11}")
-    for temperature in (0.0, 0.8):
-        records: dict[str, list[StepRecord]] = {name: [] for name in ways}
-        seed = 0
-        while min(map(len, records.values())) < num_rounds:
-            seed += 1
-            params = decoding_params(
-                max_new_tokens=400, min_new_tokens=400, temperature=temperature, seed=seed, repetition_penalty=1.0
-            )
-            for name, target in ways.items():
-                plan = make_plan(k=5)
-                with skydraft.generate(f"语速{seed}", edge=edge, cloud=target, plan=plan, params=params) as generation:
-                    records[name] += generation.run().records[1:]  # the first one opens the session
-        for name, found in records.items():
-            ours = [beyond_models(record) for record in found]
-            wire = [record.link.rtt_ms - record.target.queue_ms - record.target.forward_ms for record in found]
-            queue = [record.target.queue_ms for record in found]
-            print(
-                f"{name + f', T={temperature}':<24}{percentile(ours, 50):>8.3f}{percentile(ours, 99):>8.3f}"
-                f"{max(percentile(wire, 50) or 0, 0):>10.3f}{percentile(queue, 50):>11.3f}"
-            )
-    cloud.close()
-    server.stop()
 
 
 def identity(edge: Engine, num_prompts: int = 20, num_tokens: int = 40) -> None:
@@ -101,7 +60,7 @@ def identity(edge: Engine, num_prompts: int = 20, num_tokens: int = 40) -> None:
 
 
 def payload(edge: Engine, num_tokens: int = 128) -> None:
-    """Bytes of messages a generated token over all dev prompts, and on the socket with TLS over twelve of them."""
+    """Bytes of messages a generated token over all dev prompts."""
     server = ServerProcess(default_pair().target)
     cloud = skydraft.connect(server.address)
     dev = prompts()
@@ -114,38 +73,6 @@ def payload(edge: Engine, num_tokens: int = 128) -> None:
     print(f"  quality, 12 prompts: {sum(s.bytes_up + s.bytes_down for s in gated) / tokens:.2f} bytes a token")
     cloud.close()
     server.stop()
-    on_the_socket(edge, num_tokens)
-
-
-def on_the_socket(edge: Engine, num_tokens: int = 128) -> None:
-    """Bytes on the socket with TLS and a token, of twelve prompts over one connection, handshake included."""
-    dev = prompts(12)
-    with tempfile.TemporaryDirectory() as folder:
-        ca, options = certificates(Path(folder))
-        server = ServerProcess(default_pair().target, *options)
-        with EmulatedLink(("127.0.0.1", server.port)) as link:
-            cloud = skydraft.connect(link.address, tls_ca=ca, token="a-token-of-24-characters")
-            tokens = sum(len(run(prompt, edge, cloud, "lossless", num_tokens, 5).token_ids) for prompt in dev)
-            cloud.close()
-        print(
-            f"  on the socket with TLS and a token, {len(dev)} prompts over one connection, handshake included: "
-            f"{(link.bytes_up + link.bytes_down) / tokens:.1f} bytes a token ({link.bytes_up / tokens:.1f} up, "
-            f"{link.bytes_down / tokens:.1f} down), {tokens} tokens"
-        )
-        server.stop()
-
-
-def certificates(folder: Path) -> tuple[bytes, list[str]]:
-    """(authority in PEM, options for a server) of a certificate for loopback, with a token file."""
-    import trustme
-
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    cert, key, tokens = folder / "cert.pem", folder / "key.pem", folder / "tokens"
-    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    key.write_bytes(issued.private_key_pem.bytes())
-    tokens.write_text("bench a-token-of-24-characters\n")
-    return authority.cert_pem.bytes(), ["--tls-cert", str(cert), "--tls-key", str(key), "--token-file", str(tokens)]
 
 
 def faults(edge: Engine, num_tokens: int = 60) -> None:
@@ -213,16 +140,13 @@ def fallback(edge: Engine, server: ServerProcess, prompt: str, num_tokens: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["overhead", "identity", "payload", "faults"])
+    parser.add_argument("parts", nargs="*", default=["identity", "payload", "faults"])
     parts = parser.parse_args().parts
     print(machine())
-    if "overhead" in parts:
-        overhead()
-    if {"identity", "payload", "faults"} & set(parts):
-        edge = skydraft.load(default_pair().draft)
-        for name, part in (("identity", identity), ("payload", payload), ("faults", faults)):
-            if name in parts:
-                part(edge)
+    edge = skydraft.load(default_pair().draft)
+    for name, part in (("identity", identity), ("payload", payload), ("faults", faults)):
+        if name in parts:
+            part(edge)
 
 
 if __name__ == "__main__":

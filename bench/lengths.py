@@ -3,8 +3,8 @@
     python -m bench.lengths [FOLDER] [--draft-ms 12] [--target-ms 45]
 
 Along the target's own texts of a comparison, with the draft model's signals there: tokens a second of streaming, of the
-best fixed k, and of `--k auto` with a calibration and without, over round trips. Simulated: a draft step and a forward,
-whatever its rows, take what is stated; nothing is run.
+best fixed k, and of `--k auto`, over round trips. Simulated: a draft step and a forward, whatever its rows, take what
+is stated; nothing is run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.turns import GivenTurns, Turns
 from skydraft.evaluation.gate_study import labelled
 from skydraft.evaluation.records import read_records
-from skydraft.gating.calibration import CalibratedRisk, Calibration, LearnedRisk, find_calibration
 from skydraft.gating.fitting import LabelledText
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Round, StepRecord
@@ -132,32 +131,28 @@ def main() -> None:
     parser.add_argument("--target-ms", type=float, default=45.0)
     asked = parser.parse_args()
     records = read_records(asked.folder / "records.jsonl")
-    run = records.run
-    calibration = find_calibration([], run.draft.fingerprint, run.target.fingerprint, "these models")
     alone = {(line.prompt, line.token_ids) for line in records.generations if line.mode == "cloud"}
     texts = [labelled(line, "target") for line in records.scores if (line.prompt, line.token_ids) in alone]
     links = {f"{rtt} ms": (lambda base, rtt=rtt: float(rtt)) for rtt in ROUND_TRIPS}
     links |= {"10, 120, 10 ms": lambda base: 120.0 if 12 <= base < 24 else 10.0}
     print(f"{len(texts)} texts; t_d {asked.draft_ms:g} ms, t_v {asked.target_ms:g} ms; tokens/s, simulated")
-    print(f"{'round trip':<16}{'stream':>8}{'best k':>14}{'learned':>10}{'calibrated':>12}{'/ max':>8}{'/ stream':>10}"
+    print(f"{'round trip':<16}{'stream':>8}{'best k':>14}{'auto':>10}{'/ max':>8}{'/ stream':>10}"
           f"{'never streams':>16}{'/ best':>8}{'acceptance':>12}")  # fmt: skip
     for name, rtt_ms in links.items():
         times = Times(asked.draft_ms, asked.target_ms, rtt_ms)
-        print(f"{name:<16}{line(texts, times, calibration)}")
+        print(f"{name:<16}{line(texts, times)}")
 
 
-def line(texts: list[LabelledText], times: Times, calibration: Calibration) -> str:
+def line(texts: list[LabelledText], times: Times) -> str:
     plain = over(texts, times, partial(fixed, 0))
     by_k = {k: over(texts, times, partial(fixed, k)) for k in FIXED}
     k = max(by_k, key=lambda k: by_k[k].tokens_per_s)
-    learned = over(texts, times, lambda: AutoK(times.costs, LearnedRisk()))
-    calibrated = over(texts, times, lambda: AutoK(times.costs, CalibratedRisk(calibration.risk)))
-    always = over(texts, times, lambda: AutoK(times.costs, CalibratedRisk(calibration.risk), may_stream=False))
+    auto = over(texts, times, lambda: AutoK(times.costs))
+    always = over(texts, times, lambda: AutoK(times.costs, may_stream=False))
     best = max(plain.tokens_per_s, by_k[k].tokens_per_s)
     return (
-        f"{plain.tokens_per_s:>8.1f}{by_k[k].tokens_per_s:>8.1f} (k={k:>2}){learned.tokens_per_s:>10.1f}"
-        f"{calibrated.tokens_per_s:>12.1f}{calibrated.tokens_per_s / best:>8.2f}"
-        f"{calibrated.tokens_per_s / plain.tokens_per_s:>10.2f}"
+        f"{plain.tokens_per_s:>8.1f}{by_k[k].tokens_per_s:>8.1f} (k={k:>2}){auto.tokens_per_s:>10.1f}"
+        f"{auto.tokens_per_s / best:>8.2f}{auto.tokens_per_s / plain.tokens_per_s:>10.2f}"
         f"{always.tokens_per_s:>16.1f}{always.tokens_per_s / by_k[k].tokens_per_s:>8.2f}{always.acceptance:>12.2f}"
     )
 

@@ -20,7 +20,6 @@ from recipes.tiny_omni.captions import read_attributes
 from skydraft.cli.main import run
 from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.records import Records, read_records
-from skydraft.evaluation.summary import summarize
 
 HELDOUT = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
 MODES = "edge,cloud,lossless;k=5,fluency,quality,gate=calibrated:0.9995;k=12;eager"
@@ -53,17 +52,15 @@ def exact_captions(setting: Setting, truth: dict[str, dict[str, str]]) -> float:
 def show(records: Records) -> None:
     """A row each mode."""
     truth, findings = truths(), Findings(records)
-    texts = {(entry.mode, entry.link_ms): entry for entry in summarize(findings).settings}
     print(f"{'mode':<34}" + "".join(f"{name:>10}" for name in (*ATTRIBUTES, "all", "caption"))
-          + f"{'calls':>8}{'agree':>7}{'BLEU':>7}{'chrF':>7}{'tok/s':>7}")  # fmt: skip
+          + f"{'calls':>8}{'agree':>7}{'tok/s':>7}")  # fmt: skip
     for setting in findings.settings:
         shares = accuracy(setting, truth)
-        references = texts[setting.mode.name, setting.link_ms].references
         row = "".join(f"{shares[name]:>10.3f}" for name in (*ATTRIBUTES, "all"))
         agreement = setting.value("target_agreement")
         print(f"{setting.name:<34}{row}{exact_captions(setting, truth):>10.3f}"
               f"{setting.value('cloud_calls_per_token'):>8.3f}{agreement if agreement is not None else 0:>7.3f}"
-              f"{references.bleu:>7.1f}{references.chrf:>7.1f}{setting.value('tokens_per_s'):>7.1f}")  # fmt: skip
+              f"{setting.value('tokens_per_s'):>7.1f}")  # fmt: skip
 
 
 def show_texts(records: Records) -> None:

@@ -11,6 +11,7 @@ cycle. What is without the style, and all other prompts, is shown beside it what
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -69,8 +70,12 @@ def _reasons(setting: Setting, target: Setting) -> list[str]:
 
 
 def compared(out: Path, categories: tuple[str, ...], modes: tuple[str, ...]) -> Findings:
-    """The texts of these prompts in these modes."""
-    options = ["--prompts", str(PROMPTS_FILE), "--modes", ",".join(modes), "--categories", ",".join(categories)]
+    """The texts of the prompts of these categories in these modes."""
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = out / "prompts.jsonl"
+    lines = PROMPTS_FILE.read_text(encoding="utf-8").splitlines()
+    chosen.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["category"] in categories), "utf-8")
+    options = ["--prompts", str(chosen), "--modes", ",".join(modes)]
     if status := run(["compare", *options, "--out", str(out), "--no-scores"]):
         sys.exit(status)
     return Findings(read_records(out / "records.jsonl"))

@@ -58,6 +58,15 @@ def json_line(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str).translate(_UNESCAPED_IN_JSON)
 
 
+def rounded(value: Any, num_digits: int) -> Any:
+    """A value of JSON, with its floats rounded at any depth."""
+    if isinstance(value, float):
+        return round(value, num_digits)
+    if isinstance(value, dict):
+        return {key: rounded(inner, num_digits) for key, inner in value.items()}
+    return [rounded(inner, num_digits) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
 def from_json(data: str | bytes) -> Any:
     """The value of a JSON text; it may begin with a byte order mark. Raises ValueError, where it is too deep too."""
     text = data if isinstance(data, str) else data.decode("utf-8")

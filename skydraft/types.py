@@ -207,8 +207,7 @@ class Verdict:
 
     `token_id` is the recovered token, or the bonus token if the whole block was accepted. It is None only if the
     generation ended inside the accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the
-    target would have emitted it. `audit_ranks` has one entry per failed audit: the number of tokens above that one in
-    the constrained logits. `cost` is the target's and no part of equality.
+    target would have emitted it. `cost` is the target's and no part of equality.
     """
 
     base: int
@@ -216,7 +215,6 @@ class Verdict:
     token_id: int | None
     finish: FinishReason | None = None
     audit: tuple[bool, ...] = ()
-    audit_ranks: tuple[int, ...] = ()
     cost: Cost = field(default=Cost(), compare=False)
 
     def __post_init__(self) -> None:
@@ -224,8 +222,6 @@ class Verdict:
             raise ValueError(f"no such verdict: base {self.base}, {self.num_accepted} accepted")
         if self.token_id is None and (self.finish is None or self.num_accepted == 0):
             raise ValueError("a verdict without a token must end inside its accepted tokens")
-        if len(self.audit_ranks) != self.audit.count(False):
-            raise ValueError(f"{len(self.audit_ranks)} ranks for {self.audit.count(False)} failed audits")
 
     def hands_over(self, block: DraftBlock) -> bool:
         """Whether the target may write on: it corrected the block, or the block was empty, and the text goes on."""
@@ -288,7 +284,7 @@ class StepRecord:
 class Round:
     """A committed round: its draft, its final tokens, and their origins.
 
-    `token_ids` and `origins` are equally long. `audit` and `audit_ranks` come from the verdict.
+    `token_ids` and `origins` are equally long. `audit` comes from the verdict.
     """
 
     record: StepRecord
@@ -296,7 +292,6 @@ class Round:
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     audit: tuple[bool, ...] = ()
-    audit_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def commands(folder: Path, *, speech: bool) -> int:
     assert typed("chat", *LOCAL, "-n", "4", stdin=questions) == 0
     prompts = folder / "prompts.txt"
     prompts.write_text("语速\n情绪\n", encoding="utf-8")
-    compared = ["--modes", "edge,lossless", "-n", "4", "--no-report", "--no-scores", "--out", str(folder / "out")]
+    compared = ["--modes", "edge,lossless", "-n", "4", "--no-scores", "--out", str(folder / "out")]
     assert typed("compare", "--prompts", str(prompts), *compared, *LOCAL) == 0
     if speech:
         clips = sorted(str(path) for path in Path("data").rglob("*.flac"))[:3]

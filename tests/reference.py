@@ -183,12 +183,6 @@ def next_token(engine: Engine, prefix: Seq[int], prompt_len: int, params: Decodi
     return sample(edited, params, len(prefix) - prompt_len)
 
 
-def rank(engine: Engine, prefix: Seq[int], token_id: int, prompt_len: int, params: DecodingParams) -> int:
-    """How many tokens this model puts before `token_id` after `prefix`; a banned one is behind all."""
-    edited = constrained(row_after(engine, prefix), prefix, prompt_len, params, engine.vocab)
-    return len(edited) if np.isneginf(edited[token_id]) else int((edited > edited[token_id]).sum())
-
-
 def plain(engine: Engine, prompt: Seq[int], params: DecodingParams) -> tuple[tuple[int, ...], str]:
     """This model alone: a fresh sequence per step, no rollback. Returns tokens and the finish reason."""
     stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, engine.context_len - len(prompt)))

@@ -17,12 +17,13 @@ from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import counted
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
-from skydraft.errors import MissingDependency, OptionError
+from skydraft.errors import OptionError
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.report.page import check_installed, write_report
+from skydraft.evaluation.report.page import write_report
+from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.runner import alone_in
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import Workload, read_prompts
@@ -39,14 +40,14 @@ _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
 
 
-def _workload(path: Path | None, tasks: str | None, limit: int | None, categories: str) -> Workload:
+def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Workload:
     if tasks is not None:
-        if path or categories:
-            raise OptionError("--tasks is instead of --prompts, and takes no --categories.")
+        if path:
+            raise OptionError("--tasks is instead of --prompts.")
         return read_tasks(tasks, limit=limit)
     if path is None:
         raise OptionError("There is nothing to compare the modes on.", hint="Give --prompts FILE or --tasks NAME.")
-    return read_prompts(path, limit=limit, categories=tuple(filter(None, categories.split(","))))
+    return read_prompts(path, limit=limit)
 
 
 def _together(paths: Sequence[Path], limit: int | None) -> Workload:
@@ -63,7 +64,6 @@ prompts_section = Section("workload", "Prompts", _workload, [
     option("--prompts path", "FILE", "Prompts: .jsonl, or one a line.", type=Path),
     option("--tasks", "A,B,…", f"Tasks with checks instead: files, or {', '.join(SETS)} (with :dev: the other half)."),
     option("--limit", "N", "Use the first N prompts only (of each set of tasks).", type=_NUMBER),
-    option("--categories", "A,B,…", "Use prompts of these categories only (default: all).", default=""),
 ])  # fmt: skip
 
 
@@ -72,19 +72,16 @@ class LinkChoice:
     """Emulated links. Raises OptionError for an option about links without a link."""
 
     emulate_rtt: tuple[float, ...]
-    emulate_kbps: float | None
     link_prompts: int | None
 
     def __post_init__(self) -> None:
-        given = {"--emulate-kbps": self.emulate_kbps, "--link-prompts": self.link_prompts}
-        if not self.emulate_rtt and (useless := [name for name, value in given.items() if value is not None]):
-            raise OptionError(f"{useless[0]} needs an emulated link.", hint="Add one with --emulate-rtt MS.")
+        if not self.emulate_rtt and self.link_prompts is not None:
+            raise OptionError("--link-prompts needs an emulated link.", hint="Add one with --emulate-rtt MS.")
 
 
 link_section = Section("links", "Emulated links", LinkChoice, [
     option("--emulate-rtt", "MS", "Run over an emulated link with this round trip, too; can be repeated.",
            type=click.FloatRange(min=0), multiple=True),
-    option("--emulate-kbps", "KBPS", "Its bandwidth (default: no limit).", type=click.FloatRange(min=0)),
     option("--link-prompts", "N", f"Prompts over the link (default: {LINK_PROMPTS}).", type=_NUMBER),
 ])  # fmt: skip
 
@@ -100,7 +97,6 @@ class ComparisonChoice:
     share_audio: ShareAudio
     run_code: bool
     no_scores: bool
-    no_report: bool
     out: Path
 
 
@@ -114,7 +110,6 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--run-code", None, "Run code that models write for tasks, isolated from this machine (Linux only).",
            is_flag=True),
     option("--no-scores", None, "Do not score the texts with both models (agreement, NLL).", is_flag=True),
-    option("--no-report", None, "Write only records; skydraft report makes the page later.", is_flag=True),
     option("--out", "DIR", "Folder for the results.", default="comparison", type=Path),
 ])  # fmt: skip
 
@@ -139,7 +134,6 @@ def compare(
         parse_modes(chosen.modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
         links.emulate_rtt,
-        links.emulate_kbps or 0.0,
         links.link_prompts or LINK_PROMPTS,
         chosen.execution,
         chosen.share_audio,
@@ -148,22 +142,11 @@ def compare(
         run_code=chosen.run_code,
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
-    if not chosen.no_report:
-        _check_report(workload)
+    load_pyplot()  # fails now, not after hours of work, if the package is missing
     with alone_in(chosen.out):
         pair = LoadedPair(*models.load_pair(), models.target_name, models.options, models.offline)
         records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
-        if not chosen.no_report:
-            _write_report(chosen.out, records)
-
-
-def _check_report(workload: Workload) -> None:
-    """Raise MissingDependency now, not after hours of work, if the report needs a missing package."""
-    try:
-        check_installed(has_references=any(prompt.references for prompt in workload.prompts))
-    except MissingDependency as error:
-        hint = f"{error.hint.removesuffix('.')}, or add --no-report."
-        raise MissingDependency(error.message, hint=hint) from error
+        _write_report(chosen.out, records)
 
 
 @click.command(cls=Command)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import click
 from rich.cells import set_cell_size
@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.style import Style
 from rich.text import Text
 
-from skydraft.characters import json_line, one_line, visible
+from skydraft.characters import json_line, one_line, rounded, visible
 from skydraft.decoding.generation import Generation
 from skydraft.origins import LOOKS
 from skydraft.types import Origin, Round, Token
@@ -176,20 +176,12 @@ def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     line = dataclasses.asdict(done.record)
     line |= {"overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by}
     line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
-    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit, "audit_ranks": done.audit_ranks}
+    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit}
     line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
-    return json_line(_rounded(line))
+    return json_line(rounded(line, 4))
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
     return str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -46,7 +46,7 @@ from skydraft.tracing import Tracing
 from skydraft.types import Cost, Verdict
 
 log = logging.getLogger("skydraft.cloud")
-_MAX_SCOPE_CHARS, _MAX_NAME_CHARS, _MAX_STOPS, _MAX_STOP_CHARS, _MAX_BIASES = 64, 256, 64, 4096, 1024
+_MAX_SCOPE_CHARS, _MAX_STOPS, _MAX_STOP_CHARS, _MAX_BIASES = 64, 64, 4096, 1024
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
 
@@ -268,7 +268,6 @@ class VerifierService:
         """Refuse an opening that exceeds a limit, before it waits for a seat. Raises LimitExceeded."""
         for what, size, most in (
             ("characters in a cache scope", len(opening.cache_scope), _MAX_SCOPE_CHARS),
-            ("characters in the name of a model", len(opening.model), _MAX_NAME_CHARS),
             ("stop strings", len(opening.params.stop), _MAX_STOPS),
             ("characters in stop strings", sum(map(len, opening.params.stop)), _MAX_STOP_CHARS),
             ("biased tokens", len(opening.params.logit_bias), _MAX_BIASES),

@@ -14,15 +14,7 @@ from skydraft.cloud.limits import Limits
 from skydraft.cloud.served import Served
 from skydraft.cloud.shares import Shares
 from skydraft.decoding.verification import TargetSession
-from skydraft.errors import (
-    Diverged,
-    ProtocolError,
-    SessionNotFound,
-    SessionTaken,
-    TargetChanged,
-    UnknownModel,
-    VocabularyMismatch,
-)
+from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, TargetChanged, VocabularyMismatch
 from skydraft.protocol.codec import digest, short_fingerprint
 from skydraft.protocol.values import OpenCall, Opening, VerifyCall
 from skydraft.types import Reuse, Verdict
@@ -147,11 +139,6 @@ class Sessions:
                 f"This server runs {self._engine.name} now ({self._served.execution}, a context of "
                 f"{self._engine.context_len} tokens): not what this text was begun with.",
                 hint="Begin the text again, or start the server as it was.",
-            )
-        if opening.model not in ("", self._engine.name):
-            raise UnknownModel(
-                f"This server runs {self._engine.name}, not {opening.model}.",
-                hint="Name that model, or another server.",
             )
         self.check_ids(opening.prompt.token_ids, opening.committed_ids)
         return TargetSession(

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from skydraft.decoding.cost_model import CostModel, expected_tokens
 from skydraft.decoding.turns import run_of
-from skydraft.gating.calibration import Risk
+from skydraft.gating.calibration import LearnedRisk
 from skydraft.types import WRITE_ALL, Round, Signals, StepRecord
 
 MAX_AUTO_K = 16
@@ -64,22 +64,22 @@ class AutoK:
     With `may_stream` the target writes while that is faster, and the draft model reads along to notice a text that it
     can predict. What reading and blocks lose is bounded by a share of the time of the target alone; so the draft model
     is left out for good only where reading a token takes more than that share of a token of the target.
-    `chances` are those of acceptance that are assumed at first, for runs of each length; `prompt_ms` is how much later
-    than the target the draft model has read the prompt, `read_ms` its time a token where it reads many at once.
+    `prompt_ms` is how much later than the target the draft model has read the prompt, `read_ms` its time a token where
+    it reads many at once.
     """
 
     def __init__(
-        self, costs: CostModel, risk: Risk, *, may_stream: bool = True, max_k: int = MAX_AUTO_K,
-        chances: Seq[float] = PRIOR_BY_RUN, prompt_ms: float = 0.0, read_ms: float = math.inf,
+        self, costs: CostModel, *, may_stream: bool = True, max_k: int = MAX_AUTO_K, prompt_ms: float = 0.0,
+        read_ms: float = math.inf,
     ) -> None:  # fmt: skip
         self._costs = costs
-        self._risk = risk
+        self._risk = LearnedRisk()
         self._may_stream = may_stream
         self._max_k = max(min(max_k, MAX_AUTO_K), 1)
-        alpha = chances[len(chances) // 2]
+        alpha = PRIOR_BY_RUN[len(PRIOR_BY_RUN) // 2]
         self._num_judged = _PRIOR_WEIGHT
         self._num_accepted = alpha * _PRIOR_WEIGHT
-        self._by_run, self._assumed = RunAcceptance(chances), RunAcceptance(chances)
+        self._by_run, self._assumed = RunAcceptance(PRIOR_BY_RUN), RunAcceptance(PRIOR_BY_RUN)
         self._run = 0
         k = costs.best_k(alpha, 1, self._max_k)
         self._drafts, self._tokens = float(k), expected_tokens(alpha, k)  # a round, moving averages

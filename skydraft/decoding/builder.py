@@ -20,17 +20,8 @@ from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import GivenTurns, Turns
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
-from skydraft.errors import OptionError, RecordsError
-from skydraft.gating.calibration import (
-    MAX_BLOCK,
-    CalibratedGate,
-    CalibratedRisk,
-    Calibration,
-    LearnedRisk,
-    Risk,
-    check_fits,
-    find_calibration,
-)
+from skydraft.errors import OptionError
+from skydraft.gating.calibration import MAX_BLOCK, CalibratedGate, Calibration, check_fits, find_calibration
 from skydraft.gating.gates import Gate, ThresholdGate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, read_prompt
@@ -77,7 +68,7 @@ def start_generation(
         finish=None if request.writes else "length",
     )
     with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
-    turns, length = _turns(plan, draft, facts, calibrations, len(prompts.edge.token_ids))
+    turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids))
     drafter = verifier = None
     if draft:
         drafter = Drafter(
@@ -142,9 +133,7 @@ def _end_of_blocks(plan: Plan, gate: Gate, length: AutoK | None) -> Callable[[Se
     return lambda signals: gate.is_unsure(signals) and length.is_enough(signals)
 
 
-def _turns(
-    plan: Plan, draft: Engine | None, facts: TargetFacts | None, calibrations: Iterable[Path], prompt_len: int
-) -> tuple[Turns, AutoK | None]:
+def _turns(plan: Plan, draft: Engine | None, facts: TargetFacts | None, prompt_len: int) -> tuple[Turns, AutoK | None]:
     """Who writes when, and what decides the length of blocks if it is not fixed."""
     hand_back = plan.hand_back or HandBack()
     if plan.k is not None:
@@ -163,7 +152,7 @@ def _turns(
     # Two machines read the prompt at the same time.
     reading_ms = _read_ms(draft.profile.forward_ms) - (_read_ms(facts.forward_ms) if facts.streams else 0.0)
     length = AutoK(
-        costs, _risk(draft, facts, calibrations), may_stream=decides, max_k=facts.max_block,
+        costs, may_stream=decides, max_k=facts.max_block,
         prompt_ms=prompt_len * max(reading_ms, 0.0),
         read_ms=_read_ms(draft.profile.forward_ms[: draft.invariant_rows]),
     )  # fmt: skip
@@ -173,14 +162,6 @@ def _turns(
 def _read_ms(forward_ms: Seq[float]) -> float:
     """Time to read a token in forwards of the most rows that were measured."""
     return forward_ms[-1] / len(forward_ms) if forward_ms else 0.0
-
-
-def _risk(draft: Engine, facts: TargetFacts, calibrations: Iterable[Path]) -> Risk:
-    """The calibrated chance of a disagreement; a learned one if the pair has no calibration."""
-    try:
-        return CalibratedRisk(find_calibration(calibrations, draft.fingerprint, facts.weights, facts.name).risk)
-    except (OptionError, RecordsError):
-        return LearnedRisk()
 
 
 def _missing(side: str) -> OptionError:

@@ -148,7 +148,7 @@ class SpeculativeLoop:
             num_forced=sum(block.forced[: verdict.num_accepted if verdict else len(token_ids)]),
         )
         self._num_rounds += 1
-        done = Round(record, block, token_ids, origins, audit, verdict.audit_ranks if verdict else ())
+        done = Round(record, block, token_ids, origins, audit)
         self._turns.observe(done)
         self._gate.observe(done)
         return done

@@ -92,7 +92,6 @@ class Verification:
         self._token_id: int | None = None
         self._finish: FinishReason | None = None
         self._audit: list[bool] = []
-        self._audit_ranks: list[int] = []
         self._done = False
         self._rows: Rows = ()  # rows of the last feed, not judged yet
 
@@ -138,8 +137,6 @@ class Verification:
         drafted = int(self._extended[length]) if length < len(self._extended) else None
         if drafted is not None and length - self._prompt_len < self.block.base:
             self._audit.append(choice == drafted)
-            if choice != drafted:
-                self._audit_ranks.append(self._chooser.rank(row, prefix, drafted))
         elif drafted is not None and (choice == drafted or self._in_top(row, prefix, drafted)):
             self._num_accepted += 1
             self._score(row, length, drafted)
@@ -160,8 +157,7 @@ class Verification:
 
     def verdict(self, cost: Cost) -> Verdict:
         """The verdict, after `next_feed` returned None."""
-        audit, ranks = tuple(self._audit), tuple(self._audit_ranks)
-        return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, audit, ranks, cost)
+        return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, tuple(self._audit), cost=cost)
 
 
 class SequenceVerification(Verification):

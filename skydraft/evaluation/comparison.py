@@ -46,15 +46,14 @@ Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
 class ComparisonRequest:
     """A request for each prompt of a workload in each mode, in process and over emulated links.
 
-    `rtts_ms` are round trips of the links, `link_kbps` their bandwidth (0: no limit), `link_prompts` the number of
-    prompts over them. `calibration` None looks up the pair's own if a gate needs one. Raises OptionError.
+    `rtts_ms` are round trips of the links, `link_prompts` the number of prompts over them. `calibration` None looks up
+    the pair's own if a gate needs one. Raises OptionError.
     """
 
     workload: Workload
     modes: tuple[Mode, ...]
     repetitions: int = 1
     rtts_ms: tuple[float, ...] = ()
-    link_kbps: float = 0.0
     link_prompts: int = LINK_PROMPTS
     execution: Execution = "exact"
     share_audio: ShareAudio = "features"
@@ -71,8 +70,8 @@ class ComparisonRequest:
             raise OptionError(
                 "A comparison needs modes, each of them once.", hint="For example --modes edge,cloud,quality."
             )
-        if min(self.repetitions, self.link_prompts) < 1 or min((self.link_kbps, *self.rtts_ms)) < 0:
-            raise OptionError("Repetitions and prompts are at least 1, round trips and bandwidths not below 0.")
+        if min(self.repetitions, self.link_prompts) < 1 or min(self.rtts_ms, default=0.0) < 0:
+            raise OptionError("Repetitions and prompts are at least 1, round trips not below 0.")
         if self.execution == "throughput" and any(mode.plan.mode == "lossless" for mode in self.modes):
             raise OptionError(
                 "--execution throughput is exact except at near ties, and mode lossless is exact.",
@@ -178,7 +177,7 @@ class _Stage:
                 server = ServedTarget(pair.target_name, pair.options, request.execution, offline=pair.offline)
                 served = stack.enter_context(server)
                 for rtt_ms in request.rtts_ms:
-                    self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms, request.link_kbps))
+                    self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms))
             return stack.pop_all()
 
     def start(self, trial: Trial) -> Generation:
@@ -245,7 +244,6 @@ def _describe(request: ComparisonRequest, pair: LoadedPair, calibration: Calibra
         links=(None, *request.rtts_ms),
         link_prompts=request.link_prompts,
         share_audio=request.share_audio if request.recordings else None,
-        link_kbps=request.link_kbps,
         isolation=sandbox.isolation() if request.run_code else None,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},
         calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,

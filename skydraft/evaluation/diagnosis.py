@@ -19,7 +19,6 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import RowProfile
 from skydraft.errors import VocabularyMismatch
-from skydraft.gating.calibration import LearnedRisk
 from skydraft.gating.gates import measure
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import ServerInfo
@@ -60,7 +59,7 @@ def drafts_after(costs: CostModel) -> int | None:
 
     0: it drafts from the start of a text; None: never. Nothing is known of the text yet but this run.
     """
-    policy = AutoK(costs, LearnedRisk())
+    policy = AutoK(costs)
     for run in range(_LONGEST_RUN + 1):
         if policy.longest():
             return run

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from skydraft.evaluation.measures import BY_NAME, Case, Measure
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import GenerationLine, PromptEntry, Records
-from skydraft.evaluation.texts import indicators, rouge_l
+from skydraft.evaluation.texts import indicators
 
 Floats = npt.NDArray[np.float64]
 
@@ -93,7 +93,6 @@ class Findings:
                 self._scores.get((line.prompt, mode.style, line.token_ids)),
                 indicators(line.text, np.array(line.token_ids, np.int32)),
                 cloud[0].token_ids if cloud else None,
-                rouge_l(line.text, prompt.references) if prompt.references else None,
                 self._verdicts.get((line.prompt, line.token_ids)),
             )
 

@@ -24,7 +24,6 @@ class Case:
     score: ScoreLine | None
     indicators: TextIndicators
     cloud_ids: tuple[int, ...] | None
-    rouge_l: float | None = None
     verdict: VerdictLine | None = None
 
     @property
@@ -161,8 +160,5 @@ MEASURES = (
             lambda case: (case.indicators.ends_sentence, 1), 2),
     Measure("cycles", "repeated cycles", "/text", "cycles of 1 to 8 tokens that went round at least twice, few "
             "distinct ones; a single token from four in a row", lambda case: (case.indicators.num_cycles, 1), 2),
-    Measure("rouge_l", "ROUGE-L", "", "F1 of the longest common subsequence over characters (words where a text has no "
-            "CJK), best reference, mean over texts",
-            lambda case: (0, 0) if case.rouge_l is None else (case.rouge_l, 1)),
 )  # fmt: skip
 BY_NAME = {measure.name: measure for measure in MEASURES}

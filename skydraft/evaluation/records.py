@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
+from skydraft.characters import rounded
 from skydraft.config import Execution
 from skydraft.errors import OptionError, RecordsError
 from skydraft.evaluation.modes import Mode
@@ -24,8 +23,9 @@ from skydraft.files import read_file
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
 SCHEMA: Literal[2] = 2
-# Keys of earlier versions in lines of this schema, which no figure uses.
-_GONE = ("ahead", "peer")
+
+
+Unread = Annotated[None, BeforeValidator(lambda given: None), Field(exclude=True)]  # in older files
 
 
 class Line(BaseModel):
@@ -40,9 +40,9 @@ class PromptEntry(Line):
     id: str
     prompt: str
     category: str = ""
-    references: tuple[str, ...] = ()
     audio: str | None = None
     task: Task | None = None
+    references: Unread = None
 
 
 class ModelEntry(Line):
@@ -78,7 +78,7 @@ class RunFacts(Line):
     links: tuple[float | None, ...]
     link_prompts: int
     share_audio: str | None = None
-    link_kbps: float = 0.0
+    link_kbps: Unread = None
     calibration: str | None = None
     isolation: str | None = None
     engine_options: dict[str, Any] = Field(default_factory=dict)
@@ -209,36 +209,22 @@ def _parse(path: Path) -> Iterator[AnyLine]:
         raise RecordsError(
             f"{path} cannot be read: {error.strerror}.", hint="Name the folder of a comparison."
         ) from error
-    is_older = b'"plan"' in lines[0] and b'"hand_back"' not in lines[0]
+    if b'"plan"' in lines[0] and b'"hand_back"' not in lines[0]:  # there each token of a stream is a call
+        raise RecordsError(f"{path} is of skydraft 0.2.0 or before.", hint="Run the comparison again.")
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         is_cut = number == len(lines)  # complete lines end with a newline
         try:
-            parsed = _parse_line(path, number, line)
-            yield _with_streams(parsed) if is_older and isinstance(parsed, GenerationLine) else parsed
+            yield _parse_line(path, number, line)
         except RecordsError:
             if not is_cut:
                 raise
 
 
-def _with_streams(line: GenerationLine) -> GenerationLine:
-    """The line with a stream as one call: before there was a hand-back, each token of it was recorded as a call."""
-    rounds = list(line.rounds[:1])
-    for before, entry in pairwise(line.rounds):
-        goes_on = entry.record.outcome == "verified" and not entry.record.num_draft and not before.record.num_draft
-        record = replace(entry.record, outcome="written") if goes_on else entry.record
-        rounds.append(entry.model_copy(update={"record": record}))
-    return line.model_copy(update={"rounds": tuple(rounds)})
-
-
-def _without_gone(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in _GONE}
-
-
 def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     try:
-        content = json.loads(line.decode(), object_hook=_without_gone)
+        content = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise RecordsError(f"Line {number} of {path} is not UTF-8.") from error
     except json.JSONDecodeError as error:
@@ -292,18 +278,9 @@ def write_line(file: TextIO, line: BaseModel) -> None:
     """Append a line and flush it. Requested values keep all digits; measured ones are rounded."""
     content = line.model_dump(mode="json", by_alias=True)
     if isinstance(line, GenerationLine):
-        content |= {"wall_ms": round(line.wall_ms, 5), "rounds": _rounded(content["rounds"])}
+        content |= {"wall_ms": round(line.wall_ms, 5), "rounds": rounded(content["rounds"], 5)}
     file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
     file.flush()
-
-
-def _rounded(value: Any) -> Any:
-    """The same value with floats rounded to five digits."""
-    if isinstance(value, float):
-        return round(value, 5)
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def drop_cut_line(path: Path) -> None:

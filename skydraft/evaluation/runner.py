@@ -34,7 +34,7 @@ from skydraft.files import open_named
 RECORDS = "records.jsonl"
 _LOCK = ".lock"
 # The fields, besides the models, that must be equal to continue an earlier run.
-_SAME = ("modes", "repetitions", "workload_sha256", "prompts", "links", "link_prompts", "link_kbps", "execution",
+_SAME = ("modes", "repetitions", "workload_sha256", "prompts", "links", "link_prompts", "execution",
          "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
 
 

@@ -62,10 +62,9 @@ class ServedTarget:
         self._said.close()
 
     @contextmanager
-    def behind(self, rtt_ms: float, kbps: float) -> Iterator[Cloud]:
+    def behind(self, rtt_ms: float) -> Iterator[Cloud]:
         """A connection through a link of this round trip, half of it each way."""
-        shape = LinkShape(delay_ms=rtt_ms / 2, bandwidth_kbps=kbps)
-        with EmulatedLink(self._address, shape) as link:
+        with EmulatedLink(self._address, LinkShape(delay_ms=rtt_ms / 2)) as link:
             cloud = api.connect(link.address, require=True)
             try:
                 yield cloud

@@ -15,7 +15,6 @@ from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resample
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
 from skydraft.evaluation.records import Line, RunFacts
 from skydraft.evaluation.tasks.figures import TaskSet, task_sets
-from skydraft.evaluation.texts import References, score_references
 
 
 class Acceptance(Line):
@@ -59,7 +58,6 @@ class SettingFigures(Line):
     finish: dict[str, int]
     acceptance: Acceptance | None
     categories: dict[str, CategoryFigures]
-    references: References | None
 
     @property
     def name(self) -> str:
@@ -148,7 +146,6 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> Sett
         finish=_counts([case.generation.finish for case in cases]),
         acceptance=_acceptance(setting),
         categories=_by_category(setting),
-        references=score_references([(case.generation.text, case.prompt.references) for case in cases]),
     )
 
 

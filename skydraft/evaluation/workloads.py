@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
@@ -21,8 +21,6 @@ class _Line(BaseModel):
     prompt: str = ""
     id: str = ""
     category: str = ""
-    reference: str | None = None
-    references: tuple[str, ...] = Field(default=(), strict=False)
     audio: str | None = None
 
 
@@ -35,21 +33,19 @@ class Workload:
     prompts: tuple[PromptEntry, ...]
 
 
-def read_prompts(path: Path, *, limit: int | None = None, categories: tuple[str, ...] = ()) -> Workload:
-    """At most `limit` prompts of a .jsonl file, or of a text file's lines; only those of `categories`, if given.
+def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
+    """At most `limit` prompts of a .jsonl file, or of a text file's lines.
 
-    A line has a prompt, and optionally id, category, references and audio (a path beside the file). Raises PromptError.
+    A line has a prompt, and optionally id, category and audio (a path beside the file). Raises PromptError.
     """
     content, lines = read_lines(path, "prompt file")
     read = _read_json if path.suffix in (".jsonl", ".json") else _read_plain
     prompts = [read(path, number, line) for number, line in lines]
     if len({prompt.id for prompt in prompts}) < len(prompts):
         raise PromptError(f"Two prompts in {path} have the same id.", hint="Give each prompt its own id.")
-    chosen = [prompt for prompt in prompts if not categories or prompt.category in categories][:limit]
-    if not chosen:
-        of = f" of the categories {', '.join(categories)}" if categories else ""
-        raise PromptError(f"{path} holds no prompt{of}.", hint="Write one prompt a line.")
-    return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(chosen))
+    if not prompts:
+        raise PromptError(f"{path} holds no prompt.", hint="Write one prompt a line.")
+    return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(prompts[:limit]))
 
 
 def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
@@ -80,12 +76,10 @@ def _read_json(path: Path, number: int, line: str) -> PromptEntry:
             f"Line {number} of {path} has neither a prompt nor audio.",
             hint='Write {"prompt": "..."} or {"audio": "FILE"}.',
         )
-    references = entry.references + ((entry.reference,) if entry.reference else ())
     return PromptEntry(
         id=entry.id or f"line-{number}",
         prompt=entry.prompt or CAPTION_PROMPT,
         category=entry.category,
-        references=references,
         audio=str(path.parent / entry.audio) if entry.audio else None,
     )
 

@@ -1,8 +1,8 @@
 """The chance that the target disagrees with a drafted token: calibrated for a pair of models, or learned from verdicts.
 
 A `Calibration` also has the agreement that each limit on the risk of a block keeps, which `CalibratedGate` uses.
-`skydraft calibrate` makes one for a pair; that of the demo pair is shipped. `decoding/block_length.py` uses a `Risk` to
-end blocks: it changes how many tokens are drafted, never the text.
+`skydraft calibrate` makes one for a pair; that of the demo pair is shipped. `decoding/block_length.py` ends
+blocks by a `LearnedRisk`: it changes how many tokens are drafted, never the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -25,7 +25,7 @@ from skydraft.gating.gates import GateSpec, History, Reason, text_reason
 from skydraft.gating.hand_back import HandBack, is_hand_back
 from skydraft.types import DraftBlock, Round, Signals
 
-SCHEMA: Literal[2] = 2  # 1 had no hand-backs
+SCHEMA: Literal[2] = 2
 FEATURES = ("entropy", "log_entropy", "margin", "log_odds")
 MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
 _PRIOR = 4.0  # expected disagreements, or judged tokens of a bin, by which the first guess outweighs one text
@@ -125,7 +125,7 @@ class Calibration(_Value):
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
-    schema_number: Literal[1, 2] = Field(default=SCHEMA, alias="schema")
+    schema_number: Literal[2] = Field(default=SCHEMA, alias="schema")
     draft: PairSide
     target: PairSide
     features: tuple[str, ...] = FEATURES
@@ -203,10 +203,10 @@ def _parse(name: str, text: str) -> Calibration:
     try:
         parsed = from_json(text)
         schema = parsed.get("schema") if isinstance(parsed, dict) else None
-        if isinstance(schema, int) and schema > SCHEMA:
+        if isinstance(schema, int) and schema != SCHEMA:
             raise RecordsError(
-                f"The calibration {name} has schema {schema}; this version reads up to {SCHEMA}.",
-                hint="Update skydraft, or run skydraft calibrate.",
+                f"The calibration {name} has schema {schema}; this version reads {SCHEMA}.",
+                hint=f"{'Update skydraft, or make' if schema > SCHEMA else 'Make'} it again with: skydraft calibrate.",
             )
         return Calibration.model_validate(parsed)
     except ValidationError as error:
@@ -299,18 +299,8 @@ class CalibratedGate:
         self._unaudited.clear()
 
 
-class Risk(Protocol):
-    """The chance of a disagreement, which learns from verdicts."""
-
-    def of(self, signals: Signals) -> float:
-        """The chance that the target would write another token."""
-
-    def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
-        """Take in the tokens of a verdict: the first `num_accepted` were accepted, the next one, if any, was not."""
-
-
 class LearnedRisk:
-    """The risk by the top probability alone, in bins. Each bin starts with a guess and then counts verdicts."""
+    """The chance by the top probability alone, in bins. Each bin starts with a guess and then counts verdicts."""
 
     def __init__(self) -> None:
         middles = [(low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
@@ -323,27 +313,9 @@ class LearnedRisk:
         return self._num_wrong[at] / self._num_judged[at]
 
     def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
-        """Count each token in its bin."""
+        """Count the tokens of a verdict: the first `num_accepted` were accepted, the next one, if any, was not."""
         for index, signals in enumerate(judged[: num_accepted + 1]):
             at = bisect(_EDGES, signals.top_prob)
             fading = min(1.0, _MEMORY / (self._num_judged[at] + 1))
             self._num_judged[at] = (self._num_judged[at] + 1) * fading
             self._num_wrong[at] = (self._num_wrong[at] + (index == num_accepted)) * fading
-
-
-class CalibratedRisk:
-    """The risk of the pair's calibration, multiplied by (4 + disagreements seen) / (4 + disagreements expected)."""
-
-    def __init__(self, risk: Callable[[Signals], float]) -> None:
-        self._risk = risk
-        self._num_seen = self._num_expected = _PRIOR
-
-    def of(self, signals: Signals) -> float:
-        """The calibrated chance, corrected by the verdicts of this text."""
-        return min(self._risk(signals) * self._num_seen / self._num_expected, 1.0)
-
-    def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
-        """Add the expected and the seen disagreements of the judged tokens."""
-        tokens = judged[: num_accepted + 1]
-        self._num_expected += sum(map(self._risk, tokens))
-        self._num_seen += len(tokens) > num_accepted

@@ -5,84 +5,57 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import CloudError, RecordsError, SkydraftError
-from skydraft.learning.lessons import (
-    AGREED,
-    CORRECTED,
-    TAUGHT,
-    UNJUDGED,
-    WRONG,
-    Lesson,
-    Store,
-    encode,
-    params_entry,
-    signals_entry,
-)
-from skydraft.types import Round, Signals
+from skydraft.learning.lessons import AGREED, CORRECTED, TAUGHT, UNJUDGED, WRONG, Lesson, Store, encode, params_entry
+from skydraft.types import Round
 
 _FACTS_S = 0.5  # how long a server is asked for what it runs
 _MAX_WAITING = 64  # lessons that could not be written yet
 
 
-@dataclass
-class Marks:
-    """A mark for each token, signals for each that the draft model wrote, and a rank for each that failed its audit."""
-
-    marks: list[str] = field(default_factory=list)
-    signals: list[Signals | None] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-
-
-def marks_of(rounds: Iterable[Round], *, top: int = 0) -> Marks:
-    """Marks from the rounds of one generation, whose accept rule was `top`.
+def marks_of(rounds: Iterable[Round], *, top: int = 0) -> str:
+    """A mark for each token, from the rounds of one generation, whose accept rule was `top`.
 
     An audit marks a token that was skipped; without one it stays unjudged. With `top` an accepted token stays unjudged
     too: the target ranked it high, but might have chosen another. Where the draft model read along, a token that the
     target wrote says whether it would have written it too. A token that a grammar forces says nothing of either.
     """
-    so_far, num_seen, forced = Marks(), 0, list[int]()
+    marks, num_seen, forced = list[str](), 0, list[int]()
     for done in rounds:
         committed = done.block.forced[: len(done.token_ids)]
         forced += [index for index, is_forced in enumerate(committed, done.block.base) if is_forced]
         for index, agrees in enumerate(done.block.read, done.block.base - len(done.block.read)):
-            if so_far.marks[index] == TAUGHT:
-                so_far.marks[index] = UNJUDGED if agrees is None else AGREED if agrees else CORRECTED
-        signals: tuple[Signals | None, ...] = done.block.signals or (None,) * len(done.block.token_ids)
+            if marks[index] == TAUGHT:
+                marks[index] = UNJUDGED if agrees is None else AGREED if agrees else CORRECTED
         num_committed = len(done.token_ids)
         if done.record.outcome in ("skipped", "fallback"):
-            so_far.marks += UNJUDGED * num_committed
-            so_far.signals += signals[:num_committed]
+            marks += UNJUDGED * num_committed
             continue
-        ranks = iter(done.audit_ranks)
         for index, agrees in enumerate(done.audit, num_seen):
-            so_far.marks[index] = AGREED if agrees else WRONG
-            so_far.ranks += [] if agrees else [next(ranks)]
+            marks[index] = AGREED if agrees else WRONG
         num_accepted = done.record.num_accepted
-        so_far.marks += (UNJUDGED if top else AGREED) * num_accepted
+        marks += (UNJUDGED if top else AGREED) * num_accepted
         if num_committed > num_accepted:
-            so_far.marks.append(CORRECTED if num_accepted < len(done.block.token_ids) else TAUGHT)
-        so_far.signals += (*signals, None)[:num_committed]
-        num_seen = len(so_far.marks)
+            marks.append(CORRECTED if num_accepted < len(done.block.token_ids) else TAUGHT)
+        num_seen = len(marks)
     for index in forced:
-        so_far.marks[index] = UNJUDGED if so_far.marks[index] == AGREED else so_far.marks[index]
-    return so_far
+        marks[index] = UNJUDGED if marks[index] == AGREED else marks[index]
+    return "".join(marks)
 
 
 def lesson_of(generation: Generation, draft: str, target: str, vocab: str) -> Lesson | None:
     """The lesson of a generation with models of these fingerprints; None where the target judged nothing."""
-    given = marks_of(generation.rounds_so_far, top=generation.request.plan.top)
-    if not set(given.marks) - {UNJUDGED}:
+    marks = marks_of(generation.rounds_so_far, top=generation.request.plan.top)
+    if not set(marks) - {UNJUDGED}:
         return None
     prompt = generation.prompts.edge
     return Lesson(
         draft=draft, target=target, vocab=vocab, prompt_ids=prompt.token_ids,
-        token_ids=generation.token_ids, marks="".join(given.marks),
-        ranks=tuple(given.ranks), signals=tuple(map(signals_entry, given.signals)) if any(given.signals) else (),
+        token_ids=generation.token_ids, marks=marks,
         params=params_entry(generation.request.params),
     )  # fmt: skip
 
@@ -103,7 +76,7 @@ class Collector:
         self._is_failing = False
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
-        return replace(request, with_signals=True) if request.plan.drafts else request
+        return request
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         if generation is not None:

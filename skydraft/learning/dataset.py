@@ -25,7 +25,7 @@ from skydraft.engines.trainable import check_trainable
 from skydraft.errors import OptionError, RecordsError
 from skydraft.learning.adapter import AdapterCard, file_of
 from skydraft.learning.collect import lesson_of
-from skydraft.learning.lessons import SPEECH, Lesson, Store, encode
+from skydraft.learning.lessons import Lesson, Store, encode
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
@@ -53,8 +53,6 @@ class Usable:
 
     def refusal(self, lesson: Lesson) -> str:
         """Say why a lesson is not usable; "" where it is."""
-        if lesson.media:
-            return SPEECH
         if self.vocab is not None and lesson.vocab != self.vocab:
             return "of another vocabulary"
         if self.target is not None and lesson.target != self.target:

@@ -29,18 +29,15 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
-from skydraft.types import Signals
 
 MAX_LINE_BYTES = 16 << 20  # what is longer was not written by us
-SPEECH = "with speech"  # in older folders; nothing is learned from them
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
 KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
 OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and the draft model's choice is known to be it or not
-_DIGITS = 5  # of a signal that are kept
 MAX_BYTES = 256 << 20
 _NUM_FILES = 16  # so that a sixteenth is lost when the oldest goes
 _LOCK, _FILES = "lessons.lock", re.compile(r"lessons-\d{8,}\.jsonl", re.ASCII)
@@ -48,6 +45,7 @@ _LOCK_S = 10.0  # others hold it for milliseconds
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Fingerprint = Annotated[str, Field(max_length=128)]
+Unread = Annotated[None, BeforeValidator(lambda given: None)]  # in older files
 
 
 class _Line(BaseModel):
@@ -55,11 +53,10 @@ class _Line(BaseModel):
 
 
 class Lesson(_Line):
-    """`marks` has one mark for each token of the text, `signals` one entry or None, where the draft model spoke.
+    """`marks` has one mark for each token of the text.
 
-    `ranks` has one number for each mark w: how many tokens the target put before that one. `draft` and `target` name
-    weights, `vocab` the vocabulary; `draft` is "" where the target wrote alone. `params` are the decoding parameters
-    that were not the default. The prompt is what the draft model reads.
+    `draft` and `target` name weights, `vocab` the vocabulary; `draft` is "" where the target wrote alone. `params` are
+    the decoding parameters that were not the default. The prompt is what the draft model reads.
     """
 
     schema_number: Literal[1] = Field(default=1, alias="schema")
@@ -67,21 +64,16 @@ class Lesson(_Line):
     target: Fingerprint
     vocab: Fingerprint
     prompt_ids: tuple[TokenId, ...] = Field(min_length=1)
-    media: tuple[dict[str, Any], ...] = ()  # speech, in older folders: it is only exported
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
     marks: str
-    ranks: tuple[int, ...] = ()
-    signals: tuple[tuple[float, float, float] | None, ...] = ()
+    ranks: Unread = None
+    signals: Unread = None
     params: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Lesson:
         if len(self.marks) != len(self.token_ids) or set(self.marks) - set("actw-"):
             raise ValueError("there is not one mark for each token")
-        if self.signals and len(self.signals) != len(self.token_ids):
-            raise ValueError("there is not one entry of signals for each token")
-        if len(self.ranks) != self.marks.count(WRONG) or min(self.ranks, default=0) < 0:
-            raise ValueError("there is not one rank for each token that the target would not have written")
         try:
             _ = self.decoding
         except (SkydraftError, TypeError, ValueError) as error:
@@ -97,13 +89,6 @@ class Lesson(_Line):
     def known(self) -> tuple[int, ...]:
         """Positions where the text has the target's token."""
         return tuple(index for index, mark in enumerate(self.marks) if mark in KNOWN)
-
-
-def signals_entry(signals: Signals | None) -> tuple[float, float, float] | None:
-    """Round signals as a lesson keeps them."""
-    if signals is None:
-        return None
-    return round(signals.entropy, _DIGITS), round(signals.margin, _DIGITS), round(signals.top_prob, _DIGITS)
 
 
 def params_entry(params: DecodingParams) -> dict[str, Any]:
@@ -328,9 +313,6 @@ def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str, str],
     """Count lessons by (target, draft, vocabulary), and in `skipped` the lines of which nothing is learned."""
     counts: dict[tuple[str, str, str], Taught] = {}
     for lesson in store.lessons(skipped):
-        if lesson.media:
-            skipped[SPEECH] += 1
-            continue
         taught = counts.setdefault((lesson.target, lesson.draft, lesson.vocab), Taught())
         taught.num_lessons += 1
         taught.marks.update(lesson.marks)

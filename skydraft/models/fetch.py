@@ -268,9 +268,9 @@ def installed(cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> tuple[In
     )
 
 
-def present_path(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> Path:
+def present_path(name: str, cache: Path) -> Path:
     """The file of a known model; looks at its size only. Raises UnknownModel if it is not known or not here."""
-    model = known_model(name, models)
+    model = known_model(name)
     if not is_present(model, cache):
         raise UnknownModel(f"{name} is not on this machine.", hint=f"Run `skydraft models fetch {name}`.")
     return model_path(model, cache)

@@ -65,9 +65,9 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
     return _read(path, str(path), max_duration_s)
 
 
-def audio_from_bytes(data: bytes, *, max_duration_s: float = MAX_DURATION_S) -> Audio:
+def audio_from_bytes(data: bytes) -> Audio:
     """`load_audio` for a recording in memory, given as the bytes of a file."""
-    return _read(io.BytesIO(data), "The recording", max_duration_s)
+    return _read(io.BytesIO(data), "The recording", MAX_DURATION_S)
 
 
 def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:

@@ -123,7 +123,6 @@ def _read_params(message: pb.DecodingParams) -> DecodingParams:
 
 def _opening_message(opening: Opening) -> pb.Opening:
     return pb.Opening(
-        model=opening.model,
         fingerprint=bytes.fromhex(opening.fingerprint),
         prompt_ids=opening.prompt.token_ids,
         committed_ids=opening.committed_ids,
@@ -172,7 +171,6 @@ def _read_opening(message: pb.Opening, most: int) -> Opening:
     if len(message.media) > _MAX_RECORDINGS:
         raise ValueError(f"{len(message.media)} recordings are too many")
     return Opening(
-        model=message.model,
         fingerprint=message.fingerprint.hex(),
         prompt=Prompt(_checked(message.prompt_ids, most), tuple(map(_read_media, message.media))),
         committed_ids=_checked(message.committed_ids, most),
@@ -308,7 +306,6 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last:
         token_id=verdict.token_id,
         finish=_FINISH[verdict.finish],
         audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
-        audit_ranks=verdict.audit_ranks,
         cost=_cost_list(verdict.cost),
         target=_target_message(target),
         last=is_last,
@@ -331,9 +328,7 @@ def _read_verdict(message: pb.SessionReply) -> Callable[[int], tuple[Verdict, bo
             raise ProtocolError(f"A verdict with {len(message.audit)} bytes of audit for {num_audited} tokens.")
         audit = tuple(bits[:num_audited].tolist())
         try:
-            verdict = Verdict(
-                message.base, message.num_accepted, token_id, finish, audit, tuple(message.audit_ranks), cost=cost
-            )
+            verdict = Verdict(message.base, message.num_accepted, token_id, finish, audit, cost)
         except ValueError as error:
             raise ProtocolError(f"This is no valid SessionReply: {error}") from error
         return verdict, message.last

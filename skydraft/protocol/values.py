@@ -35,9 +35,9 @@ class Opening:
     """Everything that a session needs to begin, or to begin again.
 
     `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are the generated tokens that the
-    target has seen. `model` "" means the server's model; `top` 0 means exact acceptance. Speech in the prompt crosses
-    in half precision, so round it before with `Media.rounded`. KV is shared with earlier prompts of the same owner and
-    `cache_scope`, and not at all with "". `target` is the target at which the text began, None before that.
+    target has seen. `top` 0 means exact acceptance. Speech in the prompt crosses in half precision, so round it before
+    with `Media.rounded`. KV is shared with earlier prompts of the same owner and `cache_scope`, and not at all with "".
+    `target` is the target at which the text began, None before that.
     """
 
     fingerprint: str
@@ -45,7 +45,6 @@ class Opening:
     committed_ids: TokenTuple = ()
     params: DecodingParams = field(default_factory=DecodingParams)
     top: int = 0
-    model: str = ""
     cache_scope: str = ""
     target: TargetId | None = None
 

@@ -95,8 +95,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("model", "fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope", "target")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope", "target")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -105,7 +104,6 @@ class Opening(_message.Message):
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
-    model: str
     fingerprint: bytes
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -114,7 +112,7 @@ class Opening(_message.Message):
     media: _containers.RepeatedCompositeFieldContainer[Media]
     cache_scope: str
     target: TargetId
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
 
 class TargetId(_message.Message):
     __slots__ = ("weights", "context_len")
@@ -155,13 +153,12 @@ class SessionRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., write: _Optional[int] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "audit_ranks", "cost", "target", "written_ids", "last")
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "written_ids", "last")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
-    AUDIT_RANKS_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -171,12 +168,11 @@ class SessionReply(_message.Message):
     token_id: int
     finish: Finish
     audit: bytes
-    audit_ranks: _containers.RepeatedScalarFieldContainer[int]
     cost: _containers.RepeatedScalarFieldContainer[int]
     target: TargetId
     written_ids: _containers.RepeatedScalarFieldContainer[int]
     last: bool
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., audit_ranks: _Optional[_Iterable[int]] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

@@ -50,8 +50,6 @@ def test_the_trace_tells_bytes_and_audits(invoke: Invoke, server: Serving, tmp_p
     verified = [line for line in lines if line["outcome"] == "verified"]
     assert all(line["link"]["bytes_up"] > 0 and line["link"]["rtt_ms"] > 0 for line in verified)
     assert sum(len(line["audit"]) for line in verified) == sum(line["num_audited"] for line in verified) > 0
-    for line in verified:
-        assert len(line["audit_ranks"]) == line["audit"].count(False)
 
 
 @pytest.mark.parametrize(

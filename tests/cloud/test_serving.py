@@ -27,7 +27,6 @@ from skydraft.errors import (
     SessionNotFound,
     SkydraftError,
     TargetChanged,
-    UnknownModel,
     VocabularyMismatch,
 )
 from skydraft.protocol import codec
@@ -61,13 +60,11 @@ WRONG_OPENINGS: list[tuple[Opening, type[SkydraftError], str]] = [
     (opening(1, 2, 487), ProtocolError, "no id 487"),
     (opening(*[1] * 60), LimitExceeded, "accepts up to 50"),
     (opening(fingerprint="00" * 8), VocabularyMismatch, "vocabulary"),
-    (opening(model="gpt-9"), UnknownModel, "gpt-9"),
     (opening(target=TargetId("00112233", 40)), TargetChanged, "begun with"),
     (with_params(grammar="regex:("), GrammarRefused, "grammar"),
     (with_params(stop=("ab",) * 65), LimitExceeded, "stop strings"),
     (with_params(stop=("a" * 4097,)), LimitExceeded, "characters in stop strings"),
     (with_params(logit_bias=tuple((number, 1.0) for number in range(1025))), LimitExceeded, "biased tokens"),
-    (opening(model="m" * 257), LimitExceeded, "name of a model"),
     (opening(cache_scope="s" * 65), LimitExceeded, "cache scope"),
     (opening(*MANY), LimitExceeded, "do not fit"),
     (opening(*[1] * 45, committed_ids=(1,) * 4060), LimitExceeded, "do not fit"),

@@ -27,7 +27,6 @@ from skydraft.errors import (
     SessionNotFound,
     SessionTaken,
     SkydraftError,
-    UnknownModel,
     VocabularyMismatch,
 )
 from skydraft.protocol.codec import digest
@@ -73,14 +72,12 @@ WRONG: list[Wrong] = [
     (SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann"),
     (SessionNotFound, lambda e, c: reopening(e, c, 2), "ann"),
     (VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann"),
-    (UnknownModel, lambda e, c: reopening(e, c, 9, model="other"), "ann"),
     (ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann"),
     (LimitExceeded, lambda e, c: reopening(e, c, 9, committed_ids=(1,) * 3000), "ann"),
     (SessionNotFound, lambda e, c: OpenCall(0, 2, e.opening()), "ann"),
     (SessionNotFound, lambda e, c: reopening(e, c, 2, write=5), "ann"),
     (SessionTaken, lambda e, c: OpenCall(0, 9, e.opening()), "bob"),
     (SessionTaken, lambda e, c: OpenCall(0, 9, Opening(FINGERPRINT, Prompt((1,)))), "ann"),
-    (UnknownModel, lambda e, c: OpenCall(0, 9, dataclasses.replace(e.opening(), model="x")), "ann"),
 ]
 
 
@@ -117,7 +114,6 @@ def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
         (LimitExceeded, {"committed_ids": (1,), "params": SHORT}),
         (LimitExceeded, {"committed_ids": (1,) * 18}),
         (VocabularyMismatch, {"fingerprint": FINGERPRINT[:8]}),
-        (UnknownModel, {"model": "another"}),
     ],
 )
 def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
@@ -130,12 +126,6 @@ def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
     assert type(desk.answer(OpenCall(5, 1, opening))) is kind
     call = edge.call(draft=edge.likely(3))
     assert desk.answer(call) == edge.judged(call) and desk.tally().num_evicted == 0
-
-
-def test_the_name_of_the_model_may_be_given() -> None:
-    desk, edge = desk_of(3), Edge(0, 3, ENDLESS)
-    opening = dataclasses.replace(edge.opening(), model="toy")
-    assert desk.answer(OpenCall(0, 1, opening)) == Opened(0)
 
 
 def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 
 import numpy as np
 import pytest
@@ -11,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.lengths import Times, fixed, over
+from skydraft.decoding import block_length
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoK, RunAcceptance
 from skydraft.decoding.cost_model import CostModel
-from skydraft.gating.calibration import CalibratedRisk, LearnedRisk
+from skydraft.gating.calibration import LearnedRisk
 from skydraft.gating.fitting import LabelledText
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals, StepRecord
 
@@ -39,7 +39,10 @@ class KnownRisk:
 
 def policy_of(costs, alpha=0.75, **options):
     """A policy that takes every token for as likely as all others."""
-    return AutoK(costs, KnownRisk(1 - alpha), chances=(alpha,) * 8, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_length, "PRIOR_BY_RUN", (alpha,) * 8)
+        patch.setattr(block_length, "LearnedRisk", lambda: KnownRisk(1 - alpha))
+        return AutoK(costs, **options)
 
 
 def length(policy):
@@ -122,7 +125,7 @@ def test_a_profile_of_no_time_at_all_is_no_error():
 
 
 def test_a_block_ends_after_an_unsure_token_and_goes_on_while_all_are_sure():
-    policy = AutoK(CostModel(12.0, (45.0,) * 16, 16, wire_ms=20.0, streams=True), LearnedRisk())
+    policy = AutoK(CostModel(12.0, (45.0,) * 16, 16, wire_ms=20.0, streams=True))
     sure, unsure = Signals(0.1, 0.9, 0.97), Signals(2.0, 0.1, 0.15)
     assert policy.is_enough([sure, unsure]) and not policy.is_enough([sure] * 4)
 
@@ -209,12 +212,10 @@ def test_it_is_never_much_slower_than_streaming_or_any_fixed_k(target_ms, rtt_ms
     times = Times(12.0, target_ms, lambda base: rtt_ms)
     texts = [text_of(seed, 400, [0.98, 0.95, 0.5, 0.3]) for seed in range(8)]
     best = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(13))
-    for make in (LearnedRisk, lambda: CalibratedRisk(lambda signals: 1 - signals.top_prob)):
-        found = over(texts, times, lambda make=make: AutoK(times.costs, make()))
-        assert found.tokens_per_s >= 0.95 * best
-        never = over(texts, times, lambda make=make: AutoK(times.costs, make(), may_stream=False))
-        best_k = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(1, 13))
-        assert never.tokens_per_s >= (1.02 if rtt_ms else 0.99) * best_k
+    assert over(texts, times, lambda: AutoK(times.costs)).tokens_per_s >= 0.95 * best
+    never = over(texts, times, lambda: AutoK(times.costs, may_stream=False))
+    best_k = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(1, 13))
+    assert never.tokens_per_s >= (1.02 if rtt_ms else 0.99) * best_k
 
 
 def test_it_goes_back_to_drafting_when_the_link_is_fast_again():
@@ -226,8 +227,8 @@ def test_it_goes_back_to_drafting_when_the_link_is_fast_again():
     times = Times(12.0, 45.0, rtt_ms)
     texts = [text_of(seed, 3000, [0.98, 0.95, 0.5]) for seed in range(4)]
     fast = Times(12.0, 45.0, lambda base: 10.0)
-    whole = over(texts, times, lambda: AutoK(times.costs, LearnedRisk()))
-    plain, ideal = over(texts, times, lambda: fixed(0)), over(texts, fast, lambda: AutoK(times.costs, LearnedRisk()))
+    whole = over(texts, times, lambda: AutoK(times.costs))
+    plain, ideal = over(texts, times, lambda: fixed(0)), over(texts, fast, lambda: AutoK(times.costs))
     assert ideal.tokens_per_s > 1.2 * plain.tokens_per_s
     # Four of five parts as fast as there, one as fast as the target alone.
     assert whole.spent_ms <= 1.08 * (0.8 * ideal.spent_ms + 0.2 * plain.spent_ms)
@@ -237,7 +238,7 @@ def test_trying_costs_a_small_share_where_drafting_never_pays():
     times = Times(12.0, 45.0, lambda base: 150.0)
     texts = [text_of(seed, 4000, [0.98, 0.8]) for seed in range(2)]
     plain = over(texts, times, lambda: fixed(0))
-    found = over(texts, times, lambda: AutoK(times.costs, LearnedRisk()))
+    found = over(texts, times, lambda: AutoK(times.costs))
     assert found.num_draft > 0 and found.tokens_per_s >= 0.96 * plain.tokens_per_s
 
 
@@ -251,7 +252,7 @@ def test_what_it_loses_is_bounded(chances, seed, draft_ms, rtt_ms, size):
     times = Times(draft_ms, 45.0, lambda base: rtt_ms)
     text = [text_of(seed, size, chances)]
     plain_ms = over(text, times, lambda: fixed(0)).spent_ms
-    found_ms = over(text, times, lambda: AutoK(times.costs, LearnedRisk())).spent_ms
+    found_ms = over(text, times, lambda: AutoK(times.costs)).spent_ms
     last_try_ms = MAX_AUTO_K * draft_ms + 3 * rtt_ms + 45.0
     assert found_ms <= 1.04 * plain_ms + 4 * 45.0 + last_try_ms
 
@@ -260,7 +261,7 @@ def test_what_it_loses_is_bounded(chances, seed, draft_ms, rtt_ms, size):
 def test_a_prompt_that_takes_long_to_read_is_not_read_for_a_stream(prompt_ms, reads):
     """Four tokens of the target are what it may lose: a stream that waits for the draft model is no stream."""
     costs = CostModel(20.0, (45.0,) * 16, 16, wire_ms=80.0, streams=True)
-    policy = AutoK(costs, LearnedRisk(), prompt_ms=prompt_ms)
+    policy = AutoK(costs, prompt_ms=prompt_ms)
     assert policy.longest() == 0 and policy.reads == reads
     for number in range(1, 60):
         if policy.reads:
@@ -273,7 +274,7 @@ def test_a_prompt_that_takes_long_to_read_is_not_read_for_a_stream(prompt_ms, re
 def test_a_stream_never_waits_long_for_what_was_not_read(prompt_ms):
     """The prompt is read once that may be lost; the tokens after it are read in the shadow of the target, in parts."""
     costs = CostModel(20.0, (30.0,) * 16, 16, wire_ms=80.0, streams=True)
-    policy, num_unread = AutoK(costs, LearnedRisk(), prompt_ms=prompt_ms), 0
+    policy, num_unread = AutoK(costs, prompt_ms=prompt_ms), 0
     for number in range(1, 4000):
         if policy.reads:
             assert prompt_ms <= (4 + 0.03 * number) * 30.0 + 20.0
@@ -298,7 +299,7 @@ def test_a_prompt_that_is_read_late_is_counted_once():
 
 
 def test_runs_that_always_end_are_no_reason_to_read_no_more():
-    policy = AutoK(CostModel(32.0, (45.0,) * 16, 16, wire_ms=20.0, streams=True), LearnedRisk())
+    policy = AutoK(CostModel(32.0, (45.0,) * 16, 16, wire_ms=20.0, streams=True))
     for number in range(1, 100):
         policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
         assert policy.reads
@@ -320,7 +321,7 @@ def test_a_text_that_gets_predictable_late_is_found(times, hard):
     text = LabelledText("target", first.signals + second.signals, first.disagrees + second.disagrees)
 
     def policy():
-        return AutoK(times.costs, LearnedRisk(), read_ms=times.draft_ms / 16, prompt_ms=150.0)
+        return AutoK(times.costs, read_ms=times.draft_ms / 16, prompt_ms=150.0)
 
     plain_ms, half = over([first], times, lambda: fixed(0)).spent_ms, over([first], times, policy)
     assert half.spent_ms <= 1.04 * plain_ms + 4 * 45.0 + MAX_AUTO_K * times.draft_ms + 3 * 80.0
@@ -331,7 +332,7 @@ def test_a_text_that_gets_predictable_late_is_found(times, hard):
 @pytest.mark.parametrize(("queue_ms", "drafts"), [(0.0, False), (100.0, True)])
 def test_where_each_token_of_a_stream_waits_for_its_turn_a_block_that_waits_once_pays(queue_ms, drafts):
     """The same text, target and link: a server with other clients is slower for a stream than for blocks."""
-    policy = AutoK(CostModel(25.0, (30.0, 33.0, 36.0, 39.0), 4, wire_ms=80.0, streams=True), LearnedRisk())
+    policy = AutoK(CostModel(25.0, (30.0, 33.0, 36.0, 39.0), 4, wire_ms=80.0, streams=True))
     waited = Cost(1, 1, forward_ms=30.0, queue_ms=queue_ms)
     for number in range(1, 60):
         policy.observe(done(0, 0, number=number, target=waited, wall_ms=30.0 + queue_ms, outcome="written"))
@@ -342,7 +343,7 @@ def test_where_each_token_of_a_stream_waits_for_its_turn_a_block_that_waits_once
 
 def test_nothing_is_read_or_drafted_where_no_block_can_pay():
     times = Times(40.0, 45.0, lambda base: 150.0)
-    policy = AutoK(times.costs, LearnedRisk())
+    policy = AutoK(times.costs)
     for number in range(1, 2000):
         assert policy.longest() == 0 and not policy.reads
         policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
@@ -375,13 +376,3 @@ def test_what_is_learned_of_sure_and_unsure_tokens_is_how_often_they_were_wrong(
     for _ in range(1200):  # another kind of text
         risk.observe([unsure], 1)
     assert risk.of(unsure) < 0.1
-
-
-def test_a_calibrated_risk_is_corrected_by_verdicts():
-    risk = CalibratedRisk(lambda signals: 0.1)
-    assert risk.of(SURE) == pytest.approx(0.1)
-    for number in count():
-        risk.observe([SURE, SURE], 1)  # every second token wrong, not every tenth
-        if number == 100:
-            break
-    assert 0.35 < risk.of(SURE) < 0.55

@@ -107,9 +107,6 @@ def test_verdicts_and_blocks_are_valid_by_construction():
     for wrong in ((-1, 0, 5, None), (3, -1, 5, None), (3, 0, None, "eos"), (3, 2, None, None)):
         with pytest.raises(ValueError):
             Verdict(*wrong)
-    for audits, ranks in (((True,), (1,)), ((False,), ()), ((False, True), (1, 2))):
-        with pytest.raises(ValueError, match="ranks"):
-            Verdict(3, 0, 5, audit=audits, audit_ranks=ranks)
     with pytest.raises(ValueError):
         DraftBlock(-1, (1,))
     with pytest.raises(ValueError):

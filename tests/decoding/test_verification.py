@@ -23,14 +23,12 @@ from .judging import any_token, choices, endless, expected_verdict, judged, seat
 
 
 def audit(target, params, generated, num_audited):
-    """(whether the target would have written each of the last tokens, the ranks of those that it would not have)."""
-    flags, ranks = [], []
+    """Whether the target would have written each of the last tokens."""
+    flags = []
     for at in range(len(generated) - num_audited, len(generated)):
         prefix, token_id = [*PROMPT_IDS, *generated[:at]], generated[at]
         flags.append(reference.next_token(target, prefix, len(PROMPT_IDS), params) == token_id)
-        if not flags[-1]:
-            ranks.append(reference.rank(target, prefix, token_id, len(PROMPT_IDS), params))
-    return tuple(flags), tuple(ranks)
+    return tuple(flags)
 
 
 @st.composite
@@ -52,9 +50,8 @@ def requests(draw):
 def test_a_verdict_is_the_definition_for_any_block_and_any_split_into_passes(request_, max_rows):
     target, params, catch_up, block = request_
     verdict = toys.verifier_of(target, params, max_rows=max_rows).verify(DraftBlock(len(catch_up), block), catch_up)
-    flags, ranks = audit(target, params, catch_up, len(catch_up))
     expected = expected_verdict(target, params, catch_up, block)
-    assert verdict == dataclasses.replace(expected, audit=flags, audit_ranks=ranks)
+    assert verdict == dataclasses.replace(expected, audit=audit(target, params, catch_up, len(catch_up)))
     assert verdict.num_tokens == expected.num_accepted + (expected.token_id is not None)
     # Rows: the catch-up and one per judged position, in passes of max_rows; no pass after the last judged row.
     needed = len(catch_up) + verdict.num_tokens
@@ -155,7 +152,7 @@ def test_a_verifier_that_catches_up_judges_like_one_that_saw_all(pair, params, s
         block = DraftBlock(len(generated), tuple(choices(edge, params, generated, 3)))
         verdict = late.verify(block, catch_up)
         saw_all = judged(seated(cloud, params, committed=generated), block)
-        assert dataclasses.replace(verdict, audit=(), audit_ranks=()) == saw_all
+        assert dataclasses.replace(verdict, audit=()) == saw_all
         generated += verdict.commits(block)
         if verdict.finish:
             break
@@ -184,11 +181,11 @@ def test_rounds_carry_one_audit_flag_per_catch_up_token_and_it_is_true(pair, par
     for done in loop.rounds():
         assert done.block.base == done.record.base == len(generated)
         if done.record.outcome == "verified":
-            assert (done.audit, done.audit_ranks) == audit(cloud, params, generated, len(generated) - num_seen)
+            assert done.audit == audit(cloud, params, generated, len(generated) - num_seen)
             assert (done.record.num_audited, done.record.num_agreed) == (len(done.audit), sum(done.audit))
             num_seen = len(generated) + len(done.token_ids)
         else:
-            assert (done.audit, done.audit_ranks, done.record.num_audited) == ((), (), 0)
+            assert (done.audit, done.record.num_audited) == ((), 0)
         generated += done.token_ids
         assert context.generated.tolist() == generated
         assert context.num_seen == num_seen
@@ -221,7 +218,7 @@ def test_the_verdict_of_a_target_with_a_prompt_of_its_own_is_the_definition(requ
     verifier = toys.verifier_of(target, params, max_rows=max_rows, prompt=other)
     verdict = verifier.verify(DraftBlock(len(catch_up), block), catch_up)
     expected = expected_verdict(target, params, catch_up, block, other.token_ids)
-    assert dataclasses.replace(verdict, audit=(), audit_ranks=()) == expected
+    assert dataclasses.replace(verdict, audit=()) == expected
 
 
 @law(30)

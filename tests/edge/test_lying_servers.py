@@ -18,7 +18,6 @@ from skydraft import DecodingParams, make_plan
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.cost_model import CostModel
 from skydraft.errors import CloudError, CloudFailure, LimitExceeded, RateLimited
-from skydraft.gating.calibration import LearnedRisk
 from skydraft.gating.gates import CERTAIN
 from skydraft.protocol import codec
 from skydraft.protocol.info import encode_info
@@ -215,7 +214,7 @@ def test_a_reply_that_unpacks_to_more_than_a_message_may_hold_is_refused() -> No
 @pytest.mark.parametrize("prefill_ms", [0.0, 4.0, 1e6])
 def test_no_cost_that_a_server_can_state_breaks_the_choice_of_k(prefill_ms: float) -> None:
     """A prefill of four times a forward that took none made the next round divide by zero."""
-    auto = AutoK(CostModel(1.0, (1.0,), 64, wire_ms=1.0, streams=True), LearnedRisk())
+    auto = AutoK(CostModel(1.0, (1.0,), 64, wire_ms=1.0, streams=True))
     target = Cost(1, 1, prefill_ms=prefill_ms)
     record = StepRecord(1, 0, 1, 1, 2, "verified", "", 1.0, 1.0, Cost(1, 1, 1.0), target, LinkCost(1.0))
     for number in range(4000):

@@ -39,7 +39,7 @@ def run_line(**changes: Any) -> RunLine:
         "started": "2026-01-01T00:00:00+00:00", "machine": "a machine", "versions": {"skydraft": "0.1.0"},
         "command": "skydraft compare", "draft": MODEL, "target": MODEL, "vocab_fingerprint": "v", "execution": "exact",
         "modes": modes("edge,cloud"), "repetitions": 1, "workload": "p.txt", "workload_sha256": "0" * 64,
-        "prompts": (PromptEntry(id="a", prompt="今天"), PromptEntry(id="b", prompt="你好", references=("好",))),
+        "prompts": (PromptEntry(id="a", prompt="今天"), PromptEntry(id="b", prompt="你好")),
         "links": (None,), "link_prompts": 8,
     }  # fmt: skip
     return RunLine(**(given | changes))

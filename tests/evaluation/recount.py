@@ -50,7 +50,6 @@ class Recount:
         self.scores = {
             (line["prompt"], line["style"], tuple(line["token_ids"])): line for line in lines if line["kind"] == "score"
         }
-        self.references = {prompt["id"]: prompt["references"] for prompt in self.run["prompts"]}
         self.doubles = _doubles()
         found: dict[str, dict[str, dict[str, list[Pair]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         for line in self.generations:
@@ -151,8 +150,6 @@ class Recount:
         for n in (2, 3):
             grams = [tuple(content[at : at + n]) for at in range(len(content) - n + 1)]
             found[f"repeat_rate_{n}"] = (sum(gram in grams[:at] for at, gram in enumerate(grams)), len(grams))
-        references = self.references[line["prompt"]]
-        found["rouge_l"] = (max(_rouge(text, other) for other in references), 1) if references else (0, 0)
         return found
 
 
@@ -177,19 +174,6 @@ def _cycles(tokens: list[int], period: int) -> int:
 
     ends = [end for end in range(len(tokens) + 1) if goes_round(end) and not goes_round(end - 1)]
     return sum(counts(tokens[end - period : end]) for end in ends)
-
-
-def _rouge(text: str, reference: str) -> float:
-    if any("\u4e00" <= char <= "\u9fff" for char in reference):
-        mine, theirs = [c for c in text if not c.isspace()], [c for c in reference if not c.isspace()]
-    else:
-        mine, theirs = text.lower().split(), reference.lower().split()
-    table = np.zeros((len(mine) + 1, len(theirs) + 1), int)
-    for i, a in enumerate(mine):
-        for j, b in enumerate(theirs):
-            table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
-    common = int(table[-1, -1])
-    return 2 * common / (len(mine) + len(theirs)) if common else 0.0
 
 
 def _cell(written: str) -> tuple[str, str]:

@@ -100,7 +100,6 @@ REFUSED: dict[str, tuple[str, Given, str]] = {
     "no run": ("edge", lambda _: {"repetitions": 0}, "at least 1"),
     "no prompt over the link": ("edge", lambda _: {"link_prompts": 0}, "at least 1"),
     "a negative round trip": ("edge", lambda _: {"rtts_ms": (-1.0,)}, "not below 0"),
-    "a negative bandwidth": ("edge", lambda _: {"link_kbps": -1.0}, "not below 0"),
     "near ties in what is exact": ("edge,lossless", lambda _: {"execution": "throughput"}, "mode lossless is exact"),
     "a target that hears nothing": ("edge,cloud", spoken_unshared, "would hear nothing"),
     "one with a style too": ("cloud;style=zh-short", spoken_unshared, "would hear nothing"),
@@ -119,7 +118,7 @@ def test_a_request_that_cannot_be_is_never_made(tmp_path: Path, case: str) -> No
     ("names", "given"),
     [
         ("edge", lambda _: {"execution": "throughput"}),
-        ("lossless", lambda _: {"rtts_ms": (5.0, 20.0), "link_kbps": 100.0}),
+        ("lossless", lambda _: {"rtts_ms": (5.0, 20.0)}),
         ("gate=calibrated:0.9;k=4,edge", calibrated),
         ("edge,lossless,quality", spoken_unshared),  # whose drafts hear it
         ("edge,cloud,lossless", spoken),

@@ -32,7 +32,6 @@ from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.records import GenerationLine, ModelEntry, read_records
 from skydraft.evaluation.report.plots import measured_costs
-from skydraft.gating.calibration import LearnedRisk
 from skydraft.types import Cost, DraftBlock, Round, Signals
 
 from .. import reference, toys
@@ -170,7 +169,7 @@ def test_the_same_costs_give_the_same_number_everywhere(
     )
 
     # What an adaptive k learns that starts from the probed costs and sees the same rounds.
-    seeing = AutoK(CostModel(9.0, probed, 9), LearnedRisk())
+    seeing = AutoK(CostModel(9.0, probed, 9))
     for _ in range(200):
         for record in line.records:
             signals = (Signals(1.0, 0.5, 0.7),) * record.num_draft
@@ -218,7 +217,9 @@ def test_the_adaptive_k_drafts_where_doctor_promises_a_gain(
 ) -> None:
     """If acceptance is the same after every run of agreements."""
     _, gain = suggested_k(RowProfile(1, (draft_ms,)), RowProfile(max_rows, forward_ms), alpha)
-    policy = AutoK(CostModel(draft_ms, forward_ms, max_rows), LearnedRisk(), chances=(alpha,) * 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skydraft.decoding.block_length.PRIOR_BY_RUN", (alpha,) * 8)
+        policy = AutoK(CostModel(draft_ms, forward_ms, max_rows))
     if abs(gain - GAIN) > 1e-9:
         assert (policy.longest() > 0) == (gain > GAIN)
 
@@ -259,7 +260,7 @@ def test_when_lossless_drafts_beside_a_target_of_40_ms(
 def test_lossless_drafts_after_the_run_that_doctor_names() -> None:
     """A text whose first tokens the draft model reads along: the first block comes when the run is that long."""
     costs = CostModel(12.0, (40.0,) * 17, 17, wire_ms=60.0, streams=True)
-    policy, drafted = AutoK(costs, LearnedRisk()), []
+    policy, drafted = AutoK(costs), []
     for _ in range(20):
         drafted.append(policy.longest() > 0)
         if not drafted[-1]:

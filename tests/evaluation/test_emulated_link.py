@@ -160,7 +160,7 @@ OPTIONS = EngineOptions(context_len=640, num_threads=1)
 def test_a_model_in_a_folder_with_a_bracket_in_its_name_is_served(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     model = save_model(tmp_path / "model (1): copy", "Qwen2Config", seed=1)
-    with ServedTarget(str(model), OPTIONS, "exact", offline=True) as served, served.behind(10.0, 0.0) as cloud:
+    with ServedTarget(str(model), OPTIONS, "exact", offline=True) as served, served.behind(10.0) as cloud:
         assert "model (1): copy" in cloud.info().model
 
 

@@ -67,7 +67,6 @@ def runs(draw: st.DrawFn) -> RunLine:
         prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),),
         modes=(*lines.modes("edge,cloud"), *draw(modes)),
         links=(None, *draw(st.lists(st.floats(0, 1e3), max_size=2, unique=True))),
-        link_kbps=draw(st.floats(0, 1e6)),
     )
 
 
@@ -177,6 +176,9 @@ BROKEN: dict[str, tuple[str, str]] = {
     "null": (broken("null\n"), "Line 2"),
     "newer schema": (changed(RUN, schema=3), "schema 3, and this version reads schema 2. Use a newer skydraft."),
     "older schema": (changed(RUN, schema=1), "schema 1, and this version reads schema 2. Use an older skydraft."),
+    "a plan without a hand-back": (
+        re.sub(r',"hand_back":\{[^}]*\}', "", lines.text_of(RUN)), "0.2.0 or before. Run the comparison again."
+    ),
     "unknown kind": (broken(changed(GENERATION, kind="opinion")), "Line 2"),
     "unknown field": (broken(changed(GENERATION, colour="red")), "colour"),
     "missing field": (broken('{"kind":"generation","prompt":"a"}\n'), "Line 2"),
@@ -275,7 +277,7 @@ def test_what_was_asked_for_keeps_all_its_digits(tmp_path: Path) -> None:
     """Rounded, a temperature of a millionth would be greedy, and a run could not be gone on with."""
     found = replace(lines.resolve(None), temperature=1e-6, min_p=1.5e-7, repetition_penalty=1.00000001)
     mode = Mode("fine", make_plan(gate="entropy:0.0000012"), found)
-    run = lines.run_line(modes=(mode,), links=(None, 100 / 3), link_kbps=1 / 3)
+    run = lines.run_line(modes=(mode,), links=(None, 100 / 3))
     line = lines.generation(mode="fine", link_ms=100 / 3)
     read = read_records(lines.write(tmp_path, run, line))
     assert read.run == run and read.run.modes[0].params.temperature == 1e-6
@@ -327,29 +329,9 @@ def test_the_run_line_says_what_each_mode_plans(tmp_path: Path) -> None:
     assert (edge["params"]["sentences"], edge["params"]["max_new_tokens"], edge["style"]) == (1, 3, "zh-short")
 
 
-def test_what_earlier_versions_wrote_besides_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "value"), [("prompts.0.references", ["好"]), ("link_kbps", 100.0)])
+def test_what_no_figure_uses_any_more_is_left_out(tmp_path: Path, place: str, value: Any) -> None:
     path = tmp_path / "records.jsonl"
-    line = nested(GENERATION, "rounds.0.record.ahead", {"num_prepared": 1, "num_used": 0, "hidden_ms": 0.0})
-    path.write_text(nested(RUN, "modes.0.peer", None) + line, encoding="utf-8")
-    assert read_records(path) == Records(run=RUN, generations=(GENERATION,), scores=())
-
-
-def test_a_stream_of_an_earlier_version_is_read_as_one_call(tmp_path: Path) -> None:
-    """Before there was a hand-back, each token of a stream was written as a call."""
-    blocks = [3, 0, 0, 2, 0]  # drafted tokens
-    rounds = tuple(
-        lines.round_line(record=lines.record(round=at, num_draft=size, num_accepted=0, num_committed=1))
-        for at, size in enumerate(blocks)
-    )
-    ids = {"token_ids": (1,) * 5, "origins": ("cloud",) * 5, "pieces": ("我",) * 5}
-    text = lines.text_of(lines.run_line(), lines.generation(mode="cloud", rounds=rounds, **ids))
-    path = tmp_path / "records.jsonl"
-    path.write_text(text, encoding="utf-8")
-    (now,) = read_records(path).generations
-    assert now.rounds == rounds
-    older = re.sub(r',"hand_back":\{[^}]*\}', "", text)
-    assert older != text
-    path.write_text(older, encoding="utf-8")
-    (then,) = read_records(path).generations
-    assert [each.outcome for each in then.records] == ["verified", "verified", "written", "verified", "verified"]
-    assert [each.num_written for each in then.records] == [1] * 5
+    path.write_text(nested(RUN, place, value), encoding="utf-8")
+    assert read_records(path) == Records(run=RUN, generations=(), scores=())
+    assert json.loads(lines.text_of(RUN)).keys().isdisjoint({"link_kbps"})

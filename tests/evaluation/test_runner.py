@@ -229,7 +229,6 @@ def changed_mode(number: int = 0, **changes: Any) -> tuple[Mode, ...]:
         ({"machine": "another machine"}, "machine"),
         ({"calibration": "0" * 32}, "calibration"),
         ({"engine_options": {"context_len": 64}}, "engine options"),
-        ({"link_kbps": 8.0}, "link kbps"),
         ({"workload_sha256": "1" * 64}, "workload sha256"),
         ({"prompts": PROMPTS[:2]}, "prompts"),
         ({"links": (None, 5.0)}, "links"),

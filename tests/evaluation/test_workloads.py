@@ -15,8 +15,8 @@ from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.workloads import read_prompts
 
 
-def entry(id: str, prompt: str, category: str = "", references: tuple[str, ...] = ()) -> PromptEntry:
-    return PromptEntry(id=id, prompt=prompt, category=category, references=references)
+def entry(id: str, prompt: str, category: str = "") -> PromptEntry:
+    return PromptEntry(id=id, prompt=prompt, category=category)
 
 
 def jsonl(path: Path, *lines: Any) -> Path:
@@ -37,21 +37,16 @@ def test_lines_of_json(tmp_path: Path) -> None:
     path = jsonl(
         tmp_path / "p.jsonl",
         {"prompt": "一"},
-        {"prompt": "二", "id": "b", "category": "food", "references": ["x", "y"]},
-        {"prompt": "三", "reference": "z", "note": "unknown fields are left alone"},
+        {"prompt": "二", "id": "b", "category": "food"},
+        {"prompt": "三", "references": ["z"], "note": "unknown fields are left alone"},
     )
-    assert read_prompts(path).prompts == (
-        entry("line-1", "一"),
-        entry("b", "二", "food", ("x", "y")),
-        entry("line-3", "三", "", ("z",)),
-    )
+    assert read_prompts(path).prompts == (entry("line-1", "一"), entry("b", "二", "food"), entry("line-3", "三"))
 
 
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
-        ({}, "abcdef"), ({"limit": 2}, "ab"), ({"limit": 99}, "abcdef"), ({"categories": ("odd",)}, "ace"),
-        ({"categories": ("odd", "even")}, "abcdef"), ({"categories": ("even",), "limit": 1}, "b"),
+        ({}, "abcdef"), ({"limit": 2}, "ab"), ({"limit": 99}, "abcdef"),
     ],
 )  # fmt: skip
 def test_which_prompts_are_chosen(tmp_path: Path, options: dict[str, Any], chosen: str) -> None:
@@ -80,7 +75,6 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "empty prompt": ("p.jsonl", b'{"prompt": ""}\n', "neither a prompt nor audio"),
     "blank prompt": ("p.jsonl", b'{"prompt": " "}\n', "Line 1 of"),
     "a number": ("p.jsonl", b'{"prompt": 3}\n', "prompt: "),
-    "references of numbers": ("p.jsonl", b'{"prompt": "a", "references": [1]}\n', "references.0"),
     "an id twice": ("p.jsonl", b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "same id"),
     "an id that a line has": ("p.jsonl", b'{"prompt": "a", "id": "line-2"}\n{"prompt": "b"}\n', "same id"),
 }
@@ -96,10 +90,7 @@ def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, case: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_a_choice_that_leaves_nothing_says_what_was_asked(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "p.jsonl", {"prompt": "a", "category": "food"})
-    with pytest.raises(PromptError, match="no prompt of the categories sea, sky"):
-        read_prompts(path, categories=("sea", "sky"))
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"missing.txt cannot be read: No such file"):
         read_prompts(tmp_path / "missing.txt")
 

@@ -75,7 +75,7 @@ def block(*risks: float) -> DraftBlock:
 
 def done(outcome: str, drafted: DraftBlock, audit: tuple[bool, ...] = ()) -> Round:
     record = StepRecord(0, drafted.base, len(drafted.token_ids), 0, 1, outcome, "", 0.0, 0.0)  # type: ignore[arg-type]
-    return Round(record, drafted, (0,), ("skipped",), audit, (1,) * audit.count(False))
+    return Round(record, drafted, (0,), ("skipped",), audit)
 
 
 risks = st.lists(st.floats(0.001, 0.999), min_size=1, max_size=12)

@@ -54,13 +54,10 @@ def test_a_label_is_what_was_collected_and_has_signals_everywhere(
         found = labelled(pair[0], lesson)
         places = [index for index, mark in enumerate(lesson.marks) if mark != "-"]
         assert len(places) == len(found.disagrees) == len(found.signals)
-        for index, wrong, signals in zip(places, found.disagrees, found.signals, strict=True):
+        for index, wrong in zip(places, found.disagrees, strict=True):
             assert lesson.marks[index] in ("t", *("cw" if wrong else "a"))
-            if lesson.signals and (collected := lesson.signals[index]) is not None:
-                assert astuple(signals) == pytest.approx(collected, abs=1e-4)
-            elif lesson.marks[index] != "t":
-                marks[lesson.marks[index]] += 1  # the target wrote it, and the draft model read along
-    assert (marks["a"] > 20 and marks["c"] > 20) == (folder == "written_on"), marks
+        marks.update(lesson.marks)
+    assert marks["a"] > 20 and marks["c"] > 20, marks
 
 
 def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], written_on: Path) -> None:
@@ -79,5 +76,5 @@ def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], 
 def test_a_label_by_another_model_is_what_that_model_says(pair: tuple[Any, Any], taught: Path) -> None:
     lesson = choose(Store(taught), Usable()).lessons[0]
     assert not any(labelled(pair[1], lesson).disagrees)  # the target agrees with itself
-    known = {"marks": "w" + lesson.marks[1:], "ranks": (1,)}
+    known = {"marks": "w" + lesson.marks[1:]}
     assert labelled(pair[1], lesson.model_copy(update=known)).disagrees[0]  # whatever it says

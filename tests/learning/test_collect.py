@@ -23,7 +23,6 @@ from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import CloudLost, NotEnoughDisk
 from skydraft.gateway.pair import Pair
-from skydraft.gating.gates import measure
 from skydraft.learning.collect import Collector, lesson_of, marks_of
 from skydraft.learning.lessons import Lesson, Store, encode
 from skydraft.prompts.messages import asked
@@ -50,9 +49,7 @@ PLANS = [
 
 
 def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) -> Generation:
-    return skydraft.generate(
-        PROMPT, edge=pair[0], cloud=pair[1], plan=plan, params=params, raw=True, with_signals=plan.drafts
-    ).run()
+    return skydraft.generate(PROMPT, edge=pair[0], cloud=pair[1], plan=plan, params=params, raw=True).run()
 
 
 def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], params: DecodingParams) -> None:
@@ -90,25 +87,9 @@ def test_every_mark_is_what_the_two_models_say_at_that_prefix(
     done = answered(pair, plan, params)
     assert_marks_are_true(done, pair, params)
     if plan.hand_back and plan.hand_back.reads:
-        marks = marks_of(done.rounds_so_far, top=plan.top).marks
+        marks = marks_of(done.rounds_so_far, top=plan.top)
         written = [mark for mark, origin in zip(marks, done.origins, strict=True) if origin == "cloud"]
         assert set(written[:-1]) <= set("ac")  # the draft model has read them, but maybe not the text's last
-
-
-@toys.law(40)
-@given(toys.pairs(), st.sampled_from(PLANS))
-def test_signals_are_those_of_the_draft_model_at_that_prefix(pair: tuple[ToyEngine, ToyEngine], plan: Plan) -> None:
-    done = answered(pair, plan, DecodingParams(max_new_tokens=30))
-    found = lesson_of(done, "d", "t", "v")
-    if found is None or not found.signals:
-        return
-    sequence = pair[0].open(PROMPT_IDS)
-    rows = sequence.extend([PROMPT_IDS[-1], *found.token_ids])
-    for index, signals in enumerate(found.signals):
-        assert (signals is None) == (done.origins[index] in ("bonus", "cloud"))  # where it wrote no draft
-        if signals is not None:
-            assert signals[0] == pytest.approx(measure(rows[index]).entropy, abs=1e-4)
-    sequence.close()
 
 
 def rounds(*given: tuple[Any, ...]) -> Iterator[Round]:
@@ -118,9 +99,8 @@ def rounds(*given: tuple[Any, ...]) -> Iterator[Round]:
         num_committed = num_accepted + 1 if outcome in ("verified", "written") else num_draft
         record = StepRecord(number, base, num_draft, num_accepted, num_committed, outcome, "", 0, 0)  # type: ignore[arg-type]
         tokens = tuple(range(num_committed))
-        ranks = (5,) * audit.count(False)
         block = DraftBlock(base, tuple(range(num_draft)), read=tuple(*read))
-        yield Round(record, block, tokens, ("accepted",) * num_committed, audit, ranks)
+        yield Round(record, block, tokens, ("accepted",) * num_committed, audit)
         base += num_committed
 
 
@@ -143,10 +123,7 @@ def rounds(*given: tuple[Any, ...]) -> Iterator[Round]:
     ],
 )  # fmt: skip
 def test_marks_by_rounds(given: list[tuple[Any, ...]], marks: str) -> None:
-    found = marks_of(rounds(*given))
-    assert "".join(found.marks) == marks
-    assert len(found.signals) == len(marks)
-    assert found.ranks == [5] * marks.count("w")
+    assert marks_of(rounds(*given)) == marks
 
 
 def read(folder: Path) -> list[Lesson]:
@@ -165,7 +142,7 @@ def test_a_generation_is_kept_at_its_end_and_names_both_models(tmp_path: Path) -
     (found,) = read(tmp_path / "learn")
     assert (found.draft, found.target, found.vocab) == (edge.fingerprint, cloud.fingerprint, cloud.vocab.fingerprint)
     assert found.prompt_ids == PROMPT_IDS and found.token_ids == generation.token_ids
-    assert found.signals and found.decoding == request.params
+    assert found.decoding == request.params
 
 
 def test_one_that_is_broken_off_keeps_what_it_has(tmp_path: Path) -> None:

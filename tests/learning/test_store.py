@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from skydraft.errors import OptionError, RecordsError
 from skydraft.learning import lessons as store_module
 from skydraft.learning.dataset import MIN_GENERATIONS, Usable, choose, split
-from skydraft.learning.lessons import Lesson, Store, encode, summaries
+from skydraft.learning.lessons import Lesson, Store, encode
 from tests import toys
 
 from .lessons import files, lesson
@@ -38,18 +38,6 @@ def test_what_is_added_is_read_again_in_its_order(tmp_path: Path) -> None:
         store.add(each)
     assert read(store.folder) == (given, Counter())
     assert given[0].decoding.stop == ("。",)
-
-
-def test_answers_to_speech_in_older_folders_are_read_and_left_out(tmp_path: Path) -> None:
-    store, media = Store(tmp_path), ({"num_mels": 1, "features": "AAAA"},)
-    for n in range(MIN_GENERATIONS):
-        store.add(lesson(n))
-    store.add(lesson(99, media=media))
-    assert read(tmp_path)[0][-1].media == media  # so it can be exported
-    assert choose(store, Usable()).left_out == "1 with speech"
-    skipped = Counter[str]()
-    (taught,) = summaries(store, skipped).values()
-    assert (taught.num_lessons, skipped) == (MIN_GENERATIONS, Counter({"with speech": 1}))
 
 
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
@@ -137,17 +125,24 @@ WHOLE = encode(lesson())[9:-1].decode()
     [
         "[]", "{}", "null", "[" * 5000, WHOLE.replace("[3,4,5,6]", "[3,4,5,-6]"),
         WHOLE.replace("[3,4,5,6]", "[3,4,5,6e300]"), WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
-        WHOLE.replace("[3,4,5,6]", "[3,4,5]"), WHOLE.replace('"acw-"', '"acz-"'), WHOLE.replace('"acw-"', '"aca-"'),
-        WHOLE.replace('"ranks":[2]', '"ranks":[-1]'), WHOLE.replace('"draft"', '"evil":1,"draft"'),
-        WHOLE.replace("[0.5,0.25,0.5]", "[NaN,0.25,0.5]"), WHOLE[:-1] + ',"params":{"nonsense":1}}',
+        WHOLE.replace("[3,4,5,6]", "[3,4,5]"), WHOLE.replace('"acw-"', '"acz-"'),
+        WHOLE.replace('"draft"', '"evil":1,"draft"'),
+        WHOLE[:-1] + ',"params":{"temperature":NaN}}', WHOLE[:-1] + ',"params":{"nonsense":1}}',
         WHOLE[:-1] + ',"params":{"temperature":-1}}', WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
         WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}',
+        WHOLE[:-1] + ',"media":[{"num_mels":1,"features":"AAAA"}]}',
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, text: str) -> None:
     assert text != WHOLE
     (tmp_path / "lessons-00000001.jsonl").write_bytes(forged(text) + encode(lesson(1)))
     assert read(tmp_path) == ([lesson(1)], Counter({"not a lesson of this version": 1}))
+
+
+def test_signals_and_ranks_of_older_files_are_ignored(tmp_path: Path) -> None:
+    older = WHOLE[:-1] + ',"ranks":[2],"signals":[[0.5,0.25,0.5],[1.0,0.5,0.75],null,null]}'
+    (tmp_path / "lessons-00000001.jsonl").write_bytes(forged(older))
+    assert read(tmp_path) == ([lesson()], Counter())
 
 
 def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +160,7 @@ def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path, monkeypatch
 
 
 def test_a_large_store_is_read_as_a_stream(tmp_path: Path) -> None:
-    line, num_lines = encode(lesson(token_ids=tuple(range(400)), marks="a" * 400, signals=(), ranks=())), 0
+    line, num_lines = encode(lesson(token_ids=tuple(range(400)), marks="a" * 400)), 0
     with (tmp_path / "lessons-00000001.jsonl").open("wb") as file:
         while file.tell() < 16 << 20:
             file.write(line)
@@ -258,7 +253,7 @@ def test_lessons_of_others_are_left_out_with_a_count(tmp_path: Path) -> None:
         lesson(102, token_ids=(3, 4, 5, 1000)),
         lesson(1000),
         lesson(3),
-        lesson(103, marks="www-", ranks=(1, 1, 1)),
+        lesson(103, marks="www-"),
     )
     chosen = choose(store, Usable("v" * 32, vocab_size=1000))
     assert chosen.lessons == tuple(good) and chosen.target == "t" * 32

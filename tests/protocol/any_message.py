@@ -82,7 +82,6 @@ openings = st.builds(
     committed_ids=few_ids,
     params=st.just(DecodingParams()) | any_params,
     top=numbers,
-    model=texts,
     cache_scope=texts,
     target=st.none() | targets,
 )
@@ -149,8 +148,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
     may_lack_token = finish is not None and num_accepted > 0
     token_id = draw(st.integers(0, MAX_ID) | st.none()) if may_lack_token else draw(st.integers(0, MAX_ID))
     audit = tuple(draw(st.lists(st.booleans(), max_size=40)))
-    ranks = tuple(draw(numbers) for agreed in audit if not agreed)
-    return Verdict(draw(numbers), num_accepted, token_id, finish, audit, ranks, draw(costs))
+    return Verdict(draw(numbers), num_accepted, token_id, finish, audit, draw(costs))
 
 
 def as_sent(cost: Cost) -> Cost:

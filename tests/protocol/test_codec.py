@@ -161,7 +161,7 @@ def typical_call(**changes: Any) -> bytes:
 
 def typical_verdict(num_audited: int = 0) -> bytes:
     cost = Cost(3, 6, 152.31, queue_ms=0.21)
-    return codec.encode_verdict(Verdict(260, 3, 100_001, None, (True,) * num_audited, (), cost))
+    return codec.encode_verdict(Verdict(260, 3, 100_001, None, (True,) * num_audited, cost))
 
 
 PROMPT = Opening("0123456789abcdef", Prompt(tuple(range(100_000, 100_040))))

@@ -96,7 +96,7 @@ def messages() -> Iterator[bytes]:
     yield codec.encode_verify(VerifyCall(2_000_000, 7, 4, (8, 9), (1, 2, 3), 0xDEADBEEF, opening, 40))
     yield codec.encode_stop(StopCall(300))
     yield codec.encode_close(2_000_000)
-    yield codec.encode_verdict(Verdict(400, 3, 151_643, "sentences", audit, (1, 700), cost), is_last=True)
+    yield codec.encode_verdict(Verdict(400, 3, 151_643, "sentences", audit, cost), is_last=True)
     yield codec.encode_verdict(Verdict(400, 3, None, "stop_string", cost=cost))
     yield codec.encode_written(Written(300, (5, 70_000), "eos", True, cost))
     info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 8, 32, 8, 1, 2, (0.5, 7.125), "aa")
@@ -195,8 +195,6 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("more audit than asked for", partial(codec.decode_verdict, num_audited=0), reply_with(audit=b"\x00")),
     ("less audit than asked for", verdict_on_9, reply_with(audit=b"\xff")),
     ("a bit of audit too many", verdict_on_9, reply_with(audit=b"\xff\xc0")),
-    ("a rank too few", verdict_on_9, reply_with(audit=b"\xff\x00")),
-    ("a rank too many", verdict_on_9, reply_with(audit=b"\xff\x80", audit_ranks=[1])),
     ("an unknown finish", verdict_on_9, reply_with(audit=b"\xff\x80", finish=5)),
     ("a token beyond 31 bits", verdict_on_9, reply_with(audit=b"\xff\x80", token_id=2**31)),
     ("neither token nor finish", verdict_on_9, pb.SessionReply(base=9, audit=b"\xff\x80").SerializeToString()),
@@ -227,7 +225,7 @@ def test_what_they_were_made_from_is_accepted() -> None:
     assert read_call(call_with(base=0, opening={"prompt_ids": [1] * 9})).base == 0
     assert codec.decode_verdict(reply_with(base=0), 0)[0].base == 0
     assert codec.decode_written(pb.SessionReply(written_ids=[1]).SerializeToString()).base == 0
-    assert verdict_on_9(reply_with(audit=b"\xff\x00", audit_ranks=[UINT32]))[0].audit == (True,) * 8 + (False,)
+    assert verdict_on_9(reply_with(audit=b"\xff\x00"))[0].audit == (True,) * 8 + (False,)
 
 
 @pytest.mark.parametrize("field", [{"prompt_ids": [1] * 21}, {"committed_ids": [1] * 21}])

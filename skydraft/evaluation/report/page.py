@@ -21,10 +21,9 @@ from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.report.answer import answer
 from skydraft.evaluation.report.coloured import ORIGIN_MARKS, Coloured, coloured
-from skydraft.evaluation.report.plots import calls_against_written, load_pyplot, speed_against_rtt
+from skydraft.evaluation.report.plots import calls_against_written, speed_against_rtt
 from skydraft.evaluation.report.task_sections import section
 from skydraft.evaluation.summary import CategoryFigures, SettingFigures, Study, Summary, summarize
-from skydraft.evaluation.texts import load_sacrebleu
 from skydraft.origins import LOOKS
 
 # The columns of each table.
@@ -38,7 +37,7 @@ LINKED = (
 )  # fmt: skip
 TEXTS = (
     "punctuation_density", "repeat_rate_2", "repeat_rate_3", "adjacent_repeat", "ends_sentence", "cycles",
-    "same_as_cloud", "rouge_l",
+    "same_as_cloud",
 )  # fmt: skip
 MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE + TEXTS + LINKED)
 SPEED = "speed, cloud = 1"
@@ -50,13 +49,6 @@ GATES = {
     "agreement of {} allows",
 }
 _OTHER_GATE = "that its gate, at {}, does not let pass"
-
-
-def check_installed(*, has_references: bool) -> None:
-    """Raise MissingDependency if a package for reports is missing."""
-    load_pyplot()
-    if has_references:
-        load_sacrebleu()
 
 
 def write_report(records: Records, folder: Path) -> Path:
