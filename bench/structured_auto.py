@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from skydraft import Engine, api
+from skydraft.config import MIN_CALL_PROB
 from skydraft.decoding.request import GenerateRequest
 from skydraft.evaluation.tasks.checks import is_same
 from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader, may_answer
@@ -40,7 +41,8 @@ def _answer(task: Line, request: GenerateRequest, sides: tuple[Engine, Engine]) 
     said, calls = "", list[Line]()
     if not request.params.grammar:
         messages, plan = tuple(may_answer(request.messages)), request.plan.checking_start()
-        request = replace(request, messages=messages, plan=plan)
+        params = replace(request.params, min_call_prob=MIN_CALL_PROB)
+        request = replace(request, messages=messages, plan=plan, params=params)
     with api.start(request, edge=sides[0], cloud=sides[1]) as generation:
         for token in generation:
             said += "".join(_taken(piece, calls) for piece in reader.push(token.text))

@@ -16,21 +16,22 @@ Execution = Literal["exact", "throughput"]
 # The question about a recording when the user asks none; the embedded speech models were trained with it.
 CAPTION_PROMPT = "请用一句话描述说话人的语速、音调、音量、停顿和说话人的特点。"
 DEFAULT_K = 5
+MIN_CALL_PROB = 0.73  # where a tool may be called and need not
 _INT32_MAX = 2**31 - 1
 _LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The range of a field of DecodingParams (both ends allowed), and its help."""
+    """The range of a field of DecodingParams (both ends allowed), and its help. None: no option of the command line."""
 
     low: float
     high: float
-    metavar: str
+    metavar: str | None
     help: str
 
 
-def _option(default: Any, low: float, high: float, metavar: str, text: str) -> Any:
+def _option(default: Any, low: float, high: float, metavar: str | None, text: str) -> Any:
     return field(default=default, metadata={"option": Option(low, high, metavar, text)})
 
 
@@ -44,6 +45,8 @@ class DecodingParams:
     `no_repeat_ngram_size` (0 is off), `min_new_tokens` (no earlier end, unless all `sentences` are written).
     Constraints with the semantics of OpenAI's interface: `frequency_penalty` and `presence_penalty` over the generated
     part, and `logit_bias`, pairs of (token id, number added to its logit), ids rising.
+    `min_call_prob` (0 is off): a text begins as a tool call only where that has at least this probability, by raw
+    logits at temperature 1.
     Constraints for Chinese text, over the generated part: `content_penalty` multiplies down CJK content tokens
     that occurred; `content_ngram_size` bans n-grams of content tokens that occurred, punctuation ignored;
     `no_adjacent_repeat` bans a content token that begins with the character just written; `comma_gap` and
@@ -73,6 +76,7 @@ class DecodingParams:
     logit_bias: tuple[tuple[int, float], ...] = _option(
         (), -100, 100, "ID:X", "Add X to the logit of the token ID; can be repeated."
     )
+    min_call_prob: float = _option(0.0, 0, 1, None, "")
     content_penalty: float = _option(
         1.0, 1e-6, 1e6, "X", "Make Chinese words less likely once they are written; 1 is off."
     )

@@ -73,6 +73,11 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     edited = row.copy()
     prefix = [int(token_id) for token_id in prefix]
     generated = prefix[prompt_len:]
+    openers = [at for at in range(vocab.size) if vocab.pieces[at].lstrip()[:1] in (b"{", b"`")]
+    openers += [at for at in range(vocab.size) if vocab.pieces[at].lstrip().startswith(b"<tool_call>")]
+    chance = probabilities(row.astype(np.float64))[openers].sum()
+    if len(generated) <= 8 and not vocab.text_bytes(generated).strip() and chance < params.min_call_prob:
+        edited[openers] = -np.inf
     for token_id in sorted(set(prefix)):
         _scale(edited, token_id, params.repetition_penalty)
     for token_id in range(vocab.size):  # OpenAI: mu[j] -> mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence

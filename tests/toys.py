@@ -32,9 +32,9 @@ _CJK = "我你他员在说高兴人大的一"
 _TEXTS = [*_CJK, "我们", "，我", "，", "、", "。", "！", "？", "。\n", "？”", "”", " 在"]
 _TEXTS += [".", ",", "e", ".g", " U", "S", "a", "b", "ab", "3", "5", " ", "\n"]
 _FRAGMENTS = [*(bytes([byte]) for byte in "员".encode()), "在".encode()[:2], "在".encode()[2:]]
-PIECES = [text.encode() for text in _TEXTS] + _FRAGMENTS + [b"<tool>", b"<eos>"]
+PIECES = [text.encode() for text in _TEXTS] + _FRAGMENTS + [b"<tool_call>", b"<eos>"]
 IDS = {piece: index for index, piece in enumerate(PIECES)}
-TOOL, EOS = IDS[b"<tool>"], IDS[b"<eos>"]
+TOOL, EOS = IDS[b"<tool_call>"], IDS[b"<eos>"]
 
 
 def _encode(text: str) -> list[int]:
@@ -131,6 +131,7 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
         "top_k": st.integers(1, 50),
         "top_p": st.floats(0.05, 0.99),
         "min_p": st.floats(0.001, 0.9),
+        "min_call_prob": st.floats(0.001, 0.9),
         "repetition_penalty": st.floats(0.5, 3),
         "frequency_penalty": st.floats(-2, 2),
         "presence_penalty": st.floats(-2, 2),

@@ -3,7 +3,7 @@
 `repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens` follow transformers' logits processors to the
 letter: on raw logits, prompt included, in that order. `frequency_penalty`, `presence_penalty` and `logit_bias` are as
 OpenAI defines them: mu[j] - c[j] * frequency - (c[j] > 0) * presence + bias[j], where c[j] counts how often token j was
-generated.
+generated. `min_call_prob` looks at the row itself: at how likely all tokens together are with which a call begins.
 
 The constraints for fluent Chinese (styles `zh-short`, `zh-detailed`) are over the generated part of the prefix. They
 prevent repeated characters (F9), a comma after every second character (F10), and penalties that drive a model from one
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import array_api_compat
@@ -26,22 +27,25 @@ from skydraft.characters import is_cjk
 from skydraft.choosing.incremental import Along, Repeats, Tally
 from skydraft.choosing.stopping import said_along
 from skydraft.config import DecodingParams
-from skydraft.engines.rows import namespace_of
+from skydraft.engines.rows import namespace_of, on_host
 from skydraft.engines.vocab import Mask, TokenIds, Vocab, check_chinese
 from skydraft.errors import OptionError
 
+_OPENERS = (b"{", b"`", b"<tool_call>")
+_MAX_BLANK = 8  # tokens of white space before a call
 _MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most four tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """One change of some logits. `ban` sets -inf, `shift` adds `amount`, which may be one number for each id.
+    `ban_unlikely` sets -inf unless the ids together have at least the probability `amount`.
 
     `scale` makes a token less likely by the factor `amount`: it divides a positive logit and multiplies a
     negative one (CTRL, arXiv 1909.05858, as in transformers). An id named twice is changed once.
     """
 
-    op: Literal["ban", "scale", "shift"]
+    op: Literal["ban", "ban_unlikely", "scale", "shift"]
     token_ids: TokenIds
     amount: float | npt.NDArray[np.float32] = 0.0
 
@@ -64,6 +68,12 @@ def apply(row: Any, edits: Iterable[Edit]) -> Any:
 def _apply_one(row: Any, edit: Edit) -> None:
     xp = namespace_of(row)
     ids = xp.asarray(edit.token_ids, dtype=xp.int64, device=array_api_compat.device(row))
+    if edit.op == "ban_unlikely":
+        logits = on_host(row).astype(np.float64)  # the same sum wherever the row lies; for the first token alone
+        weights = np.exp(logits - logits.max())  # [vocab]
+        if weights[edit.token_ids].sum() < edit.amount * weights.sum():
+            row[ids] = -xp.inf
+        return
     if edit.op == "ban":
         row[ids] = -xp.inf
         return
@@ -118,12 +128,36 @@ def no_end_before(num_tokens: int, prompt_len: int, end_ids: Iterable[int]) -> C
     return ban
 
 
+@lru_cache(maxsize=8)
+def call_openers(vocab: Vocab) -> TokenIds:
+    """The tokens with which a call begins, or its fence, after white space."""
+    found = [token_id for token_id, piece in enumerate(vocab.pieces) if piece.lstrip().startswith(_OPENERS)]
+    return np.array(found, np.int32)
+
+
+def no_unlikely_call(least: float, vocab: Vocab, prompt_len: int) -> Constraint:
+    """Ban the beginning of a call unless it has at least the probability `least`.
+
+    Small models for code call a tool where the words of an answer, each for itself unlikely, have most of the chance.
+    """
+    edits = [Edit("ban_unlikely", call_openers(vocab), least)]
+
+    def ban(prefix: TokenIds) -> list[Edit]:
+        generated = prefix[prompt_len:]
+        has_begun = len(generated) > _MAX_BLANK or vocab.text_bytes(generated).strip()
+        return [] if has_begun else edits
+
+    return ban
+
+
 def constraints_of(params: DecodingParams, vocab: Vocab, prompt_len: int) -> list[Constraint]:
     """The constraints that `params` turns on, in the order in which they apply. Raises OptionError for one that cannot.
 
     Those of a style come last: scale, bans, shift.
     """
     constraints: list[Constraint] = []
+    if params.min_call_prob:  # by the raw row
+        constraints.append(no_unlikely_call(params.min_call_prob, vocab, prompt_len))
     if params.repetition_penalty != 1:
         constraints.append(repetition_penalty(params.repetition_penalty))
     if params.frequency_penalty or params.presence_penalty:

@@ -172,7 +172,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
 
 decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
-    *map(_decoding_option, fields(DecodingParams)),
+    *(_decoding_option(known) for known in fields(DecodingParams) if known.metadata["option"].metavar is not None),
     option("--json-schema", "FILE", "Write JSON that fits a schema: a file, or the JSON itself.", callback=as_text),
     option("--regex", "R", "Write text that the pattern R matches from end to end.", callback=as_text),
 ])  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from skydraft.config import CAPTION_PROMPT, DecodingParams, decoding_params
+from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
@@ -165,6 +165,8 @@ def chat_requests(
     plan = names.plan_of(body.model, body.choice)
     if messages and body.callable_tools and not params.grammar:
         messages = may_answer(messages)
+        if body.choice.min_call_prob is None:
+            params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if body.choice.gate else plan.checking_start()
     request = GenerateRequest(
@@ -191,7 +193,7 @@ def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> 
     """The request of the same body for an answer that may call nothing."""
     if isinstance(body, ChatRequest):
         grammar = _grammar(body.model_copy(update={"tool_choice": "none"})) or body.choice.grammar or ""
-        request = replace(request, tools=(), params=replace(request.params, grammar=grammar))
+        request = replace(request, tools=(), params=replace(request.params, grammar=grammar, min_call_prob=0.0))
     return replace(request, messages=tuple(results_before_questions(request.messages)))
 
 

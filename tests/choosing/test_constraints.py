@@ -13,6 +13,7 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.constraints import Edit, apply
 from skydraft.choosing.incremental import Repeats
 from skydraft.config import DecodingParams, decoding_params
+from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 
 from .. import reference, toys
@@ -177,3 +178,33 @@ def test_penalties_and_biases_outside_their_range_are_refused(wrong: dict[str, A
 def test_a_bias_of_an_id_that_is_no_token_is_refused() -> None:
     with pytest.raises(OptionError, match="has no id"):
         Chooser(decoding_params(logit_bias=[(VOCAB.size, 1.0)]), VOCAB, 1)
+
+
+BYTES = open_toy("toy").vocab
+CALLS = [BYTES.pieces.index(piece) for piece in (b"`", b"{")]
+BLANK, WORD = BYTES.pieces.index(b"\n"), BYTES.pieces.index(b"a")
+
+
+@pytest.mark.parametrize(
+    ("chance", "least", "written", "may"),
+    [
+        (0.8, 0.73, [], True), (0.7, 0.73, [], False), (0.7, 0.0, [], True), (0.7, 0.73, [BLANK], False),
+        (0.7, 0.73, [WORD], True), (0.7, 0.73, [BLANK, WORD], True), (0.7, 0.73, [BLANK] * 9, True),
+    ],
+)  # fmt: skip
+def test_a_call_begins_only_where_it_is_likely_enough(
+    chance: float, least: float, written: list[int], may: bool
+) -> None:
+    """All tokens with which one begins are summed: here two of them, each of which is beaten by a word."""
+    row = np.full(BYTES.size, -30.0, np.float32)
+    row[CALLS] = np.log(chance / 2)
+    row[[WORD, WORD + 1]] = np.log((1 - chance) * 0.99), np.log((1 - chance) * 0.01)
+    prefix = np.array([1, 2, *written], np.int32)
+    edited = Chooser(DecodingParams(min_call_prob=least), BYTES, 2).constrain(row, prefix)
+    assert np.isfinite(edited[CALLS]).all() == may and np.isfinite(np.delete(edited, CALLS)).all()
+
+
+def test_a_text_that_can_only_be_a_call_is_one() -> None:
+    row = np.full(BYTES.size, -np.inf, np.float32)
+    row[CALLS[0]] = 0.0
+    assert Chooser(DecodingParams(min_call_prob=1.0), BYTES, 1).choose(row, np.array([1], np.int32)) == CALLS[0]

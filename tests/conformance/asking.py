@@ -9,6 +9,7 @@ import numpy as np
 import pydantic
 
 from skydraft import DecodingParams, api, make_plan
+from skydraft.config import MIN_CALL_PROB
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.engines.vocab import Vocab
@@ -92,10 +93,11 @@ def speaking_pair() -> Pair:
 def expected(messages: Any = ASKED, *, mode: str = "quality", tools: Any = (), **params: Any) -> Any:
     """What the Python interface generates, greedily unless said otherwise; `tools` need not be called."""
     told, plan = conversation(messages), make_plan(mode)
+    careful = {"min_call_prob": MIN_CALL_PROB} if tools and "grammar" not in params else {}
     request = GenerateRequest(
         tuple(may_answer(told)) if tools else told,
         plan=plan.checking_start() if tools else plan,
-        params=DecodingParams(**{"max_new_tokens": MAX_TOKENS, "seed": SEED} | params),
+        params=DecodingParams(**{"max_new_tokens": MAX_TOKENS, "seed": SEED} | careful | params),
         tools=tools,
     )
     with api.start(request, edge=speaking("toy:drift=0.2"), cloud=speaking("toy")) as generation:

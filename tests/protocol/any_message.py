@@ -43,6 +43,7 @@ _without_grammar = st.builds(
     top_k=st.integers(0, MAX_ID),
     top_p=between(1e-9, 1),
     min_p=between(0, 1),
+    min_call_prob=between(0, 1),
     seed=st.integers(0, 2**64 - 1),
     repetition_penalty=between(1e-6, 1e6),
     frequency_penalty=between(-2, 2),

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from skydraft.edge.stock.meeting import Met
     from skydraft.edge.stock.server import StockServer
 
-_KEPT = frozenset(("max_new_tokens", "stop", "sentences", "temperature", "top_k", "top_p", "min_p", "seed"))
+# With `min_call_prob` the draft model is careful about calls; such a server decides by itself.
+_KEPT = frozenset(
+    ("max_new_tokens", "stop", "sentences", "temperature", "top_k", "top_p", "min_p", "seed", "min_call_prob")
+)
 
 
 def check_params(params: DecodingParams) -> None:
