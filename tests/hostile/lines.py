@@ -20,6 +20,7 @@ from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.faults import Fault
 
 WIRES = ("own", "stock")
+DIALECTS = ("llama-server", "sglang")  # of a stock server, where it says ids in another way; "stock" speaks vLLM's
 
 
 class OwnLine:
@@ -73,7 +74,7 @@ class StockLine:
 
 @contextmanager
 def line(
-    wire: str, *, token_s: float = 0.0, dialect: str = "vllm", is_other: bool = False
+    wire: str, *, token_s: float = 0.0, dialect: str = "", is_other: bool = False
 ) -> Iterator[OwnLine | StockLine]:
     """A server that takes so long for each token; another model with another vocabulary if `is_other`."""
     if wire == "own":
@@ -83,6 +84,7 @@ def line(
         finally:
             server.kill()
     else:
+        dialect = dialect or ("vllm" if wire == "stock" else wire)
         with fake(dialect, TARGET, token_s=token_s) as stock:
             stock.model.tokenizer = character_vocab("一二三") if is_other else stock.model.tokenizer
             yield StockLine(stock)
