@@ -3,6 +3,7 @@
     python -m bench.structured schemas [--from N] [--num N] [--to FILE]   60 schemas: what fits, lossless == cloud
     python -m bench.structured tasks [--from N] [--num N] [--to FILE]     60 tasks with one right answer, in six ways
     python -m bench.structured auto [--to FILE] [--modes M,M] [--unseen]  tool_choice auto: calls where they are wanted
+    python -m bench.structured odds [--unseen]                            how likely the target begins with a call
     python -m bench.structured speed [--num N]                            tokens a second with and without a grammar
     python -m bench.structured summary FILE...                            the figures of what `--to` has written
 
@@ -24,7 +25,7 @@ import numpy as np
 
 import skydraft
 from bench.server import ServerProcess
-from bench.structured_auto import MODES, PART_LEN, run_auto, show_auto
+from bench.structured_auto import MODES, PART_LEN, run_auto, show_auto, show_odds
 from bench.structured_speed import speed
 from bench.structured_summary import found_in, show
 from bench.workload import drafting, machine
@@ -224,7 +225,7 @@ def judged(cloud: Engine, request: GenerateRequest, generation: Generation) -> L
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["schemas", "tasks", "auto", "speed", "summary"])
+    parser.add_argument("what", choices=["schemas", "tasks", "auto", "odds", "speed", "summary"])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--from", type=int, default=0, dest="first", help="skip so many")
     parser.add_argument("--num", type=int, default=None, help="at most so many")
@@ -238,11 +239,14 @@ def main() -> None:
         show([line for path in given.files for line in lines_of(path)], all_schemas(), all_tasks())
         return
     print(machine())
-    if given.what == "auto":
+    if given.what in ("auto", "odds"):
         files = (
             ["structured_unseen.jsonl"] if given.unseen else ["structured_questions.jsonl", "structured_tasks.jsonl"]
         )
         both = [task for file in files for task in all_calls(file)]
+        if given.what == "odds":
+            show_odds(both, load_sides(given.threads)[1], request_of)
+            return
         kept = Kept(given.to or Path("structured_auto.out"))
         run_auto(both, load_sides(given.threads), kept, given.modes.split(","), request_of)
         show_auto(both, kept)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from skydraft import Engine, api
+from skydraft.choosing.constraints import call_openers
 from skydraft.config import MIN_CALL_PROB
 from skydraft.decoding.request import GenerateRequest
 from skydraft.evaluation.tasks.checks import is_same
+from skydraft.prompts.pair import read_prompt
 from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader, may_answer
 
 Line = dict[str, Any]
@@ -59,6 +64,26 @@ def _taken(piece: str | CallText, calls: list[Line]) -> str:
         calls.append({"name": piece.name, "arguments": ""})
     calls[piece.index]["arguments"] += piece.arguments
     return ""
+
+
+def show_odds(tasks: list[Line], engine: Engine, request_of: Callable[[Line, str, bool], GenerateRequest]) -> None:
+    """Print how likely it is that an answer begins as a call, for lines that want one and others, and how far these are
+    apart: the area under the curve, and what a least chance of `MIN_CALL_PROB` gets right."""
+    openers, chances = call_openers(engine.vocab), {True: list[float](), False: list[float]()}
+    with closing(engine.begin([0])) as sequence:
+        for task in sorted(tasks, key=lambda task: str(task["set"])):  # one set of tools after the other
+            request = request_of(task, "cloud", False)
+            ids = read_prompt(engine, may_answer(request.messages), tools=request.tools).target.token_ids
+            sequence.align(ids[:-1])
+            while sequence.length < len(ids):
+                row = sequence.extend(ids[sequence.length : sequence.length + engine.max_output_rows])[-1]
+            weights = np.exp(row.astype(np.float64) - row.max())
+            chances["answer" in task].append(weights[openers].sum() / weights.sum())
+    wanted, others = (np.array(chances[each]) for each in (True, False))
+    print(f"wanted {np.sort(wanted).round(2)}\nothers {np.sort(others).round(2)}")
+    area = np.mean(wanted[:, None] > others) + np.mean(wanted[:, None] == others) / 2
+    print(f"AUROC {area:.3f}; called where wanted {np.sum(wanted >= MIN_CALL_PROB)} of {len(wanted)}, not called "
+          f"elsewhere {np.sum(others < MIN_CALL_PROB)} of {len(others)}")  # fmt: skip
 
 
 def show_auto(tasks: list[Line], kept: Any) -> None:
