@@ -74,7 +74,7 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     prefix = [int(token_id) for token_id in prefix]
     generated = prefix[prompt_len:]
     openers = [at for at in range(vocab.size) if vocab.pieces[at].lstrip()[:1] in (b"{", b"`")]
-    openers += [at for at in range(vocab.size) if vocab.pieces[at].lstrip().startswith(b"<tool_call>")]
+    openers += [at for at in range(vocab.size) if vocab.pieces[at].lstrip() in (b"<", b"<tool_call>")]
     chance = probabilities(row.astype(np.float64))[openers].sum()
     if len(generated) <= 8 and not vocab.text_bytes(generated).strip() and chance < params.min_call_prob:
         edited[openers] = -np.inf

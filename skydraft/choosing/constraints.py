@@ -31,7 +31,7 @@ from skydraft.engines.rows import namespace_of, on_host
 from skydraft.engines.vocab import Mask, TokenIds, Vocab, check_chinese
 from skydraft.errors import OptionError
 
-_OPENERS = (b"{", b"`", b"<tool_call>")
+_OPENERS = (b"{", b"`", b"<tool")
 _MAX_BLANK = 8  # tokens of white space before a call
 _MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most four tokens
 
@@ -130,8 +130,12 @@ def no_end_before(num_tokens: int, prompt_len: int, end_ids: Iterable[int]) -> C
 
 @lru_cache(maxsize=8)
 def call_openers(vocab: Vocab) -> TokenIds:
-    """The tokens with which a call begins, or its fence, after white space."""
-    found = [token_id for token_id, piece in enumerate(vocab.pieces) if piece.lstrip().startswith(_OPENERS)]
+    """The tokens with which a call begins, or its fence or mark, after white space.
+
+    A model that may not begin one otherwise begins with the template's mark of the list of tools.
+    """
+    texts = [piece.lstrip() for piece in vocab.pieces]
+    found = [token_id for token_id, text in enumerate(texts) if text.startswith(_OPENERS) or text == b"<"]
     return np.array(found, np.int32)
 
 

@@ -181,7 +181,7 @@ def test_a_bias_of_an_id_that_is_no_token_is_refused() -> None:
 
 
 BYTES = open_toy("toy").vocab
-CALLS = [BYTES.pieces.index(piece) for piece in (b"`", b"{")]
+CALLS = [BYTES.pieces.index(piece) for piece in (b"`", b"{", b"<")]
 BLANK, WORD = BYTES.pieces.index(b"\n"), BYTES.pieces.index(b"a")
 
 
@@ -195,9 +195,9 @@ BLANK, WORD = BYTES.pieces.index(b"\n"), BYTES.pieces.index(b"a")
 def test_a_call_begins_only_where_it_is_likely_enough(
     chance: float, least: float, written: list[int], may: bool
 ) -> None:
-    """All tokens with which one begins are summed: here two of them, each of which is beaten by a word."""
+    """All tokens with which one begins are summed: here three."""
     row = np.full(BYTES.size, -30.0, np.float32)
-    row[CALLS] = np.log(chance / 2)
+    row[CALLS] = np.log(chance / 3)
     row[[WORD, WORD + 1]] = np.log((1 - chance) * 0.99), np.log((1 - chance) * 0.01)
     prefix = np.array([1, 2, *written], np.int32)
     edited = Chooser(DecodingParams(min_call_prob=least), BYTES, 2).constrain(row, prefix)
