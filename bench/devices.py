@@ -155,10 +155,9 @@ def beside(
         for is_last in (False, True):
             edge = make_edge()
             if cloud.is_stock:
-                found = cloud.examine(edge.vocab, max(numbers))
-                assert found.steps is not None
-                replay = record_stock(edge, cloud, stock_costs(found.steps, found.rtt_ms), texts, num_tokens)
-                steps = "  ".join(f"{rows}: {ms:.1f}" for rows, ms in found.steps.points)
+                rtt_ms, measured = cloud.examine(edge.vocab).rtt_ms, cloud.steps(max(numbers))
+                replay = record_stock(edge, cloud, stock_costs(measured, rtt_ms), texts, num_tokens)
+                steps = "  ".join(f"{rows}: {ms:.1f}" for rows, ms in measured.points)
                 print(f"ms of a step of n rows: {steps}" if is_last else "", flush=True)
             else:
                 replay = record(edge, cloud, cloud.info(), texts, num_tokens)

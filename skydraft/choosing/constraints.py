@@ -70,9 +70,10 @@ def _apply_one(row: Any, edit: Edit) -> None:
     ids = xp.asarray(edit.token_ids, dtype=xp.int64, device=array_api_compat.device(row))
     if edit.op == "ban_unlikely":
         logits = on_host(row).astype(np.float64)  # the same sum wherever the row lies; for the first token alone
-        weights = np.exp(logits - logits.max())  # [vocab]
-        if weights[edit.token_ids].sum() < edit.amount * weights.sum():
-            row[ids] = -xp.inf
+        if np.isfinite(best := logits.max()):  # else it has no probabilities
+            weights = np.exp(logits - best)  # [vocab]
+            if weights[edit.token_ids].sum() < edit.amount * weights.sum():
+                row[ids] = -xp.inf
         return
     if edit.op == "ban":
         row[ids] = -xp.inf

@@ -195,29 +195,32 @@ def _examine_stock(
     with closing(choice.connect(models.cloud_model)) as cloud:
         try:
             with TERMINAL.state(f"Asking {cloud.name}…"):
-                found = cloud.examine(edge.vocab, num_devices)
+                found = cloud.examine(edge.vocab)
         except SkydraftError as error:
             yield f"{cloud.name} cannot be used: {error.line}"
             return
         _show_stock(console, found, edge, cloud)
-        if found.steps is not None:
-            yield from _simulate_stock(console, cloud, edge, found.steps, found.rtt_ms, num_devices, forward_ms)
+        if num_devices:
+            yield from _simulate_stock(console, cloud, edge, found.rtt_ms, num_devices, forward_ms)
     if not found.num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
 
 
 def _simulate_stock(
-    console: Console, cloud: Cloud, edge: Engine, steps: Steps, rtt_ms: float, num_devices: int,
-    forward_ms: tuple[float, ...],
-) -> Iterator[str]:  # fmt: skip
+    console: Console, cloud: Cloud, edge: Engine, rtt_ms: float, num_devices: int, forward_ms: tuple[float, ...]
+) -> Iterator[str]:
     """Print what each of several devices gets at a server without skydraft."""
     try:
+        steps = Steps(tuple(enumerate(forward_ms, 1)), num_devices)  # given, so that nothing is measured
+        if not forward_ms:
+            with TERMINAL.state(f"Writing up to {num_devices} texts at once…"):
+                steps = cloud.steps(num_devices)
         with TERMINAL.state(f"Answering {len(PROMPTS)} prompts in each mode…"):
             recorded = replay.record_stock(edge, cloud, replay.stock_costs(steps, rtt_ms))
     except SkydraftError as error:
         yield f"devices on {cloud.name} cannot be simulated: {error.line}"
         return
-    most = num_devices if forward_ms else min(num_devices, steps.num_texts)
+    most = min(num_devices, steps.num_texts)
     _show_devices(console, recorded, most, forward_ms)
     if most < num_devices:
         console.print(f"             It writes at most {most} of {num_devices} texts at once; the others would wait.")

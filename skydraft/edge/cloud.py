@@ -16,7 +16,7 @@ from skydraft.edge.channel import Awaited
 from skydraft.edge.line import ServerList
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import new_number
-from skydraft.edge.stock.load import Examined
+from skydraft.edge.stock.load import Examined, Steps
 from skydraft.edge.stock.server import StockServer
 from skydraft.edge.verifier import Notices, Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
@@ -100,13 +100,15 @@ class Cloud:
         wait_s = min(self._timeout_s, _ONE_OF_MANY_S) if servers.has_others else self._timeout_s
         return self._run(self._patiently(lambda channel: servers.info(channel, wait_s)))
 
-    def examine(self, vocab: Vocab, num_texts: int = 0) -> Examined:
-        """Who a server without skydraft is, and what it costs, also while it writes so many texts at once.
-
-        Raises a SkydraftError.
-        """
+    def examine(self, vocab: Vocab) -> Examined:
+        """Who a server without skydraft is, and what it costs. Raises a SkydraftError."""
         assert isinstance(self._servers, StockServer)
-        return self._run(self._servers.examine(vocab, num_texts, self._timeout_s))
+        return self._run(self._servers.examine(vocab, self._timeout_s))
+
+    def steps(self, num_texts: int) -> Steps:
+        """What its steps take while it writes so many texts at once. Raises a SkydraftError."""
+        assert isinstance(self._servers, StockServer)
+        return self._run(self._servers.steps(num_texts, self._timeout_s))
 
     def ping(self, timeout_s: float) -> float:
         """The round trip to a server, in milliseconds. Raises CloudLost."""

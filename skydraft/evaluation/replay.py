@@ -23,7 +23,7 @@ from skydraft.decoding.turns import run_of
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.stock.load import Steps
 from skydraft.engines.base import Engine
-from skydraft.errors import OptionError
+from skydraft.errors import CloudLost, OptionError
 from skydraft.evaluation.devices import Load, Simulation, Text, Turn, most_devices
 from skydraft.evaluation.diagnosis import PROMPTS
 from skydraft.gating.hand_back import HandBack
@@ -180,7 +180,7 @@ def record_stock(
 def _written(
     edge: Engine, cloud: Cloud, modes: Mapping[str, Plan], prompts: Seq[str], num_tokens: int
 ) -> tuple[dict[str, list[Generation]], dict[str, str]]:
-    """Texts by mode, and why modes were refused."""
+    """Texts by mode, and why modes were refused. Raises a SkydraftError, also where a text went on alone."""
     found, refused, params = dict[str, list[Generation]](), dict[str, str](), DecodingParams(max_new_tokens=num_tokens)
     for mode, plan in modes.items():
         try:
@@ -188,6 +188,8 @@ def _written(
         except OptionError as error:
             refused[mode] = error.line
             continue
+        if any("edge-fallback" in done.origins for done in texts):
+            raise CloudLost(f"In mode {mode} a text went on without the server.")
         found[mode] = texts
     return found, refused
 

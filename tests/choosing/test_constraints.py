@@ -204,6 +204,15 @@ def test_a_call_begins_only_where_it_is_likely_enough(
     assert np.isfinite(edited[CALLS]).all() == may and np.isfinite(np.delete(edited, CALLS)).all()
 
 
+@pytest.mark.parametrize("best", [np.inf, -np.inf])
+def test_a_row_without_probabilities_bans_no_call(best: float) -> None:
+    """Tests fail on warnings."""
+    row = np.full(BYTES.size, -np.inf, np.float32)
+    row[WORD] = best
+    assert Chooser(DecodingParams(min_call_prob=0.73), BYTES, 1).constrain(row, np.array([1], np.int32)) is not None
+    assert np.array_equal(apply(row, [Edit("ban_unlikely", np.array(CALLS, np.int32), 0.73)]), row)
+
+
 def test_a_text_that_can_only_be_a_call_is_one() -> None:
     row = np.full(BYTES.size, -np.inf, np.float32)
     row[CALLS[0]] = 0.0

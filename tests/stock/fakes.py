@@ -98,6 +98,7 @@ class Fake:
     def _run(self) -> None:
         self._loop = asyncio.new_event_loop()
         with socket.create_server(("127.0.0.1", self.port)) as listening:
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # tokens leave when they are written
             try:
                 self._loop.run_until_complete(self._server.serve([listening]))
             finally:

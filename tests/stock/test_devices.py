@@ -20,12 +20,14 @@ from skydraft.edge.stock.costs import Costs
 from skydraft.edge.stock.load import Steps, measure_steps
 from skydraft.edge.stock.meeting import Met
 from skydraft.edge.stock.vllm import Vllm
-from skydraft.errors import CloudFailure
+from skydraft.errors import CloudError, CloudFailure
 from skydraft.evaluation.devices import Simulation, Text, Turn
 from skydraft.evaluation.replay import MODES, record_stock, stock_costs, text_of
 from tests.cli.conftest import Invoke, Refused, invoke, refused  # noqa: F401
 from tests.hostile.texts import DRAFT, TARGET
-from tests.stock.fakes import fake
+from tests.stock import faults
+from tests.stock.fakes import GENERATING, Fake, fake
+from tests.stock.faults import Fault
 
 COSTS = CostModel(0.0, (10.0,) * 64, 4096, wire_ms=0.0, streams=True)
 PROMPTS = ("语速", "一位老人在讲故事", "音调")
@@ -81,8 +83,8 @@ def test_turns_have_the_tokens_and_the_rows_of_the_texts(checks: bool, monkeypat
 
 def test_steps_are_timed_with_several_texts_at_once() -> None:
     with fake("vllm", TARGET, token_s=0.02) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
-        steps = cloud.examine(DRAFT.vocab, 3).steps
-    assert steps is not None and steps.num_texts == 3
+        steps = cloud.steps(3)
+    assert steps.num_texts == 3
     assert [rows for rows, _ in steps.points] == [1, 2, 3, 64, 256]
     assert all(ms >= 19 for _, ms in steps.points[:3])  # a fake waits for each text by itself
     costs = stock_costs(steps, 1.0)
@@ -129,3 +131,66 @@ def test_recorded_texts_are_of_a_stock_server() -> None:
     assert found.is_stock and set(found.texts) == {"cloud", "quality"} and list(found.refused) == ["auto"]
     slower = found.with_times((20.0,))
     assert slower.texts == found.texts and slower.costs.pass_ms(2) == 40.0
+
+
+URL = ("doctor", "--edge-model", "toy:drift=0.3", "--devices", "3", "--cloud")
+
+
+def fail_after(server: Fake, num_sound: int, fault: Fault) -> None:
+    """All requests that generate fail so, after the next few."""
+    left = [None] * num_sound
+    server.fault_of = lambda path: (left.pop() if left else fault) if path in GENERATING else None
+
+
+@pytest.mark.parametrize("spent", [False, True])
+def test_texts_that_went_on_alone_are_not_simulated(spent: bool, invoke: Invoke) -> None:  # noqa: F811
+    """The draft model alone is quick, whatever the server is."""
+    with fake("vllm", TARGET, token_s=0.002) as server:
+        if not spent:
+            fail_after(server, 5 + 6 + 6 + 5, faults.refuses(500))  # all but the texts of the gated mode
+        status, out, _ = invoke(*URL, f"{server.url}/v1", *(("--max-calls", "5") if spent else ()))
+    assert status == 1 and "cannot be simulated" in out and "went on without the server" in out
+    assert "devices      simulated" not in out
+
+
+def test_a_server_that_sends_all_at_once_is_simulated_with_given_times(invoke: Invoke) -> None:  # noqa: F811
+    with fake("vllm", TARGET, burst=100) as server:
+        status, out, _ = invoke(*URL, f"{server.url}/v1")
+        assert status == 1 and "round trip " in out and "To do: devices on " in out and "cannot be timed" in out
+        status, out, _ = invoke(*URL, f"{server.url}/v1", "--forward-ms", "1:5,8:6")
+    assert status == 0 and "devices      simulated with the forward times given" in out
+
+
+def connected_steps(server: Fake, num_texts: int, **how: Any) -> Steps:
+    with closing(skydraft.connect(f"{server.url}/v1", timeout_s=5, **how)) as cloud:
+        return cloud.steps(num_texts)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_refuses_some_of_the_texts_writes_fewer_at_once(status: int) -> None:
+    with fake("vllm", TARGET, token_s=0.02) as server:
+        num = itertools.count()
+        refusal = faults.refuses(status)
+        server.fault_of = lambda path: refusal if path in GENERATING and next(num) == 6 else None  # the last of four
+        steps = connected_steps(server, 8)
+        server.wait_until_idle()
+        assert steps.num_texts == 2 and [rows for rows, _ in steps.points] == [1, 2, 64, 256]
+        server.fault_of = lambda path: refusal if path in GENERATING else None
+        with pytest.raises(CloudError, match=f"answered {status}"):
+            connected_steps(server, 8)
+
+
+def test_a_server_that_does_not_end_a_short_text_is_left() -> None:
+    with fake("vllm", TARGET) as server:
+        server.fault_of = lambda path: faults.ENDLESS if path in GENERATING else None
+        with pytest.raises(CloudFailure, match="does not end"):
+            connected_steps(server, 2)
+        server.wait_until_idle()
+        assert server.model.num_written < 2000
+
+
+def test_prompts_that_are_measured_are_new_to_a_server_of_text() -> None:
+    with fake("completions", TARGET, token_s=0.02) as server:
+        connected_steps(server, 4, api="completions", model="toy")
+        prompts = [asked.body["prompt"][:8] for asked in server.model.asked if asked.path in GENERATING]
+    assert len(prompts) == 1 + 2 + 4 + 6 == len(set(prompts))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from skydraft.edge.stock.costs import Costs
 from skydraft.edge.stock.meeting import Met, written
 from skydraft.edge.stock.wire import Wire
-from skydraft.errors import CloudFailure
+from skydraft.errors import CloudFailure, CloudLost, RateLimited
 
 _NUM_WRITTEN, _LEAST = 12, 3  # tokens of each text; tokens that all texts must be written at once for
 _PROMPT_LEN = 32
@@ -30,27 +30,31 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A server's model and costs, and how many tokens of a prompt of `num_sent` it had in its cache the second time.
-
-    `steps` is None unless they were asked for.
-    """
+    """A server's model and costs, and how many tokens of a prompt of `num_sent` it had in its cache the second time."""
 
     met: Met
     costs: Costs
     rtt_ms: float
     num_sent: int
     num_cached: int
-    steps: Steps | None = None
 
 
 async def measure_steps(wire: Wire, met: Met, num_texts: int, rtt_ms: float, timeout_s: float) -> Steps:
     """Let the server write 1, 2, 4, …, `num_texts` texts at once, and read long prompts. Raises a SkydraftError.
 
-    A server that lets some of the texts wait writes fewer at once: then the larger numbers are left out.
+    A server that lets some of the texts wait, or refuses them, writes fewer at once: then the larger numbers are left
+    out.
     """
     points, most = dict[int, float](), 0
     for num in sorted({*itertools.takewhile(num_texts.__gt__, (2**n for n in range(30))), num_texts}):
-        times = await asyncio.gather(*(_times(wire, met, _PROMPT_LEN, _NUM_WRITTEN, timeout_s) for _ in range(num)))
+        texts = (_times(wire, met, _PROMPT_LEN, _NUM_WRITTEN, timeout_s) for _ in range(num))
+        found = await asyncio.gather(*texts, return_exceptions=True)  # none is left to run on
+        for error in found:
+            if isinstance(error, BaseException) and not (most and isinstance(error, CloudLost | RateLimited)):
+                raise error
+        times = [each for each in found if not isinstance(each, BaseException)]
+        if len(times) < num:
+            break
         began, ended = max(each[0] for each in times), min(each[-1] for each in times)
         num_steps = statistics.mean(sum(began < at <= ended for at in each) for each in times)
         if ended <= began or num_steps < _LEAST:
@@ -61,11 +65,11 @@ async def measure_steps(wire: Wire, met: Met, num_texts: int, rtt_ms: float, tim
     for length in _LONG_PROMPTS:
         if 0 < met.context_len <= length:
             break
-        found = []
+        waits = []
         for _ in range(_NUM_TIMES):
             began = time.perf_counter()
-            found.append(((await _times(wire, met, length, 1, timeout_s))[0] - began) * 1e3)
-        points[max(length, most + 1)] = max(statistics.median(found) - rtt_ms, 1e-3)
+            waits.append(((await _times(wire, met, length, 1, timeout_s))[0] - began) * 1e3)
+        points[max(length, most + 1)] = max(statistics.median(waits) - rtt_ms, 1e-3)
     return Steps(tuple(sorted(points.items())), most)
 
 

@@ -22,6 +22,7 @@ from skydraft.errors import CloudFailure, OptionError
 SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
 PROMPT_LEN = 64  # tokens of a measurement
 _NUM_WRITTEN, _NUM_CHECKED = 6, 6
+_MOST_EVENTS = 256  # of a text of a few tokens
 _ALPHA = 0.75  # acceptance that is assumed where a draft may be checked in two ways
 
 
@@ -89,7 +90,8 @@ async def written(
     """(tokens, cached tokens of the prompt) of each event of a short text."""
     dialect = met.dialect
     if isinstance(dialect, TextDialect):
-        asked = Asked(({"role": "user", "content": SAMPLE * (len(ids) // 32)},), SAMPLE * (len(ids) // 32), "")
+        text = f"{hash(tuple(ids)) % 10**6} {SAMPLE * (len(ids) // 32)}"  # other ids, another text from its start
+        asked = Asked(({"role": "user", "content": text},), text, "")
         path, body = dialect.going_on(met.model, asked, num_tokens, DecodingParams())
         async for told in _events(wire, dialect, path, body, timeout_s):
             yield bool(told.text), told.num_cached
@@ -104,9 +106,12 @@ async def _events(
 ) -> AsyncIterator[Any]:
     """What each event of an answer says."""
     waiting = Waiting(timeout_s, timeout_s, timeout_s)
-    events = Events(wire, path, as_json(body), dialect.life)
+    events, num_events = Events(wire, path, as_json(body), dialect.life), 0
     try:
         while (event := await events.next(waiting)) is not None:
+            num_events += 1
+            if num_events > _MOST_EVENTS:
+                raise CloudFailure("The server does not end a text after a few tokens.")
             yield read_safely(dialect.told if isinstance(dialect, TextDialect) else dialect.written, event)
     finally:
         events.close()

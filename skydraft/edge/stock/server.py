@@ -22,7 +22,7 @@ from skydraft.edge.stock.chat import Chat, Completions, TextDialect
 from skydraft.edge.stock.costs import Costs, recalled, remember
 from skydraft.edge.stock.dialect import Described, Dialect, name
 from skydraft.edge.stock.llama_server import LlamaServer
-from skydraft.edge.stock.load import Examined, measure_steps
+from skydraft.edge.stock.load import Examined, Steps, measure_steps
 from skydraft.edge.stock.meeting import PROMPT_LEN, SAMPLE, Met, check_that_it_goes_on, measure, written
 from skydraft.edge.stock.session import StockSession
 from skydraft.edge.stock.sglang import Sglang
@@ -261,11 +261,8 @@ class StockServer:
         names = ", ".join(one_line(each.model) for each in known[:10])
         raise OptionError(f"The server at {self.target} has several models: {names}.", hint="Choose: --cloud-model M.")
 
-    async def examine(self, vocab: Vocab, num_texts: int, timeout_s: float) -> Examined:
-        """Who it is, its costs as they are now, its prefix cache; with `num_texts` its steps for so many texts at once.
-
-        Raises VocabularyMismatch or the like.
-        """
+    async def examine(self, vocab: Vocab, timeout_s: float) -> Examined:
+        """Who it is, its costs as they are now, its prefix cache. Raises VocabularyMismatch or the like."""
         self._costs.clear()
         self.forget()
         await self.learn(self, timeout_s)
@@ -275,8 +272,11 @@ class StockServer:
             async for _, cached in written(self.wire, met, ids, 1, timeout_s):
                 num_cached = cached or num_cached
         assert met.costs is not None
-        steps = await measure_steps(self.wire, met, num_texts, self.rtt_ms, timeout_s) if num_texts else None
-        return Examined(met, met.costs, self.rtt_ms, len(ids), num_cached, steps)
+        return Examined(met, met.costs, self.rtt_ms, len(ids), num_cached)
+
+    async def steps(self, num_texts: int, timeout_s: float) -> Steps:
+        """What its steps take while it writes so many texts at once. Raises a SkydraftError."""
+        return await measure_steps(self.wire, await self._meet(timeout_s), num_texts, self.rtt_ms, timeout_s)
 
     def session(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockSession:
         """A text at this server, which may first be asked what it is. Raises OptionError for what it cannot follow."""
