@@ -17,7 +17,8 @@ from tests.stock.openai import Body, Vllm, ids_of
 class LlamaServer(Vllm):
     """llama-server (xllamacpp 2026.10): as it answered a Qwen2.5 1.5B, without what nobody reads.
 
-    A stream ends with a part that has no token, and without OpenAI's mark. `tokens_cached` is what the slot holds in
+    A stream ends with a part that has no token, and without OpenAI's mark. Tokens that end within a character are not
+    told: the part after them has the last token alone, and counts them all. `tokens_cached` is what the slot holds in
     the end; the hit is `timings.cache_n`. Chat goes on from an assistant's last message by itself; a whole answer says
     that again, a stream does not.
     """
@@ -94,11 +95,23 @@ class LlamaServer(Vllm):
         async for index, tokens in run.tokens():
             for token in tokens:  # one a part, whatever came at once
                 written[index].append(token)
+                if self._is_cut(written[index]):
+                    continue
                 part = {"index": index, "content": token.text, "tokens": [token.id], "stop": False, "id_slot": -1}
                 part |= {"tokens_predicted": len(written[index]), "tokens_evaluated": num_read}
                 yield part | self._probabilities(run, [token])
             if tokens[-1].ends:
                 yield self._whole(run, index, written[index]) | {"content": "", "tokens": []}
+
+    def _is_cut(self, tokens: list[Token]) -> bool:
+        """Whether their text ends within a character: a byte that begins one, and too few after it."""
+        text = b"".join(
+            self.model.engine.vocab.token_bytes(token.id) for token in tokens[-4:] if isinstance(token.id, int)
+        )
+        for num, byte in enumerate(reversed(text[-4:]), 1):
+            if byte & 0xC0 != 0x80:
+                return num < 2 * (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
+        return False
 
     def _whole(self, run: Run, index: int, tokens: list[Token]) -> Body:
         num_read, hit = len(run.prompts[index]), run.asked.cached[index]

@@ -70,8 +70,10 @@ class Dialect(Protocol):
     def written(self, event: Any) -> Read:
         """What one event of that stream says."""
 
-    def checking(self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int) -> tuple[str, Body]:
-        """Path and body of a request for the choices after `token_ids` and each token of `draft`."""
+    def checking(
+        self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
+    ) -> tuple[str, Body]:
+        """Path and body of a request for the choices after `token_ids` and each token of `draft`, if there are any."""
 
     def checked(self, answer: Any, num_rows: int) -> Read:
         """The rows of that answer."""

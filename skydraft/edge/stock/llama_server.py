@@ -24,7 +24,11 @@ from skydraft.errors import CloudFailure
 
 
 class LlamaServer:
-    """Writes at /completion. It checks by writing: a list of prompts would take a slot for each."""
+    """Writes at /completion. It checks by writing: a list of prompts would take a slot for each.
+
+    A stream tells a token whose text ends within a character only when the character is whole, and then the last token
+    alone. So the tokens before it are asked for one by one, not as a stream.
+    """
 
     name = "llama-server"
     life = "/health"
@@ -58,18 +62,34 @@ class LlamaServer:
         if "prompt_progress" in event:  # with a token that is none
             return Read(num_cached=count(event, "prompt_progress", "cache"))
         if event.get("stop"):  # the last event repeats no token
-            return Read(num_cached=count(event, "timings", "cache_n"), model=name(event.get("model")))
-        token_ids = numbers(field(event, "tokens"))
-        listed = event.get("completion_probabilities") or [None] * len(token_ids)
-        if len(listed) != len(token_ids):
-            raise CloudFailure("The server sent log-probabilities of other tokens.")
-        return Read(tuple(Row(token_id, _best(best)) for token_id, best in zip(token_ids, listed, strict=True)))
+            num_written = count(event, "timings", "predicted_n")
+            return Read((), count(event, "timings", "cache_n"), name(event.get("model")), num_written)
+        return Read(_rows(event), num_written=count(event, "tokens_predicted"))
 
-    def checking(self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int) -> tuple[str, Body]:
-        raise NotImplementedError
+    def checking(
+        self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
+    ) -> tuple[str, Body]:
+        if draft:
+            raise NotImplementedError
+        path, body = self.writing(model, token_ids, 1, num_best, drawn)
+        fields = ["tokens", "completion_probabilities", "model", "timings"]
+        return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 
     def checked(self, answer: Any, num_rows: int) -> Read:
-        raise NotImplementedError
+        if not isinstance(answer, dict) or "error" in answer:
+            raise CloudFailure("The server sent an error in place of tokens.")
+        rows = _rows(answer)
+        if len(rows) != num_rows:
+            raise CloudFailure(f"The server wrote {len(rows)} tokens in place of {num_rows}.")
+        return Read(rows, count(answer, "timings", "cache_n"), name(answer.get("model")))
+
+
+def _rows(event: Any) -> tuple[Row, ...]:
+    token_ids = numbers(field(event, "tokens"))
+    listed = event.get("completion_probabilities") or [None] * len(token_ids)
+    if len(listed) != len(token_ids):
+        raise CloudFailure("The server sent log-probabilities of other tokens.")
+    return tuple(Row(token_id, _best(best)) for token_id, best in zip(token_ids, listed, strict=True))
 
 
 def _sampling(drawn: DecodingParams | None) -> dict[str, Any]:

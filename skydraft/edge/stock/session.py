@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from skydraft.edge.stock.meeting import Met
     from skydraft.edge.stock.server import StockServer
 
+_MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
 # With `min_call_prob` the draft model is careful about calls; such a server decides by itself.
 _KEPT = frozenset(
     ("max_new_tokens", "stop", "sentences", "temperature", "top_k", "top_p", "min_p", "seed", "min_call_prob")
@@ -302,7 +303,8 @@ class StockSession:
         assert not isinstance(met.dialect, TextDialect)
         self._call(np.concatenate((text, draft)))
         self._drop()
-        path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), self._drawing.num_best)
+        how = self._drawing.num_best, self._drawing.drawn
+        path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), *how)
         content, life = as_json(body), met.dialect.life
         answer, num_bytes = await self._server.wire.post_patiently(path, content, life, waiting)
         read = read_safely(met.dialect.checked, answer, len(draft) + 1)
@@ -324,8 +326,23 @@ class StockSession:
             self._check_model(self._writing.model)
             if row is not None:
                 return row
+            has_gap = self._writing.has_gap
             self._drop()
+            if has_gap:
+                return await self._untold_row(met, text, waiting)
         raise CloudFailure("The server ended the text without a token.")
+
+    async def _untold_row(self, met: Met, text: TokenIds, waiting: Waiting) -> Row:
+        """The choice after a text that a stream did not tell, since it ends within a character.
+
+        If the server draws, it draws until that is so: taking any other token would make such characters rarer.
+        """
+        for _ in range(_MAX_DRAWS):
+            row = (await self._check(met, text, text[:0], waiting))[0]
+            written = self._vocab.text_bytes([*text[len(self._prompt) :][-_MAX_CHAR:].tolist(), row.token_id])
+            if self._drawing.drawn is None or codecs.utf_8_decode(written, "replace", False)[1] < len(written):
+                break
+        return row
 
     def _call(self, text: TokenIds) -> None:
         """Note a request that carries a text. Raises BudgetSpent instead if it may not be made."""

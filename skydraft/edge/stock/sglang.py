@@ -45,8 +45,10 @@ class Sglang(ListsModels):
             raise CloudFailure("The server sent log-probabilities of other tokens.")
         return Read(rows, count(meta, "cached_tokens"), num_written=count(meta, "completion_tokens"))
 
-    def checking(self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int) -> tuple[str, Body]:
-        body = _body([*token_ids, *draft], 1) | _probabilities(max(num_best, 1))
+    def checking(
+        self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
+    ) -> tuple[str, Body]:
+        body = _body([*token_ids, *draft], 1, drawn) | _probabilities(max(num_best, 1))
         return "/generate", {**body, "logprob_start_len": len(token_ids) - 1}
 
     def checked(self, answer: Any, num_rows: int) -> Read:

@@ -42,9 +42,11 @@ class Vllm(ListsModels):
         rows = tuple(row for choice in field(event, "choices") for row in _rows(choice))
         return Read(rows, _cached(event), name(event.get("model")))
 
-    def checking(self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int) -> tuple[str, Body]:
+    def checking(
+        self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
+    ) -> tuple[str, Body]:
         prompts = [[*token_ids, *draft[:length]] for length in range(len(draft) + 1)]
-        return "/v1/completions", _body(model, prompts, 1, num_best)
+        return "/v1/completions", _body(model, prompts, 1, num_best) | sampling(drawn)
 
     def checked(self, answer: Any, num_rows: int) -> Read:
         _check(answer)

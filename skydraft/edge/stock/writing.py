@@ -27,6 +27,7 @@ class Writing:
     def __init__(self, events: Events, dialect: Any, prefix: TokenIds, num_tokens: int) -> None:
         self.num_sent, self.num_written, self.num_cached = len(prefix), 0, 0
         self.model = ""  # as the server names it
+        self.has_gap = False  # whether the server has written tokens without telling them
         self._events = events
         self._dialect = dialect
         self._prefix = prefix
@@ -88,7 +89,11 @@ class Writing:
         read = self._dialect.written(event)
         rows = read.rows
         if read.num_written:
-            rows = rows[max(len(rows) - (read.num_written - self.num_written), 0) :]
+            num_new = read.num_written - self.num_written
+            if num_new > len(rows):  # some were not told, so what follows is of no use
+                self.has_gap = self._is_over = True
+                return
+            rows = rows[max(len(rows) - num_new, 0) :]
         self.num_written += len(rows)
         if self.num_written > self._left:
             raise CloudFailure(f"The server wrote more than the {self._left} tokens that it was asked for.")
