@@ -258,14 +258,11 @@ def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
 
 
 class RecordedDraft(RecordedModel):
-    """A draft model whose choices and certainty are recorded; what is not known yet, the real one computes once.
+    """A draft model whose choices and certainty are recorded; what is not known yet, the real one computes once."""
 
-    In a share `drift` of all places it is wrong instead, and unsure.
-    """
-
-    def __init__(self, real: Engine, known: dict[str, tuple[int, Signals]], step_ms: float, drift: float = 0.0) -> None:
+    def __init__(self, real: Engine, known: dict[str, tuple[int, Signals]], step_ms: float) -> None:
         super().__init__(real.vocab, real.fingerprint, {}, step_ms)
-        self._draft, self._known, self._drift = real, known, drift
+        self._draft, self._known = real, known
 
     def write_row(self, row: Rows, token_ids: list[int]) -> None:
         """Write a row with the recorded best token, and with the entropy and the probabilities of the best two."""
@@ -277,8 +274,6 @@ class RecordedDraft(RecordedModel):
                 logits = sequence.extend(token_ids[sequence.length :])[-1]
                 self._known[key] = int(np.argmax(logits)), measure(logits)
         best, signals = self._known[key]
-        if int(key[:8], 16) < self._drift * 2**32:
-            best, signals = 0, Signals(4.0, 0.05, 0.2)
         second = max(signals.top_prob - signals.margin, 1e-9)
         rest = max(1 - signals.top_prob - second, 1e-9)
         head = -signals.top_prob * math.log(signals.top_prob) - second * math.log(second)

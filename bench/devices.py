@@ -4,9 +4,8 @@
     python -m bench.devices --cloud HOST:PORT|URL [...]
 
 Without `--cloud` the target is a toy in a process of its own, as `skydraft serve`; forwards take `FORWARD_MS`, and with
-`--execution exact` at most 3 rows. With it the server has a model of the demo pair's family, and drafts are those of
-the demo pair's draft model, recorded in a first run, so that they cost this machine nothing; with `--drift` it is wrong
-and unsure in a share of all places, for a server that has the draft model itself. Each client has a connection
+`--execution exact` at most 3 rows. With it the server has the target of the demo pair, and all clients share the real
+draft model, on one thread of this machine; each prompt is new to the server. Else each client has a connection
 and a draft model of its own, whose steps take `--step`. What one client does is recorded first, as `skydraft doctor
 --devices` does it; the simulation knows nothing else. Speeds: tokens a second of a client; waits: 95th percentile of
 those for verdicts, with cloud for tokens.
@@ -17,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 
 import skydraft
-from bench.clients import RecordedDraft
 from bench.workload import machine, prompts
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import ServeOptions, serve
@@ -119,13 +118,14 @@ def waits(mode: str, client: Client) -> list[float]:
 def replayed(
     address: str, mode: str, texts: Seq[str], num: int, num_tokens: int, make_edge: Callable[[], Engine]
 ) -> list[Client]:
-    """What so many clients do at once until each has written as many texts as there are."""
+    """What so many clients do at once until each has written as many texts as there are; no prompt comes twice."""
     clients, began = [Client() for _ in range(num)], time.perf_counter()
 
     def write(client: Client, edge: Engine, first: int) -> None:
         with closing(skydraft.connect(address, timeout_s=120, require=True)) as cloud:
             for at in itertools.count(first):
-                asked_for, params = texts[at % len(texts)], DecodingParams(max_new_tokens=num_tokens)
+                asked_for = f"{secrets.token_hex(3)} {texts[at % len(texts)]}"
+                params = DecodingParams(max_new_tokens=num_tokens)
                 with skydraft.generate(asked_for, edge=edge, cloud=cloud, plan=MODES[mode], params=params) as done:
                     for each, _ in done.rounds():
                         client.records.append(each.record)
@@ -150,17 +150,15 @@ def replayed(
 def beside(
     address: str, modes: Seq[str], numbers: Seq[int], texts: Seq[str], num_tokens: int, make_edge: Callable[[], Engine]
 ) -> None:
-    """The table of one server. All is run once before it is timed, so that recorded drafts are complete."""
+    """The table of one server."""
     with closing(skydraft.connect(address, require=True, timeout_s=600)) as cloud:
-        for is_last in (False, True):
-            edge = make_edge()
-            if cloud.is_stock:
-                rtt_ms, measured = cloud.examine(edge.vocab).rtt_ms, cloud.steps(max(numbers))
-                replay = record_stock(edge, cloud, stock_costs(measured, rtt_ms), texts, num_tokens)
-                steps = "  ".join(f"{rows}: {ms:.1f}" for rows, ms in measured.points)
-                print(f"ms of a step of n rows: {steps}" if is_last else "", flush=True)
-            else:
-                replay = record(edge, cloud, cloud.info(), texts, num_tokens)
+        edge = make_edge()
+        if cloud.is_stock:
+            rtt_ms, measured = cloud.examine(edge.vocab).rtt_ms, cloud.steps(max(numbers))
+            print("ms of a step of n rows: " + "  ".join(f"{rows}: {ms:.1f}" for rows, ms in measured.points))
+            replay = record_stock(edge, cloud, stock_costs(measured, rtt_ms), texts, num_tokens)
+        else:
+            replay = record(edge, cloud, cloud.info(), texts, num_tokens)
     costs = replay.costs
     print(f"recorded: {costs.pass_ms(1):.1f} ms for a forward of one row, {costs.wire_ms:.1f} ms a call beside "
           f"forwards\n{'mode':<16}{'devices':>8}{'tokens/s':>10}{'simulated':>10}{'ratio':>7}{'wait':>8}"
@@ -188,20 +186,17 @@ def with_toys(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int
     server.communicate()
 
 
-def with_pair(
-    address: str, modes: Seq[str], numbers: Seq[int], num_texts: int, num_tokens: int, step_ms: float, drift: float
-) -> None:
-    """The table of a server that has a model of the demo pair's family."""
-    real, known = skydraft.load(default_pair().draft, EngineOptions(num_threads=1)), dict[str, Any]()
-    print(f"{machine()}\n{address}; a draft step takes {step_ms:g} ms")
-    beside(address, modes, numbers, prompts(num_texts), num_tokens, lambda: RecordedDraft(real, known, step_ms, drift))
-    real.close()
+def with_pair(address: str, modes: Seq[str], numbers: Seq[int], num_texts: int, num_tokens: int) -> None:
+    """The table of a server that has the target of the demo pair."""
+    options = EngineOptions(num_threads=1, context_len=512, max_sequences=max(numbers))
+    with closing(skydraft.load(default_pair().draft, options)) as draft:
+        print(f"{machine()}\n{address}")
+        beside(address, modes, numbers, prompts(num_texts), num_tokens, lambda: draft)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cloud", metavar="HOST:PORT|URL", help="a server with a model of the demo pair's family")
-    parser.add_argument("--drift", type=float, default=0.0, help="with --cloud: share of wrong and unsure drafts")
+    parser.add_argument("--cloud", metavar="HOST:PORT|URL", help="a server with the target of the demo pair")
     parser.add_argument("--texts", type=int, default=4, help="that each client writes")
     parser.add_argument("--tokens", type=int, default=32, help="with --cloud: of each text")
     parser.add_argument("--step", type=float, default=25, help="ms of a step of the draft model")
@@ -215,7 +210,7 @@ def main() -> None:
     if given.serve:
         serve_slowly(executions[0])
     elif given.cloud:
-        with_pair(given.cloud, modes, numbers, given.texts, given.tokens, given.step, given.drift)
+        with_pair(given.cloud, modes, numbers, given.texts, given.tokens)
     else:
         with tempfile.TemporaryDirectory() as home:
             calibrate(Path(home))
