@@ -189,8 +189,8 @@ def with_toys(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int
 def with_pair(address: str, modes: Seq[str], numbers: Seq[int], num_texts: int, num_tokens: int) -> None:
     """The table of a server that has the target of the demo pair."""
     options = EngineOptions(num_threads=1, context_len=512, max_sequences=max(numbers))
+    print(f"{machine()}\n{address}")
     with closing(skydraft.load(default_pair().draft, options)) as draft:
-        print(f"{machine()}\n{address}")
         beside(address, modes, numbers, prompts(num_texts), num_tokens, lambda: draft)
 
 

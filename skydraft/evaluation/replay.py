@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -28,7 +29,7 @@ from skydraft.evaluation.devices import Load, Simulation, Text, Turn, most_devic
 from skydraft.evaluation.diagnosis import PROMPTS
 from skydraft.gating.hand_back import HandBack
 from skydraft.protocol.values import ServerInfo
-from skydraft.types import StepRecord
+from skydraft.types import LinkCost, StepRecord
 
 STREAM, DRAFTED = "cloud", "lossless --k 5"
 MODES = {
@@ -39,8 +40,11 @@ _NUM_TOKENS = 48
 _MOST_ROWS = 4096
 
 
-def text_of(done: Generation, *, is_stock: bool = False) -> Text:
-    """What a finished generation over a link did; with `is_stock` the server was one without skydraft."""
+def text_of(done: Generation, *, num_unread: int | None = None) -> Text:
+    """What a finished generation over a link did.
+
+    With `num_unread` the server was one without skydraft that had so many tokens of the prompt not in its cache.
+    """
     plan, turns, before, reads = done.request.plan, list[Turn](), Turn(0.0), list[float]()
     hand_back, run = plan.hand_back or HandBack(), 0
     for each in done.rounds_so_far:
@@ -51,8 +55,10 @@ def text_of(done: Generation, *, is_stock: bool = False) -> Text:
             turns[-1] = replace(turns[-1], stops=True)  # what is written after this crosses the stop
         if record.outcome == "verified":
             turn = replace(before, edge_ms=before.edge_ms + edge_ms, num_tokens=record.num_committed)
-            num_new = turn.num_skipped + (1 if turns else done.num_prompt_tokens)
-            turns.append(_asked_stock(turn, record, num_new) if is_stock else _asked(turn, record))
+            if num_unread is None:
+                turns.append(_asked(turn, record))
+            else:
+                turns.append(_asked_stock(turn, record, turn.num_skipped + (1 if turns else num_unread)))
             before, run, reads = Turn(0.0), 0, []
         elif record.outcome == "written":
             reads.append(edge_ms)
@@ -66,6 +72,12 @@ def text_of(done: Generation, *, is_stock: bool = False) -> Text:
     turns += [before] if before.num_skipped else []
     prefill_ms = sum(record.target.prefill_ms for record in done.records)
     return Text(tuple(turns), done.num_prompt_tokens, prefill_ms, plan.drafts and not plan.is_gated)
+
+
+def _num_unread(done: Generation) -> int:
+    """How many tokens of a stream's prompt a server without skydraft read, as far as it tells what was in its cache."""
+    link = sum((record.link for record in done.records), LinkCost())
+    return link.tokens_in - link.tokens_hit if 0 < link.tokens_hit < link.tokens_in else done.num_prompt_tokens
 
 
 def _asked(turn: Turn, record: StepRecord) -> Turn:
@@ -170,10 +182,17 @@ def record(
 def record_stock(
     edge: Engine, cloud: Cloud, costs: CostModel, prompts: Seq[str] = PROMPTS, num_tokens: int = _NUM_TOKENS
 ) -> Recorded:
-    """The same at a server without skydraft, which does not draft losslessly. Raises SkydraftError."""
+    """The same at a server without skydraft, which does not draft losslessly. Raises SkydraftError.
+
+    Each prompt begins with a number of its own, so that the server has not read it before.
+    """
     modes = {mode: plan for mode, plan in MODES.items() if mode != DRAFTED}
-    found, refused = _written(edge, cloud, modes, prompts, num_tokens)
-    texts = {mode: [text_of(done, is_stock=True) for done in each] for mode, each in found.items()}
+    found, refused = _written(edge, cloud, modes, [f"{secrets.token_hex(3)} {each}" for each in prompts], num_tokens)
+    unread = [_num_unread(done) for done in found[STREAM]]  # the first ones that were asked
+    texts = {
+        mode: [text_of(done, num_unread=num) for done, num in zip(each, unread, strict=True)]
+        for mode, each in found.items()
+    }
     return Recorded(texts, costs, refused, is_stock=True)
 
 

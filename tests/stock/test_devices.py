@@ -70,13 +70,13 @@ def test_turns_have_the_tokens_and_the_rows_of_the_texts(checks: bool, monkeypat
     with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
         for mode, prompt in itertools.product(("cloud", "quality"), PROMPTS):
             done = skydraft.generate(prompt, edge=DRAFT, cloud=cloud, plan=MODES[mode], params=params).run()
-            turns = text_of(done, is_stock=True).turns
+            turns = text_of(done, num_unread=7).turns
             num_crossed = len(done.token_ids) - sum(t.num_skipped + t.num_tokens + t.num_on for t in turns)
             assert num_crossed == 0 or (num_crossed > 0 and any(turn.stops for turn in turns))
             asked, verified = [t for t in turns if t.num_rows], [r for r in done.records if r.outcome == "verified"]
             assert all(turn.closes for turn in asked[:-1])
             for number, (turn, record) in enumerate(zip(asked, verified, strict=True)):
-                num_new = turn.num_skipped + (1 if number else done.num_prompt_tokens)
+                num_new = turn.num_skipped + (1 if number else 7)
                 assert turn.num_rows == turn.num_needed == num_new + checks * record.num_draft
                 assert turn.num_checked == (0 if checks else record.num_committed - 1)
 
@@ -126,8 +126,13 @@ def test_doctor_simulates_devices(invoke: Invoke) -> None:  # noqa: F811
 
 
 def test_recorded_texts_are_of_a_stock_server() -> None:
-    with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+    """Their prompts are new to it, but for the template's beginning."""
+    with fake("llama-server", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
         found = record_stock(DRAFT, cloud, COSTS, PROMPTS, 12)
+        lengths = [len(asked.prompts[0]) for asked in server.model.asked if asked.prompts]
+    for texts in found.texts.values():
+        rows = [next((turn.num_rows for turn in text.turns if turn.num_rows), None) for text in texts]
+        assert all(num is None or len("音调") < num <= max(lengths) + 12 for num in rows)
     assert found.is_stock and set(found.texts) == {"cloud", "quality"} and list(found.refused) == ["auto"]
     slower = found.with_times((20.0,))
     assert slower.texts == found.texts and slower.costs.pass_ms(2) == 40.0
