@@ -20,79 +20,13 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft.edge.stock.meeting import Met
-from skydraft.errors import (
-    CloudBusy,
-    CloudDraining,
-    CloudFailure,
-    CloudLost,
-    NotAuthorized,
-    RateLimited,
-    SessionNotFound,
-    SkydraftError,
-    VocabularyMismatch,
-)
-from tests.hostile import own
+from skydraft.errors import SkydraftError, VocabularyMismatch
 from tests.hostile.lines import DIALECTS, WIRES, OwnLine, StockLine, known, line
+from tests.hostile.storms import LATER, ONCE, STORMS
 from tests.hostile.texts import ALONE, LENGTH, PLANS, assert_all_is_accounted_for, assert_one_clear_line, letters, write
 from tests.serving import PATIENCE_S, Unhurried
 from tests.stock import faults
 from tests.toys import law
-
-# What a server does from some request on: over our wire, and over HTTP. None where the wire has no such thing.
-STORMS: dict[str, tuple[Any, Any]] = {
-    "limited, come back now": (
-        own.refuses(RateLimited("Not now, says the server.", retry_after_s=0.0)),
-        faults.refuses(429, Retry_After="0"),
-    ),
-    "limited for long": (
-        own.refuses(RateLimited("Not now, says the server.", retry_after_s=60.0)),
-        faults.refuses(429, Retry_After="60"),
-    ),
-    "away": (own.refuses(CloudLost("Not now, says the server.")), faults.refuses(503)),
-    "going down": (own.refuses(CloudDraining("Not now, says the server.")), None),
-    "failing": (own.refuses(CloudFailure("Not now, says the server.")), faults.refuses(500)),
-    "another key": (own.refuses(NotAuthorized("This key is not known here.")), faults.refuses(401)),
-    "no such path": (None, faults.refuses(404)),
-    "bytes of something else": (own.says(b"\xff<html>"), faults.says(b"<html><body>It works!</body></html>")),
-    "an empty answer": (own.says(b""), faults.says(b"", "application/json")),
-    "null": (None, faults.says(b"data: null\n\n", "text/event-stream")),
-    "refused": (None, faults.refuses(400)),
-    "a page of an error": (None, faults.says(b"<html>\n<h1>502</h1>\n</html>", status=502)),
-    "a list": (None, faults.says(b"data: [[[]]]\n\n", "text/event-stream")),
-    "an error in the stream": (None, faults.says(b'data: {"error": {"message": "x"}}\n\n', "text/event-stream")),
-    "deep": (None, faults.says(b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream")),
-    "a redirect": (None, faults.redirects("http://127.0.0.1:1/")),
-    "a redirect to itself": (None, faults.redirects("/v1/completions", 308)),
-    "ids beyond the vocabulary": (own.token(10**6), faults.calls_it(lambda token_id: 10**6)),
-    "ids beyond all numbers": (own.token(2**31 - 1), faults.calls_it(lambda token_id: 10**30)),
-    "negative ids": (None, faults.calls_it(lambda token_id: -1)),
-    "ids as words": (None, faults.calls_it(str)),
-    "ids as fractions": (None, faults.calls_it(lambda token_id: token_id + 0.5)),
-    "ids as truth": (None, faults.calls_it(lambda token_id: True)),
-    "no ids": (own.says(b"\x08\x01"), faults.calls_it(lambda token_id: None)),
-    "after another prefix": (own.alters(lambda reply: setattr(reply, "base", reply.base + 1)), None),
-    "more accepted than drafted": (own.alters(lambda reply: setattr(reply, "num_accepted", 90)), None),
-    "never an end": (own.alters(own.unending), None),
-    "endless nonsense": (own.floods(b"\x08\x01"), faults.floods(b"data: " + b" " * 4000 + b"{}\n\n")),
-    "gigabytes in one message": (own.says(b"\0" * (64 << 20)), faults.floods(b"data: " + b"7" * 65536)),
-    "a gzip bomb": (None, faults.gzip_bomb(1 << 28)),
-    "a gzip bomb as a stream": (None, faults.gzip_bomb(1 << 28, "text/event-stream")),
-    "cut before the answer": (own.cut(0), faults.cut(0)),
-    "cut within the first token": (None, faults.cut(0, 20)),
-}
-# What begins well, and so is part of the text until it is noticed.
-LATER: dict[str, tuple[Any, Any]] = {
-    "cut after three answers": (own.cut(3), faults.cut(3)),
-    "cut within a token": (None, faults.cut(3, 20)),
-    "headers and silence": (None, faults.stalls(0)),
-    "silent after three answers": (own.stalls(3), faults.stalls(3)),
-    "more tokens than were asked for": (own.alters(lambda reply: reply.written_ids.extend(range(60))), faults.ENDLESS),
-    "silent about this text": (own.stalls(0), faults.silent()),
-}
-ONCE = {
-    "full": (own.refuses(CloudBusy("Not now, says the server.")), None),
-    "forgetful": (own.refuses(SessionNotFound("Not now, says the server.")), None),
-} | STORMS | LATER  # fmt: skip
 
 
 def rows(of: Iterable[str]) -> list[tuple[str, str]]:
