@@ -6,12 +6,15 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
+import skydraft
+from skydraft import DecodingParams, EngineOptions, make_plan
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
 from tests.stock.fakes import fake
 from tests.stock.real import ROOT, VLLM, dequantized, llama_server, vllm_serve
@@ -128,6 +131,20 @@ def test_the_fake_llama_server_speaks_as_llama_server(llama: str, name: str) -> 
     with fake("llama-server") as server:
         ours = ask(server.url, *LLAMA_ASKS[name])
     assert_told(shape(ours), shape(ask(llama, *LLAMA_ASKS[name])))
+
+
+def test_no_token_of_a_llama_server_is_lost_within_a_character(llama: str, home: Path) -> None:
+    """It tells no token that ends within a character in a stream: an emoji is two or three tokens."""
+    model = home / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+    params = DecodingParams(max_new_tokens=24)
+    with (
+        closing(skydraft.load(str(model), EngineOptions(num_threads=1, context_len=512))) as edge,
+        closing(skydraft.connect(llama, require=True)) as cloud,
+    ):
+        done = skydraft.generate(
+            "写出五个表情符号。", edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params
+        ).run()
+    assert "\ufffd" not in done.text.rstrip("\ufffd") and sum(each.link.num_requests for each in done.records) > 1
 
 
 @pytest.mark.parametrize("path", ["/health", "/props", "/v1/models"])
