@@ -17,7 +17,7 @@ from skydraft.errors import CloudFailure, CloudLost, RateLimited
 _NUM_WRITTEN, _LEAST = 12, 3  # tokens of each text; tokens that all texts must be written at once for
 _PROMPT_LEN = 32
 _LONG_PROMPTS = (64, 256)
-_NUM_TIMES = 3
+_NUM_TIMES, _NUM_FIRST = 3, 4  # readings of a prompt; tokens after it, as a first one within a character is not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ async def measure_steps(wire: Wire, met: Met, num_texts: int, rtt_ms: float, tim
         waits = []
         for _ in range(_NUM_TIMES):
             began = time.perf_counter()
-            waits.append(((await _times(wire, met, length, 1, timeout_s))[0] - began) * 1e3)
+            waits.append(((await _times(wire, met, length, _NUM_FIRST, timeout_s))[0] - began) * 1e3)
         points[max(length, most + 1)] = max(statistics.median(waits) - rtt_ms, 1e-3)
     return Steps(tuple(sorted(points.items())), most)
 
