@@ -12,7 +12,8 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.decoding.receipt import Receipt
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
-from skydraft.protocol.values import OpenCall, VerifyCall
+from skydraft.protocol.codec import encode_stop
+from skydraft.protocol.values import OpenCall, StopCall, VerifyCall
 
 from ..serving import Relay, asked, free_port, serving
 
@@ -21,6 +22,7 @@ PLANS = {
     "gated": make_plan(gate="entropy:2.8", k=4), "handed back": make_plan("quality"), "lossless": make_plan(k=4),
     "auto k": make_plan("lossless"), "cloud": make_plan("cloud"), "edge": make_plan("edge"),
 }  # fmt: skip
+STOP_BYTES = {len(encode_stop(StopCall(base))) for base in range(48)}
 
 
 def run(cloud: Any, plan: Any, seed: int = 3) -> Generation:
@@ -70,7 +72,9 @@ def test_a_receipt_is_what_the_server_got(plan: Any) -> None:
             assert figures(receipt) == recomputed(relay.requests, generation)
             assert receipt.servers == ((relay.address,) if plan.verifies else ())
             num_bytes = sum(len(message) for name, message in relay.requests if name in ("open", "verify", "stop"))
-            assert receipt.bytes_up == num_bytes
+            # A stop just before the end of the text may be cancelled on its way: sent, and never seen there.
+            stops = plan.hand_back is None or plan.hand_back.reads
+            assert receipt.bytes_up - num_bytes in ({0, *STOP_BYTES} if stops else {0})
             for span in receipt.seen:
                 text = generation.text[slice(*span.chars)]
                 shown = [token.text for token in generation]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -181,11 +182,15 @@ def test_text_that_is_hard_to_read_is_read_in_time(page: Any, fake: FakeGateway,
 
 
 def test_while_it_comes_it_is_shown_as_it_will_be_and_what_is_complete_stays(page: Any, fake: FakeGateway) -> None:
-    fake.replies = [[each for step in letters(LONG) for each in (step, 0.002)]]
+    steps, is_marked = letters(LONG), threading.Event()
+    middle = len(steps) // 2
+    fake.replies = [[*steps[:middle], is_marked, *(each for step in steps[middle:] for each in (step, 0.002))]]
     ask(page, "Hello")
     first = page.locator(".text .block").first
-    expect(page.locator(".text .block")).to_have_count(3, timeout=20_000)
+    expect(page.locator(".text .block").nth(2)).to_be_attached(timeout=20_000)
     first.evaluate("block => { block.dataset.mine = 'yes'; }")
+    assert page.locator('.answer[data-status="done"]').count() == 0
+    is_marked.set()
     expect(page.locator('.answer[data-status="done"]')).to_have_count(1, timeout=30_000)
     expect(first).to_have_attribute("data-mine", "yes")
     streamed = page.locator(".text").inner_html().replace(' data-mine="yes"', "")
