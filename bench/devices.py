@@ -1,14 +1,15 @@
 """Many devices on one server, measured and simulated side by side.
 
     python -m bench.devices [--texts N] [--step MS] [--modes "cloud,auto"] [--clients 1,2,4,8] [--execution E]
-    python -m bench.devices --cloud HOST:PORT|URL [...]
+    python -m bench.devices --stock llama-server|vllm [...]
 
-Without `--cloud` the target is a toy in a process of its own, as `skydraft serve`; forwards take `FORWARD_MS`, and with
-`--execution exact` at most 3 rows. With it the server has the target of the demo pair, and all clients share the real
-draft model, on one thread of this machine; each prompt is new to the server. Else each client has a connection
-and a draft model of its own, whose steps take `--step`. What one client does is recorded first, as `skydraft doctor
---devices` does it; the simulation knows nothing else. Speeds: tokens a second of a client; waits: 95th percentile of
-those for verdicts, with cloud for tokens.
+The target is a toy in a process of its own, as `skydraft serve`; forwards take `FORWARD_MS`, and with `--execution
+exact` at most 3 rows. With `--stock` it is a real model on one thread of a server without skydraft: the target of the
+demo pair on llama-server, or its draft model in float32 on vLLM; the draft is the pair's, and its rows are computed
+before, but for texts that part from what was recorded. Each client has a connection and a draft model of its own, whose
+steps take `--step`. What one client does is recorded first, as `skydraft doctor --devices` does it; the simulation
+knows nothing else. With `--stock` these are the prompts of all clients, else those of one. Speeds: tokens a second of a
+client; waits: 95th percentile of those for verdicts, with cloud for tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import secrets
 import statistics
 import subprocess
 import sys
@@ -25,34 +25,40 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import numpy as np
 
 import skydraft
+from bench.kept_draft import KeptDraft, KeptRows
 from bench.workload import machine, prompts
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import ServeOptions, serve
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
+from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.stats import percentile
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.engines.toy import open_toy
-from skydraft.evaluation.devices import Simulation
-from skydraft.evaluation.replay import MODES, STREAM, record, record_stock, stock_costs
+from skydraft.evaluation.devices import Load, Simulation
+from skydraft.evaluation.replay import MODES, STREAM, new_prompts, record, record_stock, stock_costs
 from skydraft.gating.fitting import fit
 from skydraft.learning.calibrating import label_texts, side_of
-from skydraft.models import default_pair
+from skydraft.models import cache_dir, default_pair, present_path
 from skydraft.prompts.messages import asked
 from skydraft.types import StepRecord
+from tests.serving import free_port
+from tests.stock.real import ROOT, dequantized, llama_server, vllm_serve
 
 DRAFT, TARGET = "toy:drift=0.3", "toy"
 FORWARD_MS = tuple(120 + 6.0 * rows for rows in range(1, 65))
 NUM_TOKENS = 40
+CONTEXT = 512
 _CHARACTERS = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下过子说产种面"
 
 
@@ -116,30 +122,26 @@ def waits(mode: str, client: Client) -> list[float]:
 
 
 def replayed(
-    address: str, mode: str, texts: Seq[str], num: int, num_tokens: int, make_edge: Callable[[], Engine]
+    address: str, mode: str, texts: Seq[Seq[str]], num_tokens: int, make_edge: Callable[[], Engine]
 ) -> list[Client]:
-    """What so many clients do at once until each has written as many texts as there are; no prompt comes twice."""
-    clients, began = [Client() for _ in range(num)], time.perf_counter()
+    """What the clients do at once until each has answered its prompts; who is done before goes on with new ones."""
+    clients, began = [Client() for _ in texts], time.perf_counter()
 
-    def write(client: Client, edge: Engine, first: int) -> None:
+    def write(client: Client, edge: Engine, own: Seq[str]) -> None:
         with closing(skydraft.connect(address, timeout_s=120, require=True)) as cloud:
-            for at in itertools.count(first):
-                asked_for = f"{secrets.token_hex(3)} {texts[at % len(texts)]}"
+            for asked_for in itertools.chain(own, (each for _ in itertools.count() for each in new_prompts(own))):
                 params = DecodingParams(max_new_tokens=num_tokens)
                 with skydraft.generate(asked_for, edge=edge, cloud=cloud, plan=MODES[mode], params=params) as done:
                     for each, _ in done.rounds():
                         client.records.append(each.record)
-                        if min(client.num_texts for client in clients) >= len(texts):
+                        if all(each.num_texts >= len(own) for each in clients):
                             return
                 client.num_texts, client.num_tokens = client.num_texts + 1, client.num_tokens + len(done.token_ids)
                 client.ended_s = time.perf_counter() - began
 
     edges = [make_edge() for _ in clients]
     began = time.perf_counter()
-    threads = [
-        threading.Thread(target=write, args=(client, edge, at))
-        for at, (client, edge) in enumerate(zip(clients, edges, strict=True))
-    ]
+    threads = [threading.Thread(target=write, args=each) for each in zip(clients, edges, texts, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -147,30 +149,19 @@ def replayed(
     return clients
 
 
-def beside(
-    address: str, modes: Seq[str], numbers: Seq[int], texts: Seq[str], num_tokens: int, make_edge: Callable[[], Engine]
-) -> None:
-    """The table of one server."""
-    with closing(skydraft.connect(address, require=True, timeout_s=600)) as cloud:
-        edge = make_edge()
-        if cloud.is_stock:
-            rtt_ms, measured = cloud.examine(edge.vocab).rtt_ms, cloud.steps(max(numbers))
-            print("ms of a step of n rows: " + "  ".join(f"{rows}: {ms:.1f}" for rows, ms in measured.points))
-            replay = record_stock(edge, cloud, stock_costs(measured, rtt_ms), texts, num_tokens)
-        else:
-            replay = record(edge, cloud, cloud.info(), texts, num_tokens)
-    costs = replay.costs
-    print(f"recorded: {costs.pass_ms(1):.1f} ms for a forward of one row, {costs.wire_ms:.1f} ms a call beside "
-          f"forwards\n{'mode':<16}{'devices':>8}{'tokens/s':>10}{'simulated':>10}{'ratio':>7}{'wait':>8}"
-          f"{'simulated':>10}{'busy':>6}")  # fmt: skip
-    for mode in modes:
-        for num in numbers:
-            found_by = replayed(address, mode, texts, num, num_tokens, make_edge)
-            said = Simulation(replay.texts[mode], costs, num).run()
-            speed = statistics.mean(client.num_tokens / client.ended_s for client in found_by)
-            wait = percentile([ms for client in found_by for ms in waits(mode, client)], 95) or 0.0
-            print(f"{mode:<16}{num:>8}{speed:>10.2f}{said.tokens_per_s:>10.2f}{said.tokens_per_s / speed:>7.2f}"
-                  f"{wait:>8.0f}{said.wait_ms or 0.0:>10.0f}{said.busy:>6.2f}", flush=True)  # fmt: skip
+def show_costs(costs: CostModel) -> None:
+    """What the table stands on, and its head."""
+    print(f"{costs.pass_ms(1):.1f} ms for a forward of one row, {costs.wire_ms:.1f} ms a call beside forwards\n"
+          f"{'mode':<16}{'devices':>8}{'tokens/s':>10}{'simulated':>10}{'ratio':>7}{'wait':>8}{'simulated':>10}"
+          f"{'busy':>6}")  # fmt: skip
+
+
+def show(mode: str, found: Seq[Client], said: Load) -> None:
+    """One line of the table."""
+    speed = statistics.mean(client.num_tokens / client.ended_s for client in found)
+    wait = percentile([ms for client in found for ms in waits(mode, client)], 95) or 0.0
+    print(f"{mode:<16}{len(found):>8}{speed:>10.2f}{said.tokens_per_s:>10.2f}{said.tokens_per_s / speed:>7.2f}"
+          f"{wait:>8.0f}{said.wait_ms or 0.0:>10.0f}{said.busy:>6.2f}", flush=True)  # fmt: skip
 
 
 def with_toys(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int, step_ms: float) -> None:
@@ -181,24 +172,81 @@ def with_toys(execution: str, modes: Seq[str], numbers: Seq[int], num_texts: int
     address = f"127.0.0.1:{int(server.stdout.readline())}"
     print(f"\nexecution {execution}; a forward takes {FORWARD_MS[0]:g} ms and 6 ms for each further row, a draft step "
           f"{step_ms:g} ms")  # fmt: skip
-    beside(address, modes, numbers, questions(1, num_texts), NUM_TOKENS, lambda: drafter(step_ms))
+    texts = questions(1, num_texts)
+    with closing(skydraft.connect(address, require=True, timeout_s=600)) as cloud:
+        replay = record(drafter(step_ms), cloud, cloud.info(), texts, NUM_TOKENS)
+    show_costs(replay.costs)
+    for mode, num in itertools.product(modes, numbers):
+        turned = [new_prompts([*texts[at:], *texts[:at]]) for at in (number % len(texts) for number in range(num))]
+        found = replayed(address, mode, turned, NUM_TOKENS, lambda: drafter(step_ms))
+        show(mode, found, Simulation(replay.texts[mode], replay.costs, num).run())
     server.terminate()
     server.communicate()
 
 
-def with_pair(address: str, modes: Seq[str], numbers: Seq[int], num_texts: int, num_tokens: int) -> None:
-    """The table of a server that has the target of the demo pair."""
-    options = EngineOptions(num_threads=1, context_len=512, max_sequences=max(numbers))
-    print(f"{machine()}\n{address}")
-    with closing(skydraft.load(default_pair().draft, options)) as draft:
-        beside(address, modes, numbers, prompts(num_texts), num_tokens, lambda: draft)
+class LlamaServer(ExitStack):
+    """The target of the demo pair on a llama-server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._port = free_port()  # the same after each start: its costs are measured once
+
+    def fresh(self, num_texts: int) -> str:
+        """The address of a server that has read nothing and writes so many texts at once."""
+        self.close()
+        gguf = present_path(default_pair().target, cache_dir())
+        return self.enter_context(llama_server(gguf, slots=num_texts, context=CONTEXT, port=self._port))
+
+
+class VllmServe(ExitStack):
+    """The draft model of the demo pair in float32 on a `vllm serve`, which compiles for long after each start."""
+
+    url = ""
+
+    def fresh(self, num_texts: int) -> str:
+        """The same as `LlamaServer.fresh`."""
+        if not self.url:
+            os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # or it does not forget what it has read
+            gguf = present_path(default_pair().draft, cache_dir()).resolve()
+            folder = dequantized(gguf, ROOT / "build" / "qwen2.5-coder-0.5b")
+            self.url = self.enter_context(vllm_serve(folder, "--max-num-seqs", str(num_texts), context=CONTEXT))
+        httpx.post(f"{self.url}/reset_prefix_cache", timeout=60).raise_for_status()
+        return self.url
+
+
+STOCK = {"llama-server": LlamaServer, "vllm": VllmServe}
+
+
+def with_stock(name: str, modes: Seq[str], numbers: Seq[int], num_texts: int, num_tokens: int, step_ms: float) -> None:
+    """The table of a server without skydraft."""
+    most = max(numbers)
+    options = EngineOptions(num_threads=1, context_len=CONTEXT, max_sequences=most + 1)
+    print(f"{machine()}\n{name}, {num_texts} texts of {num_tokens} tokens a client, a draft step {step_ms:g} ms")
+    with STOCK[name]() as server, closing(skydraft.load(default_pair().draft, options)) as real:
+        kept = KeptRows(real)
+        asked_for = new_prompts(list(itertools.islice(itertools.cycle(prompts()), most * num_texts)))
+        with closing(skydraft.connect(server.fresh(most), require=True, timeout_s=600)) as cloud:
+            rtt_ms, steps = cloud.examine(real.vocab).rtt_ms, cloud.steps(most)
+            for what, points in (("writing of n texts", steps.writing), ("reading of n tokens", steps.reading)):
+                print(f"ms of the {what}: " + "  ".join(f"{num}: {ms:.0f}" for num, ms in points))
+            replay = record_stock(KeptDraft(kept, step_ms), cloud, stock_costs(steps, rtt_ms), asked_for, num_tokens)
+        for mode, why in replay.refused.items():
+            print(f"{mode} is refused: {why}")
+        show_costs(replay.costs)
+        for mode, num in itertools.product((mode for mode in modes if mode in replay.texts), numbers):
+            kept.num_computed = 0
+            texts = [asked_for[at : at + num_texts] for at in range(0, num * num_texts, num_texts)]
+            found = replayed(server.fresh(most), mode, texts, num_tokens, lambda: KeptDraft(kept, step_ms))
+            recorded = replay.texts[mode][: num * num_texts]
+            show(mode, found, Simulation(recorded, replay.costs, num, num_texts).run(num_texts))
+            print(f"{'':16}{kept.num_computed} rows of the draft model computed meanwhile")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cloud", metavar="HOST:PORT|URL", help="a server with the target of the demo pair")
+    parser.add_argument("--stock", choices=STOCK, help="a real server without skydraft, where `make stock` put it")
     parser.add_argument("--texts", type=int, default=4, help="that each client writes")
-    parser.add_argument("--tokens", type=int, default=32, help="with --cloud: of each text")
+    parser.add_argument("--tokens", type=int, default=32, help="with --stock: of each text")
     parser.add_argument("--step", type=float, default=25, help="ms of a step of the draft model")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--clients", default="1,2,4,8")
@@ -209,8 +257,8 @@ def main() -> None:
     numbers = [int(each) for each in given.clients.split(",")]
     if given.serve:
         serve_slowly(executions[0])
-    elif given.cloud:
-        with_pair(given.cloud, modes, numbers, given.texts, given.tokens)
+    elif given.stock:
+        with_stock(given.stock, modes, numbers, given.texts, given.tokens, given.step)
     else:
         with tempfile.TemporaryDirectory() as home:
             calibrate(Path(home))

@@ -14,7 +14,16 @@ NEEDS = dict.fromkeys(("baselines", "bare_loop", "speed"), "llama_cpp") | {
     "peers": "torch", "screenshots": "playwright", "speech_identity": "transformers",
 }  # fmt: skip
 # of others
-PARTS = {"__init__", "bare_loop", "server", "structured_auto", "structured_speed", "structured_summary", "workload"}
+PARTS = {
+    "__init__",
+    "bare_loop",
+    "kept_draft",
+    "server",
+    "structured_auto",
+    "structured_speed",
+    "structured_summary",
+    "workload",
+}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in BENCH.glob("*.py")))

@@ -211,12 +211,12 @@ def _simulate_stock(
 ) -> Iterator[str]:
     """Print what each of several devices gets at a server without skydraft."""
     try:
-        steps = Steps(tuple(enumerate(forward_ms, 1)), num_devices)  # given, so that nothing is measured
+        steps = Steps(tuple(enumerate(forward_ms, 1)), (), num_devices)  # given, so that nothing is measured
         if not forward_ms:
             with TERMINAL.state(f"Writing up to {num_devices} texts at once…"):
                 steps = cloud.steps(num_devices)
         with TERMINAL.state(f"Answering {len(PROMPTS)} prompts in each mode…"):
-            recorded = replay.record_stock(edge, cloud, replay.stock_costs(steps, rtt_ms))
+            recorded = replay.record_stock(edge, cloud, replay.stock_costs(steps, rtt_ms), replay.new_prompts())
     except SkydraftError as error:
         yield f"devices on {cloud.name} cannot be simulated: {error.line}"
         return

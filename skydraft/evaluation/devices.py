@@ -26,10 +26,11 @@ class Turn:
     """A call to the target, and the part of the text around it.
 
     The device works `edge_ms` and commits `num_skipped` tokens before it asks for `num_rows` rows, of which the first
-    `num_needed` decide (none: the text ends without a call). A server without skydraft then writes `num_checked` tokens
-    that the draft had too. The verdict commits `num_tokens`. Then the target writes `num_on` more; the device works
-    `read_ms` on each. With `stops` it then stops the target, which writes until it hears that. With `closes` the target
-    is a server without skydraft that writes on in any case, until it hears that the connection is closed.
+    `num_needed` decide (none: the text ends without a call). A server without skydraft only reads `num_read` of them,
+    and then writes `num_checked` tokens that the draft had too. The verdict commits `num_tokens`. Then the target
+    writes `num_on` more; the device works `read_ms` on each. With `stops` it then stops the target, which writes until
+    it hears that. With `closes` the target is a server without skydraft that writes on in any case, until it hears that
+    the connection is closed.
     """
 
     edge_ms: float
@@ -40,6 +41,7 @@ class Turn:
     num_on: int = 0
     read_ms: float = 0.0
     stops: bool = False
+    num_read: int = 0
     num_checked: int = 0
     closes: bool = False
 
@@ -75,6 +77,7 @@ class _Job:
     """A call at the server. `said` has the time at which the device gets each answer; it waits for `num_wanted`."""
 
     num_rows: int = 0
+    num_read: int = 0
     num_needed: int = 0
     num_on: float = 0
     prefill_ms: float = 0.0
@@ -90,10 +93,13 @@ Device: TypeAlias = Iterator[float | _Job]  # the time until which it works, or 
 
 
 class Simulation:
-    """Devices that replay `texts` at a server, each from another text on. Times are milliseconds."""
+    """Devices that replay `texts` at a server, each from another text on: `apart` after that of the device before.
 
-    def __init__(self, texts: Seq[Text], costs: CostModel, num_devices: int) -> None:
-        self._texts, self._costs = texts, costs
+    Times are milliseconds.
+    """
+
+    def __init__(self, texts: Seq[Text], costs: CostModel, num_devices: int, apart: int = 1) -> None:
+        self._texts, self._costs, self._apart = texts, costs, apart
         self._now = self._busy_ms = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -135,7 +141,7 @@ class Simulation:
             self._at(max(ms, self._now), partial(self._resume, device))
 
     def _device(self, number: int) -> Device:
-        for at in itertools.count(number):
+        for at in itertools.count(number * self._apart):
             text, num_tokens, late_ms = self._texts[at % len(self._texts)], 0, 0.0
             prefill_ms, opening = text.prefill_ms, None
             if text.opens_ahead and prefill_ms:
@@ -148,7 +154,7 @@ class Simulation:
                     yield opening
                 if turn.num_rows:
                     num_on = math.inf if turn.stops or turn.closes else turn.num_checked + turn.num_on
-                    job = self._ask(_Job(turn.num_rows, turn.num_needed, num_on, prefill_ms))
+                    job = self._ask(_Job(turn.num_rows, turn.num_read, turn.num_needed, num_on, prefill_ms))
                     num_crossed = yield from self._follow(job, turn, asked)
                     num_tokens += turn.num_tokens + turn.num_on + num_crossed
                     late_ms = (num_crossed - 1) * turn.read_ms if turn.stops else 0.0  # a block begins with reading one
@@ -191,7 +197,7 @@ class Simulation:
         """Begin a step, if the server is idle and a job waits."""
         if self._is_stepping or not self._jobs:
             return
-        ms, room, batch = 0.0, self._costs.max_rows, list[tuple[_Job, int]]()
+        ms, room, num_read, batch = 0.0, self._costs.max_rows, 0, list[tuple[_Job, int]]()
         prompt = next((job for job in self._jobs if job.prefill_ms), None)
         if prompt is not None:
             ms, prompt.prefill_ms = prompt.prefill_ms, 0.0
@@ -201,8 +207,9 @@ class Simulation:
             if not job.prefill_ms and (num_rows := min(room, job.num_rows - job.num_fed)):
                 batch.append((job, num_rows))
                 room -= num_rows
+                num_read += max(min(job.num_read - job.num_fed, num_rows), 0)
         if batch:
-            ms += self._costs.pass_ms(self._costs.max_rows - room)
+            ms += self._costs.pass_ms(self._costs.max_rows - room, num_read)
             self._num_forwards += 1
             self._num_rows += self._costs.max_rows - room
         self._is_stepping = True
@@ -218,7 +225,8 @@ class Simulation:
                 continue
             job.said.append(self._now + self._costs.wire_ms / 2)
             if job.num_on:
-                job.num_rows, job.num_needed, job.num_on, job.num_fed = 1, 1, job.num_on - 1, 0
+                job.num_rows, job.num_needed, job.num_on = 1, 1, job.num_on - 1
+                job.num_read = job.num_fed = 0
                 self._jobs.remove(job)
                 self._jobs.append(job)
                 self._tell(job)

@@ -22,7 +22,7 @@ from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.turns import run_of
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.stock.load import Steps
+from skydraft.edge.stock.load import Points, Steps
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudLost, OptionError
 from skydraft.evaluation.devices import Load, Simulation, Text, Turn, most_devices
@@ -92,7 +92,9 @@ def _asked_stock(turn: Turn, record: StepRecord, num_new: int) -> Turn:
     Where it checks a draft in one request, each choice along the draft is a row more instead.
     """
     num_passes, num_rows = record.target.num_passes, num_new + record.target.num_rows - record.target.num_passes
-    return replace(turn, num_rows=num_rows, num_needed=num_rows, num_checked=num_passes - 1, closes=True)
+    return replace(
+        turn, num_rows=num_rows, num_read=num_new - 1, num_needed=num_rows, num_checked=num_passes - 1, closes=True
+    )  # fmt: skip
 
 
 def judging_ms(turn: Turn, costs: CostModel) -> float:
@@ -126,8 +128,14 @@ def measured_costs(streams: Iterable[Generation], drafted: Iterable[Generation],
 
 def stock_costs(steps: Steps, rtt_ms: float) -> CostModel:
     """The costs of a server without skydraft, whose steps take as many rows as there are."""
-    rows, times = zip(*steps.points, strict=True)
-    return CostModel(0.0, _line(rows, list(itertools.accumulate(times, max))), _MOST_ROWS, rtt_ms, streams=True)
+    writing, reading = _rising(steps.writing), _rising(((0, 0.0), *steps.reading)) if steps.reading else ()
+    return CostModel(0.0, writing, _MOST_ROWS, rtt_ms, streams=True, reading_ms=reading)
+
+
+def _rising(points: Points) -> tuple[float, ...]:
+    """A line on which more never takes less time than fewer."""
+    nums, times = zip(*points, strict=True)
+    return _line(nums, list(itertools.accumulate(times, max)))
 
 
 def _line(rows: Seq[int], times: Seq[float]) -> tuple[float, ...]:
@@ -160,7 +168,8 @@ class Recorded:
 
     def with_times(self, forward_ms: tuple[float, ...]) -> Recorded:
         """The same at a server with these times of forwards, where a prompt takes the time of as many rows."""
-        costs = replace(self.costs, forward_ms=forward_ms, max_rows=_MOST_ROWS if self.is_stock else len(forward_ms))
+        most = _MOST_ROWS if self.is_stock else len(forward_ms)
+        costs = replace(self.costs, forward_ms=forward_ms, max_rows=most, reading_ms=())
         if self.is_stock:  # prompts are rows there
             return replace(self, costs=costs)
         texts = {
@@ -179,15 +188,20 @@ def record(
     return Recorded({mode: [text_of(done) for done in each] for mode, each in found.items()}, costs, refused)
 
 
+def new_prompts(prompts: Seq[str] = PROMPTS) -> list[str]:
+    """Each begins with a number of its own, so that no server has read it before."""
+    return [f"{secrets.token_hex(3)} {each}" for each in prompts]
+
+
 def record_stock(
-    edge: Engine, cloud: Cloud, costs: CostModel, prompts: Seq[str] = PROMPTS, num_tokens: int = _NUM_TOKENS
+    edge: Engine, cloud: Cloud, costs: CostModel, prompts: Seq[str], num_tokens: int = _NUM_TOKENS
 ) -> Recorded:
     """The same at a server without skydraft, which does not draft losslessly. Raises SkydraftError.
 
-    Each prompt begins with a number of its own, so that the server has not read it before.
+    The prompts are new to the server.
     """
     modes = {mode: plan for mode, plan in MODES.items() if mode != DRAFTED}
-    found, refused = _written(edge, cloud, modes, [f"{secrets.token_hex(3)} {each}" for each in prompts], num_tokens)
+    found, refused = _written(edge, cloud, modes, prompts, num_tokens)
     unread = [_num_unread(done) for done in found[STREAM]]  # the first ones that were asked
     texts = {
         mode: [text_of(done, num_unread=num) for done, num in zip(each, unread, strict=True)]

@@ -25,7 +25,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from tests.serving import PATIENCE_S, free_port
 from tests.stock.answering import Answering
-from tests.stock.faults import SOUND, Cut, Fault, Message, Receive, Send
+from tests.stock.faults import SOUND, Cut, Fault, HungUp, Message, Receive, Send, gone
 from tests.stock.model import Asked, Model
 from tests.stock.native import LlamaServer, Sglang
 from tests.stock.openai import Completions, Hosted, Vllm
@@ -114,12 +114,20 @@ class Fake:
             self.model.asked.append(asked := Asked(scope["path"], None))
             fault = self._next_fault(scope["path"])
             scope |= {"asked": asked, "fault": fault}
-            with suppress(Cut):
+            try:
                 await (fault.wire(inner, scope, receive, send) if fault.wire else inner(scope, receive, send))
-                return
-            await _break_off(send)
+            except Cut:
+                await _break_off(send)
+            except HungUp:
+                self._hang_up(scope["client"])
+                await gone(receive)
 
         return outer
+
+    def _hang_up(self, client: Any) -> None:
+        for connection in list(self._server.server_state.connections):
+            if getattr(connection, "client", None) == client:
+                connection.transport.abort()  # type: ignore[union-attr]
 
     def _next_fault(self, path: str) -> Fault:
         if path in GENERATING and self.faults:

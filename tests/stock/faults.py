@@ -93,6 +93,19 @@ class Cut(Exception):
     """The connection is closed in the middle of an answer: uvicorn does so when the application fails."""
 
 
+class HungUp(Exception):
+    """The connection is closed before an answer."""
+
+
+def hangs_up() -> Fault:
+    """Closes the connection, as if it had been idle for too long when the request came."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        raise HungUp
+
+    return Fault(wire)
+
+
 def cut(num_parts: int = 1, num_bytes: int = 0) -> Fault:
     """Breaks off after so many parts of the answer, and so many bytes of the next."""
 

@@ -22,7 +22,7 @@ from skydraft.edge.stock.meeting import Met
 from skydraft.edge.stock.vllm import Vllm
 from skydraft.errors import CloudError, CloudFailure
 from skydraft.evaluation.devices import Simulation, Text, Turn
-from skydraft.evaluation.replay import MODES, record_stock, stock_costs, text_of
+from skydraft.evaluation.replay import MODES, new_prompts, record_stock, stock_costs, text_of
 from tests.cli.conftest import Invoke, Refused, invoke, refused  # noqa: F401
 from tests.hostile.texts import DRAFT, TARGET
 from tests.stock import faults
@@ -63,6 +63,16 @@ def test_prompts_are_rows_beside_those_of_other_texts() -> None:
     assert (found.num_rows, found.num_forwards) == (2 * (3 + 3) + 3, 6)  # the first has begun another text by then
 
 
+def test_rows_that_are_only_read_add_what_reading_takes() -> None:
+    """The first step reads four tokens and writes one, beside nothing; the second one beside a text that is written."""
+    costs = stock_costs(Steps(((1, 10.0), (2, 16.0)), ((4, 8.0), (8, 9.0)), 2), 0.0)
+    turn = Turn(0.0, num_rows=5, num_read=4, num_needed=5, num_tokens=1, num_on=1)
+    assert Simulation([Text((turn,))], costs, 1).run().speeds == pytest.approx((1e3 * 2 / (18 + 10),))
+    found = Simulation([Text((turn,))], costs, 2).run(1)
+    assert found.speeds == pytest.approx((1e3 * 2 / (18 + 24), 1e3 * 2 / (18 + 24 + 10)))
+    assert [costs.pass_ms(num + 1, num) - costs.pass_ms(1) for num in (2, 6)] == pytest.approx([4.0, 8.5])
+
+
 @pytest.mark.parametrize("checks", [False, True])
 def test_turns_have_the_tokens_and_the_rows_of_the_texts(checks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Met, "checks", lambda self, num_draft: checks and num_draft > 0)
@@ -85,8 +95,8 @@ def test_steps_are_timed_with_several_texts_at_once() -> None:
     with fake("vllm", TARGET, token_s=0.02) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
         steps = cloud.steps(3)
     assert steps.num_texts == 3
-    assert [rows for rows, _ in steps.points] == [1, 2, 3, 64, 256]
-    assert all(ms >= 19 for _, ms in steps.points[:3])  # a fake waits for each text by itself
+    assert [num for num, _ in steps.writing] == [1, 2, 3] and [num for num, _ in steps.reading] == [4, 16, 64, 256]
+    assert all(ms >= 19 for _, ms in steps.writing)  # a fake waits for each text by itself
     costs = stock_costs(steps, 1.0)
     assert costs.pass_ms(1) <= costs.pass_ms(2) <= costs.pass_ms(128) and costs.wire_ms == 1.0
 
@@ -102,10 +112,10 @@ def timed(monkeypatch: pytest.MonkeyPatch, times: Iterator[list[float]], num: in
 
 def test_a_server_that_lets_texts_wait_writes_fewer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one, slow, later = ([base + at * gap for at in range(12)] for base, gap in ((0.0, 1.0), (0.0, 2.0), (30.0, 2.0)))
-    times = iter([one, slow, slow, slow, slow, later, later, *[[1e9]] * 9])
+    times = iter([one, slow, slow, slow, later, later, *[[1e9]] * 9])
     found = timed(monkeypatch, times, 4)
-    assert found.num_texts == 2 and found.points[:2] == ((1, 1000.0), (2, 2000.0))
-    assert [rows for rows, _ in found.points] == [1, 2, 64]  # its context is shorter than the longest prompt
+    assert found.num_texts == 2 and found.writing == ((1, 1000.0), (2, 2000.0))
+    assert [num for num, _ in found.reading] == [4, 16, 64]  # its context is shorter than the longest prompt
 
 
 def test_a_server_that_sends_all_at_once_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +138,7 @@ def test_doctor_simulates_devices(invoke: Invoke) -> None:  # noqa: F811
 def test_recorded_texts_are_of_a_stock_server() -> None:
     """Their prompts are new to it, but for the template's beginning."""
     with fake("llama-server", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        found = record_stock(DRAFT, cloud, COSTS, PROMPTS, 12)
+        found = record_stock(DRAFT, cloud, COSTS, new_prompts(PROMPTS), 12)
         lengths = [len(asked.prompts[0]) for asked in server.model.asked if asked.prompts]
     for texts in found.texts.values():
         rows = [next((turn.num_rows for turn in text.turns if turn.num_rows), None) for text in texts]
@@ -152,7 +162,7 @@ def test_texts_that_went_on_alone_are_not_simulated(spent: bool, invoke: Invoke)
     """The draft model alone is quick, whatever the server is."""
     with fake("vllm", TARGET, token_s=0.002) as server:
         if not spent:
-            fail_after(server, 5 + 6 + 6 + 5, faults.refuses(500))  # all but the texts of the gated mode
+            fail_after(server, 5 + 6 + 12 + 5, faults.refuses(500))  # all but the texts of the gated mode
         status, out, _ = invoke(*URL, f"{server.url}/v1", *(("--max-calls", "5") if spent else ()))
     assert status == 1 and "cannot be simulated" in out and "went on without the server" in out
     assert "devices      simulated" not in out
@@ -176,10 +186,10 @@ def test_a_server_that_refuses_some_of_the_texts_writes_fewer_at_once(status: in
     with fake("vllm", TARGET, token_s=0.02) as server:
         num = itertools.count()
         refusal = faults.refuses(status)
-        server.fault_of = lambda path: refusal if path in GENERATING and next(num) == 6 else None  # the last of four
+        server.fault_of = lambda path: refusal if path in GENERATING and next(num) == 9 else None  # the last of four
         steps = connected_steps(server, 8)
         server.wait_until_idle()
-        assert steps.num_texts == 2 and [rows for rows, _ in steps.points] == [1, 2, 64, 256]
+        assert steps.num_texts == 3 and [num for num, _ in steps.writing] == [1, 2, 3]
         server.fault_of = lambda path: refusal if path in GENERATING else None
         with pytest.raises(CloudError, match=f"answered {status}"):
             connected_steps(server, 8)
@@ -198,4 +208,4 @@ def test_prompts_that_are_measured_are_new_to_a_server_of_text() -> None:
     with fake("completions", TARGET, token_s=0.02) as server:
         connected_steps(server, 4, api="completions", model="toy")
         prompts = [asked.body["prompt"][:8] for asked in server.model.asked if asked.path in GENERATING]
-    assert len(prompts) == 1 + 2 + 4 + 6 == len(set(prompts))
+    assert len(prompts) == 1 + 2 + 3 + 4 + 4 * 3 == len(set(prompts))

@@ -47,6 +47,27 @@ WIRED: dict[str, Fault] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang"])
+@pytest.mark.parametrize("plan", ["gated", "cloud"])
+def test_a_connection_that_closes_as_a_request_comes_is_made_anew(dialect: str, plan: str) -> None:
+    """llama-server does this after one stream of fifteen. A server that always does it is lost."""
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=5)) as cloud:
+        sound = write(cloud, plan).run()
+        hung_up = list[str]()
+
+        def every_second(path: str) -> Fault | None:
+            hung_up.append(path)
+            return faults.hangs_up() if len(hung_up) % 2 and path in GENERATING else None
+
+        server.fault_of = every_second
+        generation = write(cloud, plan).run()
+        assert generation.origins == sound.origins and generation.token_ids == sound.token_ids
+        assert len(hung_up) >= 2 and "/tokenize" not in hung_up  # it is asked that again after it was lost
+        server.fault_of = lambda path: faults.hangs_up()
+        if plan == "gated":
+            assert "edge-fallback" in write(cloud, plan).run().origins
+
+
 # --- Text in place of ids
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from skydraft.edge.stock.costs import Costs
 from skydraft.edge.stock.meeting import Met, written
@@ -16,15 +19,21 @@ from skydraft.errors import CloudFailure, CloudLost, RateLimited
 
 _NUM_WRITTEN, _LEAST = 12, 3  # tokens of each text; tokens that all texts must be written at once for
 _PROMPT_LEN = 32
-_LONG_PROMPTS = (64, 256)
+_READ_LENS = (5, 17, 65, 257)
 _NUM_TIMES, _NUM_FIRST = 3, 4  # readings of a prompt; tokens after it, as a first one within a character is not told
+
+Points: TypeAlias = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`points` are (rows of a step, milliseconds), in order. The server writes at least `num_texts` texts at once."""
+    """Points are (number, milliseconds), in order: of a step that writes so many texts, and what reading adds to it.
 
-    points: tuple[tuple[int, float], ...]
+    Tokens that are only read cost less than as many texts. The server writes at least `num_texts` texts at once.
+    """
+
+    writing: Points
+    reading: Points
     num_texts: int
 
 
@@ -40,17 +49,17 @@ class Examined:
 
 
 async def measure_steps(wire: Wire, met: Met, num_texts: int, rtt_ms: float, timeout_s: float) -> Steps:
-    """Let the server write 1, 2, 4, …, `num_texts` texts at once, and read long prompts. Raises a SkydraftError.
+    """Let the server write 1, 2, 3, 4, 6, 8, … `num_texts` texts at once, and read prompts. Raises a SkydraftError.
 
     A server that lets some of the texts wait, or refuses them, writes fewer at once: then the larger numbers are left
     out.
     """
-    points, most = dict[int, float](), 0
-    for num in sorted({*itertools.takewhile(num_texts.__gt__, (2**n for n in range(30))), num_texts}):
+    writing, reading = dict[int, float](), dict[int, float]()
+    for num in sorted({*itertools.takewhile(num_texts.__gt__, _numbers()), num_texts}):
         texts = (_times(wire, met, _PROMPT_LEN, _NUM_WRITTEN, timeout_s) for _ in range(num))
         found = await asyncio.gather(*texts, return_exceptions=True)  # none is left to run on
         for error in found:
-            if isinstance(error, BaseException) and not (most and isinstance(error, CloudLost | RateLimited)):
+            if isinstance(error, BaseException) and not (writing and isinstance(error, CloudLost | RateLimited)):
                 raise error
         times = [each for each in found if not isinstance(each, BaseException)]
         if len(times) < num:
@@ -59,18 +68,23 @@ async def measure_steps(wire: Wire, met: Met, num_texts: int, rtt_ms: float, tim
         num_steps = statistics.mean(sum(began < at <= ended for at in each) for each in times)
         if ended <= began or num_steps < _LEAST:
             break
-        points[num], most = (ended - began) * 1e3 / num_steps, num
-    if not most:
+        writing[num] = (ended - began) * 1e3 / num_steps
+    if not writing:
         raise CloudFailure("The server sends all tokens of a text at once, so its steps cannot be timed.")
-    for length in _LONG_PROMPTS:
-        if 0 < met.context_len <= length:
-            break
+    for length in itertools.takewhile((met.context_len or math.inf).__gt__, _READ_LENS):
         waits = []
         for _ in range(_NUM_TIMES):
             began = time.perf_counter()
             waits.append(((await _times(wire, met, length, _NUM_FIRST, timeout_s))[0] - began) * 1e3)
-        points[max(length, most + 1)] = max(statistics.median(waits) - rtt_ms, 1e-3)
-    return Steps(tuple(sorted(points.items())), most)
+        reading[length - 1] = max(statistics.median(waits) - rtt_ms - writing[1], 0.0)
+    return Steps(tuple(writing.items()), tuple(reading.items()), max(writing))
+
+
+def _numbers() -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, …: between two powers of two a step may take more than on a line between them."""
+    yield 1
+    for num in (2**n for n in itertools.count(1)):
+        yield from (num, num * 3 // 2)
 
 
 async def _times(wire: Wire, met: Met, prompt_len: int, num_tokens: int, timeout_s: float) -> list[float]:

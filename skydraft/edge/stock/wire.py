@@ -7,7 +7,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
@@ -148,10 +148,8 @@ class Wire:
         about the connection."""
         import httpx2
 
-        url = self.url + path
-        headers = {"Content-Type": "application/json"} if content is not None else {}
         try:
-            async with self.client.stream(method, url, content=content, headers=headers) as response:
+            async with aclosing(await self._responding(method, path, content)) as response:
                 self.heard_at = shared_loop().now()
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await _start(response))
@@ -166,6 +164,22 @@ class Wire:
             raise CloudLost(f"the connection broke ({one_line(str(error)) or type(error).__name__}).") from error
         except RuntimeError as error:  # the client was closed meanwhile
             raise CloudLost("the connection was closed.") from error
+
+    async def _responding(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
+        """The response once its headers are there.
+
+        A request on a connection that the server has just closed is sent once more: llama-server closes one in fifteen
+        after a stream, and does not say so.
+        """
+        import httpx2
+
+        client = self.client
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        request = client.build_request(method, self.url + path, content=content, headers=headers)
+        try:
+            return await client.send(request, stream=True)
+        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+            return await client.send(request, stream=True)
 
     async def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[Any, int]:
         async with self.answering(method, path, content) as response:
