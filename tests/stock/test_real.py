@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -15,6 +16,8 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
+from skydraft.edge.channel import Waiting
+from skydraft.edge.stock.wire import Events, Wire, as_json
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
 from tests.stock.fakes import fake
 from tests.stock.real import ROOT, VLLM, dequantized, llama_server, vllm_serve
@@ -145,6 +148,22 @@ def test_no_token_of_a_llama_server_is_lost_within_a_character(llama: str, home:
             "写出五个表情符号。", edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params
         ).run()
     assert "\ufffd" not in done.text.rstrip("\ufffd") and sum(each.link.num_requests for each in done.records) > 1
+
+
+def test_no_stream_of_a_llama_server_is_lost_by_a_connection_that_it_closes(llama: str) -> None:
+    """It closes one after about ten streams, as the next request comes."""
+
+    async def stream_on() -> None:
+        wire, waiting = Wire(llama, None, None, is_here=True), Waiting(60.0, 60.0, 60.0)
+        for number in range(100):
+            events = Events(
+                wire, "/completion", as_json(LLAMA_BODY | {"prompt": [5, number], "stream": True}), "/health"
+            )
+            while await events.next(waiting) is not None:
+                pass
+        await wire.close()
+
+    asyncio.run(stream_on())
 
 
 @pytest.mark.parametrize("path", ["/health", "/props", "/v1/models"])
