@@ -68,9 +68,12 @@ def test_a_reload_shows_all_again_and_the_conversation_goes_on(page: Any, fake: 
 
 
 def test_an_answer_that_a_reload_cut_off_is_kept_as_far_as_it_came(page: Any, fake: FakeGateway) -> None:
+    is_begun = threading.Event()
     goes_on = [0.25, run("", "edge", 0)] * 200  # it is kept every two seconds, while something comes
-    fake.replies = [[run("Half", "edge", 0), run(" of it", "edge", 0), *goes_on, threading.Event()]]
+    fake.replies = [[run("Half", "edge", 0), is_begun, run(" of it", "edge", 0), *goes_on, threading.Event()]]
     ask(page, "Hello")
+    wait_for(lambda: is_kept(page, "Hello"))  # as it was at the beginning
+    is_begun.set()
     expect(page.locator(".text")).to_have_text("Half of it")
     wait_for(lambda: is_kept(page, "of it"))
     page.reload()
