@@ -20,7 +20,8 @@ import grpc
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
 from skydraft.cloud.worker import Worker
-from skydraft.edge.channel import Waiting
+from skydraft.decoding.generation import Generation
+from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.edge.verifier import Patience
 from skydraft.engines.base import Engine
 from skydraft.protocol import codec
@@ -44,6 +45,48 @@ class Unhurried(Patience):
     def waiting(self) -> Waiting:
         usual = super().waiting
         return Waiting(usual.timeout_s, 3 * usual.quick_s, 3 * usual.ping_s)
+
+
+def ran_s() -> float:
+    """Seconds during which this process ran: while a busy machine lets it stand still, no promise is broken."""
+    return shared_loop().now()
+
+
+def longest_round_s(generation: Generation) -> float:
+    """Write a text to its end; returns the longest of its rounds, in seconds during which this process ran."""
+    longest_s, began = 0.0, ran_s()
+    for _ in generation.rounds():
+        longest_s, began = max(longest_s, ran_s() - began), ran_s()
+    return longest_s
+
+
+class Leash:
+    """Lets a target write a few tokens more than were read, however slow the reader is: a stop comes in time."""
+
+    def __init__(self, most: int = 1, patience_s: float = 0.1) -> None:
+        self._most, self._patience_s = most, patience_s
+        self._num_ahead = 0
+        self._read = threading.Condition()
+
+    def put_on(self, engine: Any) -> Any:
+        """The engine, whose forwards wait until enough was read, or for a moment: some are not for reading."""
+        sound = engine.forward
+
+        def forward(feeds: Any, **options: Any) -> Any:
+            with self._read:
+                self._num_ahead += 1
+                if not self._read.wait_for(lambda: self._num_ahead <= self._most, self._patience_s):
+                    self._num_ahead -= 1
+            return sound(feeds, **options)
+
+        engine.forward = forward
+        return engine
+
+    def read(self, num_tokens: int = 1) -> None:
+        """Say that so many tokens were read."""
+        with self._read:
+            self._num_ahead = max(0, self._num_ahead - num_tokens)
+            self._read.notify_all()
 
 
 class RawSession:

@@ -111,19 +111,23 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None
         preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(slave)
-    seen = ""
+    seen, end = "", time.monotonic() + 60
+
+    def read_more() -> None:
+        nonlocal seen
+        assert time.monotonic() < end, seen[-500:]
+        if select.select([master], [], [], 0.1)[0]:
+            seen += os.read(master, 65536).decode(errors="replace")
 
     def read_until(what: str, times: int = 1) -> None:
-        nonlocal seen
-        end = time.monotonic() + 60
         while seen.count(what) < times:
-            assert time.monotonic() < end, seen[-500:]
-            if select.select([master], [], [], 0.1)[0]:
-                seen += os.read(master, 65536).decode(errors="replace")
+            read_more()
 
     read_until("> ")
     os.write(master, "语速\n".encode())
-    time.sleep(0.5)
+    num_before = len(seen)
+    while len(seen[num_before:].strip()) < 20:  # some of the answer, after the question
+        read_more()
     os.write(master, b"\x03")
     read_until("ended by interrupted")
     read_until("> ", seen.count("> ") + 1 if not seen.rstrip().endswith(">") else seen.count("> "))

@@ -14,7 +14,7 @@ import pytest
 
 from skydraft.engines.toy import open_toy
 
-from ..serving import Serving, serving
+from ..serving import PATIENCE_S, Serving, Unhurried, serving
 from ..starting import command
 from .conftest import Invoke, Refused
 
@@ -25,6 +25,13 @@ EDGE = ["--edge-model", "toy:drift=0.2"]
 def server() -> Iterator[Serving]:
     with serving(open_toy("toy")) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no cloud that is gone; what is said of it is waited for at the end of a text, too."""
+    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
+    monkeypatch.setattr("skydraft.edge.verifier._LAST_WAIT_S", PATIENCE_S)
 
 
 # With agree:4 the target writes until it hears that its turn is over, which over a link is later; whether `lossless`
@@ -177,7 +184,7 @@ def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None
     first = process.stderr.readline()
     assert re.match(r"skydraft: toy on 127\.0\.0\.1:\d+ \(plaintext, .*exact.*8 sessions of 4096 tokens", first)
     process.send_signal(number)
-    _, rest = process.communicate(timeout=10)
+    _, rest = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert rest.splitlines()[-1] == "skydraft: stopped."
     assert "Traceback" not in rest

@@ -105,7 +105,9 @@ def test_each_text_begins_with_whatever_is_there() -> None:
 
 
 @pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
-def test_with_two_servers_a_text_goes_on_at_the_one_that_did_not_change(start: Start, plan: Any) -> None:
+def test_with_two_servers_a_text_goes_on_at_the_one_that_did_not_change(
+    start: Start, plan: Any, unhurried: None
+) -> None:
     ports = [free_port(), free_port()]
     servers = [start(port=port) for port in ports]
     with closing(connected(servers)) as cloud:

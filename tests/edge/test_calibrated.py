@@ -92,7 +92,7 @@ def test_an_auto_run_that_requires_its_cloud_says_what_is_missing(connect: Conne
         start(connect(NOWHERE, timeout_s=0.3, require=True)).run()
 
 
-def test_a_cloud_that_dies_on_the_way_is_replaced_by_the_draft_model(connect: Connect) -> None:
+def test_a_cloud_that_dies_on_the_way_is_replaced_by_the_draft_model(connect: Connect, unhurried: None) -> None:
     with serving(open_toy("toy")) as mortal:
         # With agree:M the rest of the text may be on its way before the server dies.
         generation = start(connect(mortal.address), plan=REPRODUCIBLE)

@@ -23,7 +23,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudLost
 from skydraft.evaluation.emulated_link import EmulatedLink
 
-from ..serving import PATIENCE_S, Process, Relay, Serving, serving
+from ..serving import PATIENCE_S, Process, Relay, Serving, ran_s, serving
 
 LONG = DecodingParams(max_new_tokens=3000, min_new_tokens=3000)
 PLANS = {
@@ -74,14 +74,14 @@ def cancelled_while_it_waits(generation: Generation, wait: Callable[[], None], n
                 pass
         except CloudLost as error:
             assert "cancelled" in str(error)
-        return time.monotonic()
+        return ran_s()
 
     with ThreadPoolExecutor(1) as pool:
         going = pool.submit(go_on)
         waits.wait()
         time.sleep(0.3)
         assert not going.done()
-        began = time.monotonic()
+        began = ran_s()
         generation.cancel()
         assert going.result(PATIENCE_S) - began < 0.5
     generation.close()
@@ -125,6 +125,15 @@ ENDS = {
 }
 
 
+def ending_s(code: str) -> float:
+    """Run a script that says when it is over; returns the seconds from then to its end, in which it is to be silent."""
+    script = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert script.stdout is not None and script.stdout.readline() == "over\n"
+    began = time.monotonic()
+    assert (*script.communicate(timeout=PATIENCE_S), script.returncode) == ("", "", 0)
+    return time.monotonic() - began
+
+
 @pytest.mark.parametrize("how", ENDS)
 @by_plan
 def test_a_script_that_leaves_a_text_in_the_middle_ends_soon_and_without_a_word(
@@ -140,11 +149,11 @@ def test_a_script_that_leaves_a_text_in_the_middle_ends_soon_and_without_a_word(
         f" plan=skydraft.make_plan({given[name]})); rounds = generation.rounds(); next(rounds); next(rounds);"
         f"{ENDS[how]} print('over', flush=True)"
     )
-    script = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert script.stdout is not None and script.stdout.readline() == "over\n"
-    began = time.monotonic()
-    assert (*script.communicate(timeout=PATIENCE_S), script.returncode) == ("", "", 0)
-    assert time.monotonic() - began < 2.0
+    for _ in range(3):  # where it does not end by itself, all of them last too long
+        if ending_s(code) < 2.0:
+            break
+    else:
+        pytest.fail("it does not end soon")
     if how.startswith("c"):
         server.wait_until(lambda: server.num_sessions == 0)
     server.forget_sessions()

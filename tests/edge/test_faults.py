@@ -16,11 +16,14 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.server import ServeOptions
+from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudTimeout, NotAuthorized
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
-from ..serving import PATIENCE_S, Process, free_port, serving
+from ..serving import PATIENCE_S, Process, Serving, free_port, serving
 
 PROMPT = "语速"
 PARAMS = DecodingParams(max_new_tokens=120, min_new_tokens=120, temperature=0.8, seed=5)
@@ -130,6 +133,13 @@ def test_a_stall_of_two_seconds_is_waited_for_where_all_is_verified(expected: Ge
 
 @pytest.mark.parametrize("fault", ["stall", "down", "black hole"])
 def test_a_gated_run_falls_back_within_its_patience_whatever_the_link_died_of(fault: str, unhurried: None) -> None:
+    noticed = threading.Event()
+
+    def stall_on() -> None:
+        while fault == "stall" and not noticed.wait(0.2):
+            link.stall(1.0)
+
+    stalling = threading.Thread(target=stall_on, daemon=True)
     with serving(open_toy("toy")) as server, EmulatedLink(("127.0.0.1", server.port)) as link:
         lines: list[str] = []
         cloud = skydraft.connect(link.address, timeout_s=PATIENCE_S, notify=lines.append)
@@ -139,8 +149,10 @@ def test_a_gated_run_falls_back_within_its_patience_whatever_the_link_died_of(fa
                 if fault == "down":
                     link.down()
                 else:
-                    link.stall(3600 if fault == "black hole" else 3.0)
+                    link.stall(3600 if fault == "black hole" else 1.0)
+                    stalling.start()
             if fault == "stall" and done.record.outcome == "fallback":
+                noticed.set()
                 time.sleep(0.25)
         fallback = [record for record in generation.records if record.outcome == "fallback"]
         assert fallback and max(record.wall_ms for record in fallback) < PATIENCE_S * 1e3 / 3
@@ -200,16 +212,22 @@ def test_four_clients_on_two_seats_evict_each_other_and_lose_nothing(expected: G
 
 
 def test_a_session_that_expired_is_opened_again(expected: Generation) -> None:
-    with serving(open_toy("toy"), session_ttl_s=1.0, metrics_port=free_port()) as server:
+    ahead_s, limits = 0.0, Limits(session_ttl_s=600.0)
+    worker = Worker(open_toy("toy"), limits, clock=lambda: time.perf_counter() + ahead_s)
+    server = Serving(worker, ServeOptions(port=0, limits=limits, metrics_port=free_port()))
+    try:
         cloud = skydraft.connect(server.address)
         generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=LOSSLESS, params=PARAMS)
         for number, _ in enumerate(generation.rounds()):
             if number in (3, 8):
+                ahead_s += 601
                 server.wait_until(lambda: server.num_sessions == 0)
         assert generation.token_ids == expected.token_ids
         server.wait_until(lambda: server.metric("sessions_expired") >= 2)
         assert server.metric("sessions_expired") == 2
         cloud.close()
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("plan", [LOSSLESS, make_plan("cloud")], ids=["lossless", "cloud"])

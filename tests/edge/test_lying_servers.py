@@ -26,7 +26,7 @@ from skydraft.protocol.values import OpenCall, Opened, ServerInfo, VerifyCall, W
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord, Verdict
 
 from .. import reference, toys
-from ..serving import asked
+from ..serving import asked, ran_s
 from ..toys import PROMPT, VOCAB
 
 INFO = ServerInfo(
@@ -191,10 +191,12 @@ def test_a_target_that_goes_on_after_it_was_stopped_is_left_after_the_time_for_a
     plan = make_plan("lossless", k=4, hand_back="agree:1")
     with made_of_lies(deaf) as (liar, address), closing(skydraft.connect(address, timeout_s=1.0)) as cloud:
         generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
-        rounds = generation.rounds()
+        rounds, longest_s = generation.rounds(), 0.0
         while liar.num_asked < 2:
+            began = ran_s()
             next(rounds)
-        assert max(record.wall_ms for record in generation.records) < 3000
+            longest_s = max(longest_s, ran_s() - began)
+        assert longest_s < 3
         assert 3 < len(generation.token_ids) < 1000
         generation.close()
 

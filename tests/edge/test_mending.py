@@ -157,7 +157,7 @@ def test_a_server_whose_worker_died_ends_with_an_error() -> None:
         engine = open_toy("toy")
         engine.forward = forward  # type: ignore[method-assign]
         server = CloudServer(Worker(engine, Limits()), ServeOptions(port=0))
-        cloud = skydraft.connect(f"127.0.0.1:{await server.start()}", timeout_s=0.5)
+        cloud = skydraft.connect(f"127.0.0.1:{await server.start()}", timeout_s=2.0)
         asked = asyncio.create_task(asyncio.to_thread(run, cloud, make_plan(k=4)))
         with pytest.raises(EngineError, match="worker thread failed"):
             await asyncio.wait_for(server.run(asyncio.Event()), PATIENCE_S)

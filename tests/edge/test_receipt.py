@@ -94,7 +94,7 @@ def test_skipped_tokens_at_the_end_are_not_seen_and_rejected_drafts_are() -> Non
 
 
 @pytest.mark.parametrize("plan", [PLANS["gated"], PLANS["lossless"]], ids=["gated", "lossless"])
-def test_a_session_that_was_forgotten_or_lost_is_told_with_what_was_sent_again(plan: Any) -> None:
+def test_a_session_that_was_forgotten_or_lost_is_told_with_what_was_sent_again(plan: Any, unhurried: None) -> None:
     with serving(open_toy("toy")) as server, Relay(server.address) as relay:
         cloud = skydraft.connect(relay.address, timeout_s=10)
         edge, params = open_toy("toy:drift=0.2"), PARAMS
@@ -148,7 +148,7 @@ def test_texts_at_the_same_time_share_the_calls_of_a_day() -> None:
         cloud.close()
 
 
-def test_calls_that_could_not_be_sent_are_not_counted() -> None:
+def test_calls_that_could_not_be_sent_are_not_counted(unhurried: None) -> None:
     port = free_port()
     cloud = skydraft.connect(f"127.0.0.1:{port}", max_calls=1)
     for _ in range(3):

@@ -198,11 +198,13 @@ def test_addresses_where_nobody_is_cost_no_token(start: Start) -> None:
         assert cloud.info().model == "toy"
 
 
-def test_without_any_server_a_gated_text_goes_on_alone_and_takes_the_first_that_comes(start: Start) -> None:
+def test_without_any_server_a_gated_text_goes_on_alone_and_takes_the_first_that_comes(
+    start: Start, unhurried: None
+) -> None:
     ports, lines = [free_port(), free_port()], list[str]()
     names = ",".join(f"127.0.0.1:{port}" for port in ports)
     with closing(skydraft.connect(names, notify=lines.append)) as cloud:
-        generation = begin(cloud, GATED)
+        generation = begin(cloud, GATED, replace(PARAMS, max_new_tokens=400, min_new_tokens=400))
         server = None
         for done, _ in generation.rounds():
             if done.record.outcome == "fallback" and server is None:
@@ -211,7 +213,7 @@ def test_without_any_server_a_gated_text_goes_on_alone_and_takes_the_first_that_
             if done.record.outcome == "fallback":
                 time.sleep(0.1)  # it is looked for now and then
         assert generation.origins[0] == "edge-fallback" and "recovered" in generation.origins
-        assert len(generation.token_ids) == 80
+        assert len(generation.token_ids) == 400
         assert [line for line in lines if "The cloud is back" in line] == lines[1:] and len(lines) == 2
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -22,7 +21,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.types import WRITE_ALL, Round
 
 from .. import reference, toys
-from ..serving import Relay, Serving, serving
+from ..serving import Leash, Relay, Serving, serving
 from ..toys import PROMPT, PROMPT_IDS, law
 
 AUTO = make_plan("lossless")
@@ -30,15 +29,19 @@ MOST = 40  # tokens of a text
 
 
 @contextmanager
-def lengths(phases: Iterable[tuple[int, int]], to_write: int = 0, *, reads: bool = False) -> Iterator[None]:
+def lengths(
+    phases: Iterable[tuple[int, int]], to_write: int = 0, *, reads: bool = False, leash: Leash | None = None
+) -> Iterator[None]:
     """Let AutoK draft blocks of k for so many rounds, or stream, where k is 0, and so on.
 
     Where it drafts, the target may write `to_write` tokens after a correction. With `reads` the draft model reads
-    along all the time.
+    along all the time. The target's leash hears of each round.
     """
     left = [[k, num_rounds] for k, num_rounds in phases] + [[0, 10**9]]
 
     def observe(self: AutoK, done: Round) -> None:
+        if leash:
+            leash.read()
         left[0][1] -= (done.record.num_draft > 0) == (left[0][0] > 0)
         if not left[0][1]:
             del left[0]
@@ -53,17 +56,16 @@ def lengths(phases: Iterable[tuple[int, int]], to_write: int = 0, *, reads: bool
         yield
 
 
-def slow(target: Engine, rows: list[int]) -> Engine:
-    """A target whose text is not all written before it can be stopped; `rows` gets how many it is fed."""
+def counting(target: Engine, rows: list[int]) -> Engine:
+    """The target; `rows` gets how many it is fed."""
     forward = target.forward
 
-    def slowly(feeds: Any, **options: Any) -> Any:
+    def counted(feeds: Any, **options: Any) -> Any:
         feeds = list(feeds)
         rows.append(sum(len(feed) for _, feed in feeds))
-        time.sleep(0.003)
         return forward(feeds, **options)
 
-    target.forward = slowly  # type: ignore[method-assign]
+    target.forward = counted  # type: ignore[method-assign]
     return target
 
 
@@ -99,12 +101,12 @@ def test_lossless_writes_what_the_target_writes_whenever_it_switches(
 
 
 def test_it_does_switch_and_every_byte_of_it_is_counted() -> None:
-    params = DecodingParams(max_new_tokens=MOST, min_new_tokens=MOST)
+    params, leash = DecodingParams(max_new_tokens=MOST, min_new_tokens=MOST), Leash()
     with (
-        serving(slow(toys.toy(4), [])) as server,
+        serving(leash.put_on(toys.toy(4))) as server,
         Relay(server.address) as relay,
         closing(skydraft.connect(relay.address)) as cloud,
-        lengths([(0, 3), (3, 2)] * 9),
+        lengths([(0, 3), (3, 2)] * 9, leash=leash),
     ):
         generation = write(cloud, params)
     assert {"verify", "stop"} <= {name for name, _ in relay.requests}
@@ -120,14 +122,14 @@ def test_it_does_switch_and_every_byte_of_it_is_counted() -> None:
 @pytest.mark.parametrize("number", range(4))
 def test_a_prompt_is_read_once_however_often_a_text_switches(number: int) -> None:
     """A server spends the rows of the prompt and those of the blocks and the tokens, and none besides."""
-    rows: list[int] = []
+    rows, leash = list[int](), Leash()
     prompt = "".join(random.Random(number).choices("今天气很好我们去公园走", k=320))
     params = DecodingParams(max_new_tokens=80, min_new_tokens=80, temperature=0.8, seed=number)
     given = {"edge": open_toy("toy:drift=0.2"), "params": params, "raw": True}
     with (
-        serving(slow(open_toy("toy"), rows)) as server,
+        serving(leash.put_on(counting(open_toy("toy"), rows))) as server,
         closing(skydraft.connect(server.address)) as cloud,
-        lengths([(0, 10), (4, 4), (0, 10), (4, 99)]),
+        lengths([(0, 10), (4, 4), (0, 10), (4, 99)], leash=leash),
     ):
         generation = skydraft.generate(prompt, cloud=cloud, plan=AUTO, **given).run()  # type: ignore[arg-type]
     blocks = [record.num_draft for record in generation.records]

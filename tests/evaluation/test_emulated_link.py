@@ -46,7 +46,7 @@ def echo() -> Iterator[tuple[str, int]]:
 
 
 def connect(link: EmulatedLink) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", link.port), timeout=5)
+    connection = socket.create_connection(("127.0.0.1", link.port), timeout=30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
@@ -101,18 +101,24 @@ def test_jitter_adds_up_to_its_size_and_the_same_seed_gives_the_same_cuts(echo: 
 
 def test_bandwidth_bounds_the_bytes_a_second(echo: tuple[str, int]) -> None:
     with EmulatedLink(echo, LinkShape(bandwidth_kbps=800)) as link, connect(link) as connection:
-        began = time.monotonic()
-        exchange(connection, bytes(30_000))  # 0.3 s up, the way back overlaps
-        assert 0.3 <= time.monotonic() - began < 0.8
+        times = []
+        for _ in range(3):
+            began = time.monotonic()
+            exchange(connection, bytes(30_000))  # 0.3 s up, the way back overlaps
+            times.append(time.monotonic() - began)
+        assert 0.3 <= min(times) < 0.8
 
 
 def test_a_stall_holds_everything_back_and_loses_nothing(echo: tuple[str, int]) -> None:
     with EmulatedLink(echo) as link, connect(link) as connection:
         exchange(connection, b"warm")
-        link.stall(0.3)
-        began = time.monotonic()
-        assert exchange(connection, b"late") == b"late"
-        assert 0.25 < time.monotonic() - began < 1
+        times = []
+        for _ in range(3):
+            began = time.monotonic()
+            link.stall(0.3)
+            assert exchange(connection, b"late") == b"late"
+            times.append(time.monotonic() - began)
+        assert 0.3 <= min(times) < 0.8
 
 
 def test_cut_down_and_up(echo: tuple[str, int]) -> None:
@@ -146,12 +152,12 @@ def test_an_impossible_shape_is_refused(wrong: dict[str, float]) -> None:
 def test_a_link_becomes_slower_while_it_is_used(echo: tuple[str, int]) -> None:
     with EmulatedLink(echo) as link, connect(link) as connection:
         took = []
-        for delay_ms in (0, 60, 0):
+        for delay_ms in (0, 0, 0, 60, 0, 0, 0):
             link.reshape(LinkShape(delay_ms=delay_ms))
             began = time.perf_counter()
             assert exchange(connection, b"x") == b"x"
             took.append(time.perf_counter() - began)
-    assert took[1] >= 0.12 > min(took[0], took[2])
+    assert took[3] >= 0.12 > max(min(took[:3]), min(took[4:]))
 
 
 OPTIONS = EngineOptions(context_len=640, num_threads=1)

@@ -25,7 +25,7 @@ from skydraft.gateway import desk
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import asked
 
-from ..serving import free_port, serving
+from ..serving import Unhurried, free_port, serving
 from .running import PATIENCE_S, Running, gateway, toy_pair
 
 LONG = {"max_tokens": 3000, "stream": True}
@@ -201,7 +201,8 @@ def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(whe
                 assert all(flooding.result() is None for flooding in floods)
 
 
-def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so() -> None:
+def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
     edge = open_toy("toy:drift=0.2", 4096, 4)
     with (
         serving(open_toy("toy", 4096, 4)) as server,
@@ -225,20 +226,36 @@ def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so() -> No
 
 def test_a_slow_first_token_is_waited_for_with_pings_and_an_error_then_comes_in_the_stream() -> None:
     pair = toy_pair()
-    slow(pair.edge, 0.3)  # type: ignore[arg-type]
+    sound, go = pair.edge.forward, threading.Event()
+
+    def waits(feeds: Any, *, want_logits: bool) -> Any:
+        assert go.wait(PATIENCE_S)
+        return sound(feeds, want_logits=want_logits)
+
+    def broken(feeds: Any, *, want_logits: bool) -> Any:
+        assert go.wait(PATIENCE_S)
+        raise RuntimeError("/secret/path")
+
+    def streamed(running: Running) -> str:
+        """An answer of which no token comes before three pings have."""
+        go.clear()
+        given, text = body("skydraft-edge", stream=True, max_tokens=2), ""
+        with httpx.stream("POST", f"{running.v1}/chat/completions", json=given, timeout=PATIENCE_S) as reply:
+            assert reply.status_code == 200
+            for part in reply.iter_text():
+                text += part
+                if text.count(": ping") > 2:
+                    go.set()
+        return text
+
     with gateway(pair, hold_s=0.1, ping_s=0.05) as running:
-        reply = running.chat(model="skydraft-edge", stream=True, max_tokens=2)
-        lines = reply.text.split("\n\n")
-        assert lines[1] == ": ping" and lines.count(": ping") > 2 and lines[-2] == "data: [DONE]"
-
-        def broken(feeds: Any, *, want_logits: bool) -> Any:
-            time.sleep(0.2)
-            raise RuntimeError("/secret/path")
-
+        pair.edge.forward = waits  # type: ignore[method-assign]
+        lines = streamed(running).split("\n\n")
+        assert lines[1] == ": ping" and lines[-2] == "data: [DONE]"
         pair.edge.forward = broken  # type: ignore[method-assign]
-        reply = running.chat(model="skydraft-edge", stream=True, max_tokens=2)
-        assert reply.status_code == 200 and '"error":{' in reply.text and reply.text.endswith("data: [DONE]\n\n")
-        assert "secret" not in reply.text and "secret" not in running.chat(model="skydraft-edge").text
+        text = streamed(running)
+        assert '"error":{' in text and text.endswith("data: [DONE]\n\n")
+        assert "secret" not in text and "secret" not in running.chat(model="skydraft-edge").text
 
 
 @pytest.mark.parametrize("stop", ["理；所", "；", ["zzz", "小q"], "把它们"])

@@ -21,7 +21,7 @@ from skydraft.errors import RateLimited, SessionNotFound
 from skydraft.gateway import app
 from skydraft.gateway.pair import Pair
 
-from ..serving import Process
+from ..serving import Process, ran_s
 from .apart import TOYS, Apart
 from .running import Running, gateway
 
@@ -91,11 +91,11 @@ def test_who_hangs_up_leaves_the_place_at_once(
             clients = [client(port_of(running), chat(mode)) for _ in range(2)]
             running.wait_until(lambda: desk.num_running == 1 and desk.num_waiting == 1)
             time.sleep(0.3)
-            began = time.monotonic()
+            began = ran_s()
             for each in clients:
                 each.close()
             running.wait_until_idle()
-            assert time.monotonic() - began < FREE_S
+            assert ran_s() - began < FREE_S
         finally:
             server.send(signal.SIGCONT)
 
@@ -164,10 +164,10 @@ def test_it_stops_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch, caplog: 
     with gateway() as running, caplog.at_level(logging.ERROR):
         clients = [client(port_of(running), b" " * 100_000) for _ in range(2)]
         assert begun.wait(10)
-        began = time.monotonic()
+        began = ran_s()
         running.server.should_exit = True
         running.wait_until(lambda: not running.server.server_state.tasks)
-        assert time.monotonic() - began < STOPPED_S
+        assert ran_s() - began < STOPPED_S
         for each in clients:
             assert not each.recv(1)
             each.close()

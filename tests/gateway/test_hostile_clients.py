@@ -25,7 +25,7 @@ from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import asked
 
 from ..gateway.running import Running, gateway, toy_pair
-from ..serving import serving
+from ..serving import PATIENCE_S, serving
 
 
 def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPat
     with gateway() as running, socket.socket() as greedy:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         greedy.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
-        greedy.settimeout(5)
+        greedy.settimeout(PATIENCE_S)
         with pytest.raises(ConnectionError):  # the other end is gone, not only full
             for _ in range(1_000_000):
                 greedy.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
@@ -132,7 +132,9 @@ def test_answers_of_one_key_that_never_end_leave_a_place_for_another() -> None:
     async def order() -> int:
         async with desk_that_runs(run, 3, 30) as desk:
             desk.submit([REQUEST] * 8, "eve")
-            await asyncio.sleep(0.1)
+            while len(begun) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # for one more, if it may begin
             num_of_one = len(begun)
             for _ in range(5):
                 desk.submit([REQUEST], "ann")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import httpx2
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from skydraft.errors import OptionError
 from skydraft.gateway.server import ListenOptions, listen
 from skydraft.gateway.starting import starting
+
+from ..serving import ran_s
 
 
 @pytest.fixture
@@ -58,9 +59,9 @@ def test_silent_and_broken_clients_hold_nobody_up_for_long(listening: socket.soc
         silent = [socket.create_connection(listening.getsockname()) for _ in range(2)]
         with socket.create_connection(listening.getsockname()) as broken:
             broken.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
-        began = time.monotonic()
-        assert httpx2.get(f"{url(listening)}/health", timeout=10).status_code == 503
-        assert time.monotonic() - began < 5
+        began = ran_s()
+        assert httpx2.get(f"{url(listening)}/health", timeout=30).status_code == 503
+        assert ran_s() - began < 5
         for client in silent:
             client.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "starting"]

@@ -188,7 +188,10 @@ def test_faults_that_follow_each_other_cost_no_token(
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_server_that_says_when_to_come_back_is_not_asked_before(calm: Any, wire: str) -> None:
+def test_a_server_that_says_when_to_come_back_is_not_asked_before(
+    calm: Any, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
     each, _, patient = calm
     asked = list[float]()
 
@@ -284,7 +287,7 @@ def test_a_gated_text_comes_back_to_a_server_that_is_back(wire: str) -> None:
             next(tokens)
         each.start()
         for _ in tokens:
-            time.sleep(0.005)
+            time.sleep(0.03)  # it is looked for now and then
             if generation.origins[-1] in ("accepted", "recovered", "bonus"):
                 break
         else:

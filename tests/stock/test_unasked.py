@@ -10,7 +10,7 @@ import pytest
 from skydraft.edge.stock.meeting import Met
 from skydraft.errors import SkydraftError
 from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
-from tests.serving import PATIENCE_S
+from tests.serving import PATIENCE_S, Unhurried
 from tests.stock import faults
 from tests.stock.fakes import fake
 from tests.stock.test_hostile import known, storm
@@ -33,7 +33,8 @@ HARMFUL: dict[str, Change] = {
 @pytest.mark.parametrize("name", [*HARMLESS, *HARMFUL])
 def test_choices_of_a_fan_out_that_were_not_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Met, "checks", lambda self, num: num > 0)
-    with fake("vllm", TARGET) as server, known(server, 0.7) as cloud:
+    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
+    with fake("vllm", TARGET) as server, known(server, PATIENCE_S) as cloud:
         storm(server, faults.answers((HARMLESS | HARMFUL)[name]), after=0)
         generation = write(cloud, "gated")
         generation.run()

@@ -14,6 +14,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = Path("/usr/bin/chromium")
+PATIENCE_MS = 30_000  # what must come at all comes within this, however busy the machine is
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--use-fake-device-for-media-stream",
@@ -22,6 +23,7 @@ FLAGS = [
 # Violations of the content security policy are events of the document, seen even where the console is silent.
 LISTEN = "document.addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.violatedDirective))"
 Pages = Callable[..., Any]
+playwright.expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def open_page(chromium: Any, gateway: str, problems: list[str], expected: list[s
         options = {"locale": "en-US", "viewport": {"width": 1280, "height": 800}, **options}
         context = chromium.new_context(**options)
         contexts.append(context)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE_MS)
         context.add_init_script(LISTEN)
         page = context.new_page()
         _watch(page, gateway, problems)
@@ -99,7 +101,7 @@ def ask(page: Any, text: str) -> None:
 
 def settled(page: Any, count: int, status: str = "done") -> None:
     """Waits until so many answers have come to this end."""
-    playwright.expect(page.locator(f'.answer[data-status="{status}"]')).to_have_count(count, timeout=20_000)
+    playwright.expect(page.locator(f'.answer[data-status="{status}"]')).to_have_count(count)
 
 
 def answered(page: Any, text: str, count: int = 1, status: str = "done") -> None:
@@ -111,6 +113,11 @@ def answered(page: Any, text: str, count: int = 1, status: str = "done") -> None
 def expect(locator: Any) -> Any:
     """Playwright's assertions, which wait until they hold."""
     return playwright.expect(locator)
+
+
+def drawn(page: Any) -> None:
+    """Waits until the page has drawn what it knows: some of it is drawn with the next frame."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def is_too_wide(page: Any) -> bool:

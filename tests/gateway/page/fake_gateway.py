@@ -199,7 +199,7 @@ async def _hold(step: object) -> None:
         await asyncio.sleep(step)
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(true: Callable[[], bool], seconds: float = 30.0) -> None:
     """Waits until it is true; an AssertionError when it does not come true in time."""
     end = time.monotonic() + seconds
     while not true():

@@ -49,9 +49,9 @@ def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own(page: Any, fake:
     colours, lines = zip(*spans.evaluate_all(look), strict=True)
     assert len(set(colours)) == 7
     assert len(set(lines)) == 7
+    expect(page.locator("#legend dd")).to_have_count(7)
     legend = page.locator("#legend .run").evaluate_all(look)
     assert [tuple(entry) for entry in legend] == list(zip(colours, lines, strict=True))
-    assert page.locator("#legend dd").count() == 7
 
 
 def test_pieces_of_one_run_are_one_span(page: Any, fake: FakeGateway) -> None:

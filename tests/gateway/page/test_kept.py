@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, answered, ask, expect, settled
+from .browsing import Pages, answered, ask, drawn, expect, settled
 from .fake_gateway import FakeGateway, mixed_reply, plain_reply, run, wait_for
 from .test_calls import calling
 
@@ -18,7 +18,8 @@ ANSWER = "The sea turns to copper as the sun sinks."
 
 
 def kept(page: Any) -> list[str]:
-    """Titles in the list, which is opened."""
+    """Titles in the list, which is opened when the browser holds all that the page shows: it is drawn once."""
+    wait_for(lambda: is_all_kept(page))
     page.click("#open-saved")
     page.locator("#saved-list li, #saved-none:not([hidden])").first.wait_for()
     return list(page.locator("#saved-list .entry span").all_inner_texts())
@@ -33,14 +34,30 @@ def is_kept(page: Any, *texts: str) -> bool:
     return all(text in " ".join(stored) for text in texts)
 
 
+def is_all_kept(page: Any) -> bool:
+    """Whether the browser holds the page's conversation with the end of each answer, or the page keeps nothing."""
+    return bool(
+        page.evaluate("""async () => {
+      const { headOf, turnsOf } = await import('/page/kept.js');
+      const id = sessionStorage.getItem('skydraft.open');
+      const ends = [...document.querySelectorAll('.answer')]
+        .map(({ dataset: { status } }) => (status === 'busy' ? 'stopped' : status)); // as it is kept
+      if (!ends.length || !window.indexedDB) return true;
+      const turns = (await headOf(id)) ? await turnsOf(id) : [];
+      return `${turns.flatMap(({ answers }) => answers.map(({ status }) => status))}` === `${ends}`;
+    }""")
+    )
+
+
 def test_a_reload_shows_all_again_and_the_conversation_goes_on(page: Any, fake: FakeGateway) -> None:
     fake.replies = [mixed_reply(), calling(), plain_reply("Then.")]
     answered(page, "Sunset?")
     answered(page, "Weather?", 2)
     settled(page, 2)
     parts = (".turns", "#figures", "#shares", "#charts")
+    drawn(page)
     before = [page.locator(part).inner_html() for part in parts]
-    wait_for(lambda: is_kept(page, "get_weather"))
+    wait_for(lambda: is_all_kept(page))
     page.reload()
     settled(page, 2)
     wait_for(lambda: [page.locator(part).inner_html() for part in parts] == before)
@@ -51,8 +68,12 @@ def test_a_reload_shows_all_again_and_the_conversation_goes_on(page: Any, fake: 
 
 
 def test_an_answer_that_a_reload_cut_off_is_kept_as_far_as_it_came(page: Any, fake: FakeGateway) -> None:
-    fake.replies = [[run("Half", "edge", 0), 2.1, run(" of it", "edge", 0), threading.Event()]]
+    is_begun = threading.Event()
+    goes_on = [0.25, run("", "edge", 0)] * 200  # it is kept every two seconds, while something comes
+    fake.replies = [[run("Half", "edge", 0), is_begun, run(" of it", "edge", 0), *goes_on, threading.Event()]]
     ask(page, "Hello")
+    wait_for(lambda: is_kept(page, "Hello"))  # as it was at the beginning
+    is_begun.set()
     expect(page.locator(".text")).to_have_text("Half of it")
     wait_for(lambda: is_kept(page, "of it"))
     page.reload()
@@ -149,6 +170,7 @@ def test_two_tabs_that_go_on_with_one_conversation_lose_nothing(page: Any, fake:
     other.locator("#saved-list .entry").click()
     expect(other.locator(".turn")).to_have_count(1)
     answered(other, "Left", 2)
+    wait_for(lambda: is_kept(other, "Left"))
     answered(page, "Right", 2)
     wait_for(lambda: is_kept(page, "Left", "Right"))
     other.close()
@@ -204,6 +226,7 @@ def test_the_last_question_is_edited_in_the_same_conversation(page: Any, fake: F
     page.locator(".rewrite").get_by_role("button", name="Send").click()
     expect(page.locator(".text")).to_have_text(["Two."])
     settled(page, 1)
+    wait_for(lambda: is_kept(page, "Two."))
     assert kept(page) == ["a"]
     assert not is_kept(page, "One.")
 

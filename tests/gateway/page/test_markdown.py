@@ -187,11 +187,11 @@ def test_while_it_comes_it_is_shown_as_it_will_be_and_what_is_complete_stays(pag
     fake.replies = [[*steps[:middle], is_marked, *(each for step in steps[middle:] for each in (step, 0.002))]]
     ask(page, "Hello")
     first = page.locator(".text .block").first
-    expect(page.locator(".text .block").nth(2)).to_be_attached(timeout=20_000)
+    expect(page.locator(".text .block").nth(2)).to_be_attached()
     first.evaluate("block => { block.dataset.mine = 'yes'; }")
     assert page.locator('.answer[data-status="done"]').count() == 0
     is_marked.set()
-    expect(page.locator('.answer[data-status="done"]')).to_have_count(1, timeout=30_000)
+    expect(page.locator('.answer[data-status="done"]')).to_have_count(1)
     expect(first).to_have_attribute("data-mine", "yes")
     streamed = page.locator(".text").inner_html().replace(' data-mine="yes"', "")
     for _ in range(2):

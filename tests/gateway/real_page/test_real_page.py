@@ -14,14 +14,15 @@ pytestmark = pytest.mark.browser
 
 
 def test_the_cloud_dies_in_mid_answer_and_comes_back(page: Any, target: Target) -> None:
+    target.lags = True
     ask(page, "语速" * 20)
-    expect(page.locator(".run[data-origin=accepted], .run[data-origin=recovered]").first).to_be_attached(timeout=20_000)
+    expect(page.locator(".run[data-origin=accepted], .run[data-origin=recovered]").first).to_be_attached()
     target.kill()
-    expect(page.locator(".run[data-origin=edge-fallback]").first).to_be_attached(timeout=20_000)
+    expect(page.locator(".run[data-origin=edge-fallback]").first).to_be_attached()
     page.keyboard.press("Escape")  # an answer of a toy is long
     settled(page, 1, "stopped")
     target.start()
     ask(page, "情绪")
     again = page.locator(".answer").nth(1).locator(".run[data-origin=accepted], .run[data-origin=recovered]")
-    expect(again.first).to_be_attached(timeout=30_000)
+    expect(again.first).to_be_attached()
     page.keyboard.press("Escape")
