@@ -68,26 +68,6 @@ def test_the_link_is_weighed_against_streaming(
         assert tokens_per_s(found.costs, alpha, found.best_k, even_ms) == pytest.approx(1e3 / forward_ms[0])
 
 
-@law(50)
-@given(alphas, times, times)
-def test_where_rows_are_free_the_break_even_round_trip_is_the_published_one(
-    alpha: float, draft_ms: float, forward_ms: float
-) -> None:
-    """PEERS.md: speculation beats streaming while R < (E - 1) t_v(1) - k t_d."""
-    found = a_report(CostModel(draft_ms, (forward_ms,) * 9, 9, streams=True), alpha)
-    k = found.best_k
-    expected = (1 - alpha ** (k + 1)) / (1 - alpha)
-    assert found.break_even_ms == pytest.approx((expected - 1) * forward_ms - k * draft_ms)
-
-
-def test_the_break_even_by_the_formula_with_rows_that_cost() -> None:
-    """E t_v(1) - t_v(k + 1) - k t_d, by hand: a = 0.5 and k = 1 make E = 1.5."""
-    found = a_report(CostModel(2.0, (40.0, 50.0, 300.0), 3, streams=True), 0.5)
-    assert found.best_k == 1
-    assert found.break_even_ms == pytest.approx(1.5 * 40 - 50 - 2)
-    assert found.tokens_per_round == 3.0
-
-
 # --- one model of costs: the adaptive k, doctor and the report
 
 
