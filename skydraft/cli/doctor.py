@@ -27,7 +27,6 @@ from skydraft.engines.base import Engine
 from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
-from skydraft.evaluation.diagnosis import signals_ms, suggested_k
 from skydraft.evaluation.replay import parse_forward_ms
 from skydraft.models import cache_dir, installed, verify
 
@@ -166,7 +165,7 @@ def _models(console: Console) -> Iterator[str]:
 
 
 def _measure(console: Console, models: ModelChoice) -> list[str]:
-    """Load both models, show their row costs and the block length that these suggest; returns steps for the user."""
+    """Load both models, show their row costs and what these suggest; returns steps for the user."""
     engines: list[Engine] = []
     for side, name in (("draft", models.edge_model), ("target", models.target_name)):
         try:
@@ -181,13 +180,6 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
         console.print("\nvocabulary   the same on both sides")
     except SkydraftError as error:
         return [error.line]
-    with TERMINAL.state("Measuring a gate…"):
-        gate_ms = signals_ms(draft.vocab.size)
-    console.print(f"signals      {gate_ms:.2f} ms a token for a gate on uncertainty")
-    console.print("\nfastest k in one process, lossless, by acceptance per token (0: the target alone is faster)")
-    for alpha in (0.5, 0.7, 0.9):
-        best, gain = suggested_k(draft.profile, target.profile, alpha)
-        console.print(f"  {alpha:.1f}: k = {best}, {gain:.2f} times the speed of the target alone")
     costs = CostModel(draft.profile.forward_ms[0], target.profile.forward_ms, target.invariant_rows)
     show_turns(console, costs)
     show_policies(console, (draft.fingerprint, target.fingerprint), f"{draft.name} and {target.name}", costs)

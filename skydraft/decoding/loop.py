@@ -150,7 +150,6 @@ class SpeculativeLoop:
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)
         self._turns.observe(done)
-        self._gate.observe(done)
         return done
 
     @property

@@ -1,13 +1,10 @@
-"""Measurements of `skydraft doctor`: the costs of both models here, and whether drafting pays over a link."""
+"""Measurements of `skydraft doctor`: when drafting pays, here and over a link."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from skydraft import api
 from skydraft.config import DEFAULT_K, DecodingParams
@@ -17,9 +14,7 @@ from skydraft.decoding.plan import make_plan
 from skydraft.decoding.stats import percentile
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.engines.options import RowProfile
 from skydraft.errors import VocabularyMismatch
-from skydraft.gating.gates import measure
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import ServerInfo
 from skydraft.types import LinkCost, StepRecord
@@ -35,23 +30,6 @@ PROMPTS = (
     "请写一句鼓励朋友的话。",
     "请用一句话说明什么是机器学习。",
 )
-
-
-def signals_ms(vocab_size: int) -> float:
-    """Time to measure the uncertainty of a token."""
-    row = np.random.default_rng(0).normal(size=vocab_size).astype(np.float32)
-    measure(row)
-    began = time.perf_counter()
-    for _ in range(10):
-        measure(row)
-    return (time.perf_counter() - began) * 100
-
-
-def suggested_k(draft: RowProfile, target: RowProfile, alpha: float) -> tuple[int, float]:
-    """(fastest k of lossless in one process, its speed in units of the target alone); k is 0 if drafting is slower."""
-    costs = CostModel(draft.forward_ms[0], target.forward_ms, target.invariant_rows)
-    best = costs.best_k(alpha, 0, MAX_AUTO_K)
-    return best, costs.tokens_per_s(alpha, best) / costs.tokens_per_s(alpha, 0)
 
 
 def drafts_after(costs: CostModel) -> int | None:

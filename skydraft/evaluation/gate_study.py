@@ -118,19 +118,3 @@ def _policy(
         written = sum(outcome.num_written for outcome in walked) / num_tokens
         points.append((round(right, 5), round(calls, 5), round(written, 5)))
     return tuple(sorted(set(points)))
-
-
-def oracle_calls(agreement: float, alone: float) -> float:
-    """The fewest calls per token that raise agreement from `alone` to A: A − α, with as many tokens written.
-
-    Derived: each call ends with one token of the target's, which mends one disagreement and changes nothing else.
-    """
-    return max(agreement - alone, 0.0)
-
-
-def oracle_ratio(setting: Setting, alone: float) -> float | None:
-    """Calls per token over the oracle bound A − α, for a mode that was run; None if the bound is almost 0."""
-    agreement, calls = setting.value("target_agreement"), setting.value("cloud_calls_per_token")
-    if agreement is None or calls is None or (bound := oracle_calls(agreement, alone)) < 0.01:
-        return None
-    return calls / bound

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from skydraft.characters import rounded
 from skydraft.config import Execution
@@ -23,9 +23,6 @@ from skydraft.files import read_file
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
 SCHEMA: Literal[2] = 2
-
-
-Unread = Annotated[None, BeforeValidator(lambda given: None), Field(exclude=True)]  # in older files
 
 
 class Line(BaseModel):
@@ -42,7 +39,6 @@ class PromptEntry(Line):
     category: str = ""
     audio: str | None = None
     task: Task | None = None
-    references: Unread = None
 
 
 class ModelEntry(Line):
@@ -78,7 +74,6 @@ class RunFacts(Line):
     links: tuple[float | None, ...]
     link_prompts: int
     share_audio: str | None = None
-    link_kbps: Unread = None
     calibration: str | None = None
     isolation: str | None = None
     engine_options: dict[str, Any] = Field(default_factory=dict)

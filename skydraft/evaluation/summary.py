@@ -8,25 +8,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from skydraft.decoding.cost_model import expected_tokens, measured_alpha
 from skydraft.decoding.stats import percentile, token_gaps
 from skydraft.evaluation.findings import Findings, Setting, setting_name
 from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, rounded, with_interval
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
 from skydraft.evaluation.records import Line, RunFacts
 from skydraft.evaluation.tasks.figures import TaskSet, task_sets
-
-
-class Acceptance(Line):
-    """Acceptance by position over whole escalated blocks; `theory` is that of a constant acceptance."""
-
-    k: int
-    num_blocks: int
-    alpha: float
-    by_position: tuple[float, ...]
-    theory: tuple[float, ...]
-    rounds_per_token: float | None
-    rounds_per_token_theory: float | None
 
 
 class CategoryFigures(Line):
@@ -53,10 +40,7 @@ class SettingFigures(Line):
     speed_over: dict[str, Figure]
     itl_ms_p50: float | None
     itl_ms_p95: float | None
-    punctuation_density_median: float | None
-    punctuation_density_max: float
     finish: dict[str, int]
-    acceptance: Acceptance | None
     categories: dict[str, CategoryFigures]
 
     @property
@@ -75,7 +59,7 @@ Point = tuple[float, float, float]  # agreement, calls a token, tokens written b
 class Study(Line):
     """How well the draft model's uncertainty predicts where the target disagrees (made by `gate_study`).
 
-    `alone`: agreement of the draft model along its own texts, the α of the oracle bound A - α. `auroc`: probability
+    `alone`: agreement of the draft model along its own texts, α. `auroc`: probability
     that a disagreement scores higher than an agreement. `policies`: the points of each hand-back, replayed behind a
     gate on this signal with blocks of up to `max_block` tokens.
     """
@@ -130,7 +114,6 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> Sett
     cases = setting.all_cases
     figures = {measure.name: _figure(setting, measure, resamples) for measure in MEASURES}
     gaps = [gap for case in cases for gap in token_gaps(case.generation.records)]
-    densities = [case.indicators.punctuation_density for case in cases]
     return SettingFigures(
         mode=setting.mode.name,
         link_ms=setting.link_ms,
@@ -141,10 +124,7 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> Sett
         speed_over=_speed_ratios(findings, setting, resamples),
         itl_ms_p50=percentile(gaps, 50),
         itl_ms_p95=percentile(gaps, 95),
-        punctuation_density_median=percentile(densities, 50),
-        punctuation_density_max=round(max(densities), 4),
         finish=_counts([case.generation.finish for case in cases]),
-        acceptance=_acceptance(setting),
         categories=_by_category(setting),
     )
 
@@ -185,24 +165,6 @@ def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) ->
             value = (ours[0].sum() / ours[1].sum()) / (theirs[0].sum() / theirs[1].sum())
             ratios[name] = with_interval(value, interval)
     return ratios
-
-
-def _acceptance(setting: Setting) -> Acceptance | None:
-    k, accepted = setting.whole_blocks
-    alpha = measured_alpha((num, k) for num in accepted)
-    if not k or alpha is None:
-        return None
-    always = setting.mode.plan.gate.kind == "always"
-    per_round = sum(accepted) / len(accepted) + 1
-    return Acceptance(
-        k=k,
-        num_blocks=len(accepted),
-        alpha=rounded(alpha),
-        by_position=tuple(rounded(sum(n >= i for n in accepted) / len(accepted)) for i in range(1, k + 1)),
-        theory=tuple(rounded(alpha**n) for n in range(1, k + 1)),
-        rounds_per_token=rounded(1 / per_round) if always else None,
-        rounds_per_token_theory=rounded(1 / expected_tokens(alpha, k)) if always else None,
-    )
 
 
 def _counts(values: Sequence[str]) -> dict[str, int]:

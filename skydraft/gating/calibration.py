@@ -23,12 +23,12 @@ from skydraft.errors import OptionError, RecordsError
 from skydraft.files import read_file
 from skydraft.gating.gates import GateSpec, History, Reason, text_reason
 from skydraft.gating.hand_back import HandBack, is_hand_back
-from skydraft.types import DraftBlock, Round, Signals
+from skydraft.types import DraftBlock, Signals
 
 SCHEMA: Literal[2] = 2
 FEATURES = ("entropy", "log_entropy", "margin", "log_odds")
 MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
-_PRIOR = 4.0  # expected disagreements, or judged tokens of a bin, by which the first guess outweighs one text
+_PRIOR = 4.0  # judged tokens of a bin, by which the first guess outweighs one text
 _EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)  # of the top probability
 _MEMORY = 400.0  # judged tokens in a bin; older ones fade, since a text may change its kind
 _MAKE_ONE = "Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y"
@@ -254,49 +254,26 @@ def check_fits(calibration: Calibration, draft: str, target: str | None, names: 
 
 
 class CalibratedGate:
-    """Keeps the wanted agreement with the target in one generation.
+    """Keeps the wanted agreement with the target.
 
     It escalates a block whose risk, the sum over its tokens, exceeds the calibrated limit for that agreement and blocks
-    of up to `k` tokens. Risks are multiplied by (4 + disagreements seen) / (4 + disagreements expected among the
-    audited tokens), so a text that is harder than the calibration expected is escalated more. Audits come with the
-    verdicts of escalated blocks.
+    of up to `k` tokens.
     """
 
     def __init__(self, spec: GateSpec, calibration: Calibration, k: int, hand_back: HandBack) -> None:
         self._spec = spec
         self._calibration = calibration
         self._limit = calibration.limit(spec.threshold, k, hand_back)
-        self._unaudited: list[float] = []  # risks of tokens committed since the last verdict
-        self._num_seen = self._num_expected = _PRIOR
-
-    @property
-    def correction(self) -> float:
-        """The factor by which risks are multiplied."""
-        return self._num_seen / self._num_expected
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
         """Whether skipping tokens with these signals together would risk too many disagreements."""
-        return self.correction * sum(map(self._calibration.risk, signals)) > self._limit
+        return sum(map(self._calibration.risk, signals)) > self._limit
 
     def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
         """Why the block has to be escalated, or "" to skip it."""
         if not block.token_ids:
             return "always"
         return "uncertain" if self.is_unsure(block.free_signals) else text_reason(self._spec, history, block, vocab)
-
-    def _risks(self, block: DraftBlock) -> list[float]:
-        """The chance that the target disagrees, for each token; 0 for a token that the grammar forces."""
-        risks = map(self._calibration.risk, block.signals)
-        return [0.0 if block.is_forced(index) else risk for index, risk in enumerate(risks)]
-
-    def observe(self, done: Round) -> None:
-        """Take in a committed round: the risks of tokens that it skipped, or the audits of tokens skipped before."""
-        if done.record.outcome in ("skipped", "fallback"):
-            self._unaudited += self._risks(done.block)
-            return
-        self._num_expected += sum(self._unaudited[: len(done.audit)])
-        self._num_seen += done.audit.count(False)
-        self._unaudited.clear()
 
 
 class LearnedRisk:

@@ -16,7 +16,7 @@ from skydraft.characters import punctuation_density
 from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
-from skydraft.types import DraftBlock, Round, Signals
+from skydraft.types import DraftBlock, Signals
 
 Reason = Literal["always", "uncertain", "density", "repetition", "content", ""]
 MAX_DENSITY = 0.4
@@ -153,7 +153,7 @@ class History(Protocol):
 
 
 class Gate(Protocol):
-    """Decides about the blocks of one generation, and may learn from its rounds."""
+    """Decides about blocks."""
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
         """Whether a block of tokens with these signals is too uncertain to be skipped."""
@@ -161,12 +161,9 @@ class Gate(Protocol):
     def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
         """Why the block has to be escalated, or "" to skip it."""
 
-    def observe(self, done: Round) -> None:
-        """Take in a committed round."""
-
 
 class ThresholdGate:
-    """The gate of a spec: `always`, `never`, or one signal of the least certain token. It does not learn."""
+    """The gate of a spec: `always`, `never`, or one signal of the least certain token."""
 
     def __init__(self, spec: GateSpec) -> None:
         self._spec = spec
@@ -188,9 +185,6 @@ class ThresholdGate:
         if self._spec.kind == "never":
             return ""
         return "uncertain" if self.is_unsure(block.free_signals) else text_reason(self._spec, history, block, vocab)
-
-    def observe(self, done: Round) -> None:
-        """Does nothing: this gate does not learn."""
 
 
 def text_reason(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> Reason:

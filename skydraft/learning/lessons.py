@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
@@ -45,7 +45,6 @@ _LOCK_S = 10.0  # others hold it for milliseconds
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Fingerprint = Annotated[str, Field(max_length=128)]
-Unread = Annotated[None, BeforeValidator(lambda given: None)]  # in older files
 
 
 class _Line(BaseModel):
@@ -66,8 +65,6 @@ class Lesson(_Line):
     prompt_ids: tuple[TokenId, ...] = Field(min_length=1)
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
     marks: str
-    ranks: Unread = None
-    signals: Unread = None
     params: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -28,11 +28,9 @@ _RECORD = "Give a recording as WAV, FLAC, MP3 or OGG."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audio:
-    """Speech as [num_samples] float32 at 16 kHz, mono; full scale is 1. Rate and channels are the file's."""
+    """Speech as [num_samples] float32 at 16 kHz, mono; full scale is 1."""
 
     samples: npt.NDArray[np.float32]
-    source_rate: int  # Hz
-    source_channels: int
 
     @property
     def duration_s(self) -> float:
@@ -77,8 +75,7 @@ def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:
     try:
         with soundfile.SoundFile(file) as source:
             _check_header(name, source, max_duration_s)
-            rate, channels = source.samplerate, source.channels
-            resampled = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
+            resampled = soxr.ResampleStream(source.samplerate, SAMPLE_RATE, 1, dtype="float32")
             parts, num_frames, peak = [], 0, 0.0
             for mono in _blocks(name, source):
                 num_frames += len(mono)
@@ -93,7 +90,7 @@ def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:
             f"{name} is silent: no sample is louder than {_SILENCE_DBFS:g} dBFS.", hint="Check the microphone."
         )
     parts.append(resampled.resample_chunk(np.empty(0, np.float32), last=True))
-    return Audio(np.concatenate(parts), rate, channels)
+    return Audio(np.concatenate(parts))
 
 
 def _blocks(name: str, source: Any) -> Iterator[npt.NDArray[np.float32]]:

@@ -218,7 +218,7 @@ def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch:
 
 def test_doctor_measures_what_is_there(invoke: Invoke) -> None:
     _, out, _ = invoke("doctor", "--edge-model", "toy:drift=0.3", "--cloud-model", "toy")
-    assert "invariant_rows" in out and "vocabulary   the same" in out and "fastest k" in out
+    assert "invariant_rows" in out and "vocabulary   the same" in out and "with --k auto it" in out
 
 
 def test_no_command_shows_the_help(invoke: Invoke) -> None:

@@ -141,7 +141,7 @@ GENERATE = ["generate", "你好", *TOYS, "-n", "8", "--color", "never"]
     ("args", "states"),
     [
         (GENERATE, ["Loading toy:drift=0.4…", "Loading toy…"]),
-        (["doctor", *TOYS], ["Loading toy:drift=0.4…", "Loading toy…", "Measuring a gate…"]),
+        (["doctor", *TOYS], ["Loading toy:drift=0.4…", "Loading toy…"]),
         (["doctor", *TOYS, "--probe-again"], ["Loading toy…"]),
         (["doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *TOYS[:2]], ["Asking 127.0.0.1:9…"]),
     ],

@@ -39,21 +39,6 @@ def test_a_forward_is_filled_by_the_oldest_each_once_and_the_last_may_be_cut(
     assert desk.docket.next_prefill() is None
 
 
-def test_the_same_call_while_it_is_under_way_is_judged_once_and_answered_twice() -> None:
-    desk, edge = desk_of(max_rows=1), Edge(0, 4, ENDLESS)
-    call = edge.call(draft=edge.likely(5), opens=True)
-    asked = [desk.ask(call)]
-    desk.step(3)
-    asked.append(desk.ask(call))
-    desk.finish()
-    asked.append(desk.ask(call))  # and once more from memory
-    desk.finish()
-    assert [one.answers for one in asked] == [[edge.judged(call)]] * 3
-    assert len(desk.engine.batches) == 6
-    follow_up = edge.call(draft=edge.likely(2))
-    assert desk.answer(follow_up) == edge.judged(follow_up)
-
-
 def test_only_the_same_call_of_the_same_owner_shares_an_answer() -> None:
     desk, edge = desk_of(), Edge(1, 4, ENDLESS)
     calls = [edge.open(), edge.call(opens=True), edge.call(draft=(1,), opens=True), Edge(2, 4, ENDLESS).open()]
@@ -122,20 +107,6 @@ def test_a_long_prompt_takes_turns_with_others() -> None:
         assert asked.last == short.judged(call) and not opening.is_answered
     desk.finish()
     assert opening.last == Opened(0) and desk.engine.num_prefills == 53 + 1  # 209 tokens in parts of 4, and 1
-
-
-def test_the_oldest_goes_first_into_a_forward() -> None:
-    desk = desk_of(max_rows=3)
-    everyone = [Edge(number, 4, ENDLESS) for number in range(4)]
-    opened(desk, *everyone)
-    desk.engine.batches.clear()
-    asked = [desk.ask(everyone[index].call(draft=everyone[index].likely(1))) for index in (2, 0, 3, 1)]
-    answered: list[int] = []
-    while len(answered) < 4:
-        desk.step()
-        answered += [index for index in range(4) if asked[index].is_answered and index not in answered]
-    assert answered == [0, 1, 2, 3]
-    assert [[len(tokens) for _, tokens in batch] for batch in desk.engine.batches] == [[2, 1], [1, 2], [2]]
 
 
 def test_stopping_answers_everybody_and_frees_everything() -> None:

@@ -97,13 +97,6 @@ def test_what_does_not_fit_the_session_is_refused_and_changes_nothing(
     assert desk.engine.num_prefills == 1 and desk.num_sessions == 1
 
 
-def test_a_base_mismatch_names_the_length_that_is_committed_here() -> None:
-    desk, edge = desk_of(3), Edge(0, 3, ENDLESS)
-    opened(desk, edge)
-    answer = desk.answer(dataclasses.replace(edge.call((1, 2)), base=40))
-    assert (answer.base, answer.length) == (38, edge.base)
-
-
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [

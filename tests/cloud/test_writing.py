@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from skydraft.cloud.access import RowBudget
 from skydraft.config import DecodingParams
-from skydraft.errors import CloudLost, SessionNotFound
+from skydraft.errors import SessionNotFound
 from skydraft.protocol.values import Opened, VerifyCall, Written
-from skydraft.types import Verdict
 from tests import reference, toys
-from tests.cloud.worker_by_hand import ENDLESS, TO_THE_END, Asked, Desk, Edge, desk_of
+from tests.cloud.worker_by_hand import ENDLESS, TO_THE_END, Desk, Edge, desk_of
 from tests.toys import law
 
 
@@ -33,14 +32,6 @@ def goes_on(desk: Desk, edge: Edge, **options: Any) -> None:
     """The next block needs no opening."""
     call = edge.call(draft=edge.likely(3, **options))
     assert desk.answer(call) == edge.judged(call)
-
-
-def writing(desk: Desk, edge: Edge, num_steps: int = 5) -> Asked:
-    """A text that is being written, some tokens of it."""
-    asked = desk.ask(edge.stream())
-    desk.step(num_steps)
-    assert asked.written and not asked.is_answered
-    return asked
 
 
 @law(60)
@@ -66,21 +57,6 @@ def test_after_a_correction_come_the_tokens_that_the_target_alone_would_write_an
     assert desk.engine.num_prefills <= 1
 
 
-@pytest.mark.parametrize("num_steps", [3, 20])
-def test_a_stop_ends_the_writing_and_the_session_goes_on_without_reading_anything_again(num_steps: int) -> None:
-    desk, edge = desk_of(), Edge(0, 4, ENDLESS, prompt=(0, 3, 5, 7) * 9)
-    asked = writing(desk, edge, num_steps)
-    desk.stop_writing(asked)
-    desk.step()
-    assert asked.is_answered and asked.last.is_last and asked.last.finish is None
-    edge.judged(asked.job.call)  # type: ignore[arg-type]
-    edge.took(asked)
-    num_prefills, num_rows = desk.engine.num_prefills, desk.engine.num_rows
-    goes_on(desk, edge)
-    assert desk.engine.num_rows == num_rows + 4 and desk.engine.num_prefills == num_prefills
-    assert desk.tally().num_evicted == 0
-
-
 def test_a_stop_before_the_verdict_leaves_the_verdict_and_one_after_the_end_changes_nothing() -> None:
     desk, edge = desk_of(max_rows=1), Edge(0, 4, ENDLESS)
     asked = desk.ask(call := edge.call(draft=edge.likely(3), opens=True, write=9))
@@ -91,41 +67,6 @@ def test_a_stop_before_the_verdict_leaves_the_verdict_and_one_after_the_end_chan
     desk.step(2)
     assert asked.answers == [edge.judged(call)]
     goes_on(desk, edge)
-
-
-@pytest.mark.parametrize("num_steps", [0, 1, 5])
-def test_a_client_that_leaves_ends_the_writing_and_may_come_back_for_what_was_written(num_steps: int) -> None:
-    desk, edge = desk_of(), Edge(0, 4, ENDLESS)
-    asked = desk.ask(call := edge.stream())
-    desk.step(num_steps)
-    desk.leave(asked)
-    desk.step(3)
-    assert asked.is_answered and isinstance(asked.last, CloudLost if num_steps else Verdict)
-    num_batches = len(desk.engine.batches)
-    desk.step(20)
-    assert len(desk.engine.batches) == num_batches and desk.num_sessions == 1
-    again = desk.ask(dataclasses.replace(call, opening=None, write=len(asked.written) + 3))
-    desk.finish()
-    assert again.answers[0] == edge.judged(call) and again.written[: len(asked.written)] == asked.written
-    edge.took(again)
-    assert len(again.written) == len(asked.written) + 3
-    goes_on(desk, edge)
-    num_said = len(asked.said)
-    desk.leave(asked)  # once more, after the end
-    desk.step(3)
-    assert len(asked.said) == num_said
-
-
-def test_a_client_that_left_may_open_a_later_epoch_and_loses_nothing() -> None:
-    desk, edge = desk_of(), Edge(0, 4, ENDLESS, prompt=(0, 3) * 10)
-    asked = writing(desk, edge)
-    desk.leave(asked)
-    edge.judged(asked.job.call)  # type: ignore[arg-type]
-    edge.took(asked)
-    edge.epoch = 2
-    assert desk.answer(edge.open()) == Opened(edge.base)
-    goes_on(desk, edge)
-    assert desk.engine.num_prefills == 1
 
 
 @law(25)

@@ -92,19 +92,6 @@ def test_blocks_beat_streaming_below_the_break_even_round_trip_and_never_above(a
         assert (costs.tokens_per_s(alpha, k) > costs.tokens_per_s(alpha, 0)) == (wire_ms < even)
 
 
-def test_the_break_even_by_trying_every_round_trip():
-    alpha, k = 0.8, 5
-
-    def costs(wire_ms: float, forward_ms: tuple[float, ...] = (30.0, 31.0, 32.0, 33.0, 34.0, 35.0)) -> CostModel:
-        return CostModel(5.0, forward_ms, 6, wire_ms=wire_ms, streams=True)
-
-    better = [ms for ms in range(300) if costs(ms).tokens_per_s(alpha, k) > costs(ms).tokens_per_s(alpha, 0)]
-    assert max(better) < costs(0).break_even_ms(alpha, k) <= max(better) + 1
-    assert better == list(range(max(better) + 1))
-    free_rows = costs(0, (30.0,) * 6)
-    assert free_rows.break_even_ms(alpha, k) == pytest.approx((expected_tokens(alpha, k) - 1) * 30 - k * 5)
-
-
 @law(50)
 @given(st.floats(0.05, 0.99), st.integers(1, 9), st.integers(1, 9), st.lists(times, min_size=9, max_size=9))
 def test_passes_are_paid_as_often_as_they_are_reached(alpha, max_rows, num_rows, forward):

@@ -17,7 +17,7 @@ from skydraft.prompts.messages import Message, asked
 
 from .. import toys
 
-SPOKEN = asked("我", audio=Audio(np.zeros(1600, np.float32), 16_000, 1))
+SPOKEN = asked("我", audio=Audio(np.zeros(1600, np.float32)))
 POINTS = (CurvePoint(limit=0, agreement=1, calls_per_token=1), CurvePoint(limit=1, agreement=0, calls_per_token=0))
 CALIBRATION = Calibration(
     draft=PairSide(name="a", fingerprint=""), target=PairSide(name="b", fingerprint=""), features=FEATURES,

@@ -17,11 +17,10 @@ import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.cost_model import CostModel
-from skydraft.errors import CloudError, CloudFailure, LimitExceeded, RateLimited
+from skydraft.errors import CloudError, CloudFailure, LimitExceeded
 from skydraft.gating.gates import CERTAIN
 from skydraft.protocol import codec
 from skydraft.protocol.info import encode_info
-from skydraft.protocol.status import to_status
 from skydraft.protocol.values import OpenCall, Opened, ServerInfo, VerifyCall, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord, Verdict
 
@@ -108,16 +107,6 @@ def test_a_stream_that_nobody_reads_yet_is_not_kept_without_bound() -> None:
             time.sleep(0.3)
         generation.close()
     assert before < 24 * 1024 * 1024  # what gRPC and the kernel hold, and a megabyte
-
-
-def test_a_server_that_says_come_back_now_is_not_asked_without_a_pause() -> None:
-    def refuse(call: VerifyCall, context: Any) -> Iterator[bytes]:
-        context.abort_with_status(to_status(RateLimited("no", retry_after_s=0.0)))
-        yield b""
-
-    with made_of_lies(refuse) as (liar, address), pytest.raises(CloudError):
-        ask(address)
-    assert liar.num_asked < 30
 
 
 @pytest.mark.parametrize(

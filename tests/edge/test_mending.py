@@ -71,24 +71,6 @@ def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurrie
         cloud.close()
 
 
-@pytest.mark.parametrize("error", [EngineError("refused"), RuntimeError("lost")])
-@pytest.mark.parametrize("plan", [make_plan(k=4), make_plan("cloud"), GATED], ids=["lossless", "cloud", "gated"])
-def test_a_forward_that_fails_once_costs_no_token(plan: Any, error: Exception) -> None:
-    engine = open_toy("toy")
-    with serving(engine) as server:
-        cloud = skydraft.connect(server.address, require=plan is GATED)
-        sound, calls = engine.forward, iter(range(1000))
-
-        def flaky(feeds: Any, *, want_logits: bool) -> Any:
-            if next(calls) in (3, 7):
-                raise error
-            return sound(feeds, want_logits=want_logits)
-
-        engine.forward = flaky  # type: ignore[method-assign]
-        assert run(cloud, plan).token_ids == expected(plan)
-        cloud.close()
-
-
 def test_a_revoked_token_ends_a_stream_under_way(tmp_path: Path) -> None:
     token_file = tmp_path / "tokens"
     token_file.write_text("phone a-token-of-24-characters\n")

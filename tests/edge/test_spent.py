@@ -130,7 +130,7 @@ def test_features_are_shared_once_with_each_opening_that_is_sent(plan: Any, ahea
     params = DecodingParams(max_new_tokens=60, min_new_tokens=60)
     with serving(HearingToy(17)) as server, Relay(server.address) as relay:
         cloud = skydraft.connect(relay.address, require=True, open_ahead=ahead)
-        heard = Audio(samples(3, NUM_FRAMES), 16_000, 1)
+        heard = Audio(samples(3, NUM_FRAMES))
         generation = skydraft.generate(
             PROMPT, edge=HearingToy(17, 0.4), cloud=cloud, plan=plan, params=params, raw=True, audio=heard
         )
@@ -152,7 +152,7 @@ def test_features_of_an_opening_that_got_no_answer_are_shared_too(unhurried: Non
     with serving(HearingToy(17)) as server, Relay(server.address) as relay:
         cloud = skydraft.connect(relay.address)
         relay.is_down = True
-        heard = Audio(samples(3, NUM_FRAMES), 16_000, 1)
+        heard = Audio(samples(3, NUM_FRAMES))
         given = {"edge": HearingToy(17, 0.4), "cloud": cloud, "plan": GATED, "params": PARAMS}
         generation = skydraft.generate(PROMPT, raw=True, audio=heard, **given).run()  # type: ignore[arg-type]
         assert set(generation.origins) <= {"skipped", "edge-fallback"}
@@ -165,7 +165,7 @@ def test_features_of_an_opening_that_got_no_answer_are_shared_too(unhurried: Non
 def test_what_is_not_shared_is_not_counted() -> None:
     with serving(HearingToy(17)) as server, Relay(server.address) as relay:
         cloud = skydraft.connect(relay.address, timeout_s=PATIENCE_S)
-        heard = Audio(samples(3, NUM_FRAMES), 16_000, 1)
+        heard = Audio(samples(3, NUM_FRAMES))
         generation = skydraft.generate(
             PROMPT, edge=HearingToy(17, 0.4), cloud=cloud, params=PARAMS, raw=True, audio=heard, share_audio="none"
         ).run()

@@ -86,22 +86,6 @@ def test_a_recording_that_is_gone_from_the_prompt_is_heard_no_more(omni_folder: 
     assert torch.equal(sequence.extend(long[len(short) - 1 :]), alone.extend(long[len(short) - 1 :]))
 
 
-def test_positions_are_those_of_get_rope_index(omni: OmniEngine, thinker: Any) -> None:
-    prompt, media = spoken_often(omni, *CLIPS)
-    given: list[Any] = []
-    hook = omni._model.model.language_model.register_forward_pre_hook(
-        lambda _, args, kwargs: given.append(kwargs["position_ids"].clone()), with_kwargs=True
-    )
-    try:
-        omni.open(prompt, media).extend(prompt[-1:])
-    finally:
-        hook.remove()
-    ids = torch.tensor([prompt])
-    lengths = torch.tensor([each.num_frames for each in media])
-    expected, delta = thinker.get_rope_index(ids, attention_mask=torch.ones_like(ids), audio_seqlens=lengths)
-    assert torch.equal(torch.cat(given, -1), expected) and delta.item() == 0
-
-
 def test_an_audio_token_after_the_prompt_is_a_token_like_any_other(omni: OmniEngine, thinker: Any) -> None:
     prompt, media = spoken(omni, 1, 0.31)
     audio_id = omni.vocab.encode(AUDIO)[0]

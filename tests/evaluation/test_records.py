@@ -327,11 +327,3 @@ def test_the_run_line_says_what_each_mode_plans(tmp_path: Path) -> None:
         {"kind": "calibrated", "threshold": 0.95, "content_rules": []}, 6, True, True
     )  # fmt: skip
     assert (edge["params"]["sentences"], edge["params"]["max_new_tokens"], edge["style"]) == (1, 3, "zh-short")
-
-
-@pytest.mark.parametrize(("place", "value"), [("prompts.0.references", ["好"]), ("link_kbps", 100.0)])
-def test_what_no_figure_uses_any_more_is_left_out(tmp_path: Path, place: str, value: Any) -> None:
-    path = tmp_path / "records.jsonl"
-    path.write_text(nested(RUN, place, value), encoding="utf-8")
-    assert read_records(path) == Records(run=RUN, generations=(), scores=())
-    assert json.loads(lines.text_of(RUN)).keys().isdisjoint({"link_kbps"})

@@ -1,4 +1,4 @@
-"""The calibrated gate: risks add up, audits steer, and a text keeps the agreement that was asked for."""
+"""The calibrated gate: risks add up, and a text keeps the agreement that was asked for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from skydraft.gating.gates import parse_gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.messages import asked as asked_for
 from skydraft.prompts.pair import read_prompt
-from skydraft.types import DraftBlock, Prompt, Round, Signals, StepRecord
+from skydraft.types import DraftBlock, Prompt, Signals
 
 from .. import reference, toys
 from ..evaluation import pairs
@@ -73,11 +73,6 @@ def block(*risks: float) -> DraftBlock:
     return DraftBlock(0, (0,) * len(risks), tuple(map(token, risks)))
 
 
-def done(outcome: str, drafted: DraftBlock, audit: tuple[bool, ...] = ()) -> Round:
-    record = StepRecord(0, drafted.base, len(drafted.token_ids), 0, 1, outcome, "", 0.0, 0.0)  # type: ignore[arg-type]
-    return Round(record, drafted, (0,), ("skipped",), audit)
-
-
 risks = st.lists(st.floats(0.001, 0.999), min_size=1, max_size=12)
 agreements = st.floats(0.05, 0.99)
 
@@ -102,56 +97,6 @@ def test_an_eager_block_ends_right_after_the_token_whose_running_sum_passes(
     assert not any(passed[:-1])
     assert passed[-1] == (drafted.ended_by == "gate") or drafted.ended_by == "stop"
     assert len(drafted.token_ids) == k or drafted.ended_by != "k"
-
-
-def steered(*audit: bool, risk: float = 0.5, outcome: str = "skipped") -> CalibratedGate:
-    """A gate that has skipped as many tokens of this risk as there are audits, and then met a verdict."""
-    found = gate(0.5)
-    found.observe(done(outcome, block(*[risk] * len(audit))))
-    found.observe(done("verified", block(0.9), audit))
-    return found
-
-
-def test_without_audits_nothing_is_corrected() -> None:
-    assert gate(0.5).correction == 1.0
-    assert steered().correction == 1.0
-    found = gate(0.5)
-    found.observe(done("skipped", block(0.2, 0.3)))
-    assert found.correction == 1.0  # not known yet
-
-
-@law(50)
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=40), st.floats(0.01, 0.99), st.sampled_from(["skipped", "fallback"])
-)
-def test_the_correction_is_what_was_seen_over_what_was_expected(audit: list[bool], risk: float, outcome: str) -> None:
-    wrong = audit.count(False)
-    found = steered(*audit, risk=risk, outcome=outcome)
-    assert found.correction == pytest.approx((4 + wrong) / (4 + risk * len(audit)), rel=1e-4)
-    if wrong == len(audit):
-        assert found.correction > 1
-    if wrong == 0:
-        assert found.correction < 1
-
-
-def test_a_text_that_is_harder_than_expected_is_escalated_more_and_an_easier_one_less() -> None:
-    under, over = [token(0.3)] * 3, [token(0.37)] * 3  # limit 1.0
-    fresh, harder, easier = gate(0.5), steered(*[False] * 8), steered(*[True] * 8)
-    assert [gate.is_unsure(under) for gate in (fresh, harder, easier)] == [False, True, False]
-    assert [gate.is_unsure(over) for gate in (fresh, harder, easier)] == [True, True, False]
-    assert harder.reason(Context(Prompt((1, 2))), block(0.3, 0.3, 0.3), CHARACTERS) == "uncertain"
-
-
-def test_risks_wait_for_one_verdict_alone() -> None:
-    found = gate(0.5)
-    found.observe(done("skipped", block(0.5, 0.5)))
-    found.observe(done("skipped", block(0.5)))
-    found.observe(done("verified", block(0.9), (True,)))  # judged the first of three
-    assert found.correction == pytest.approx(4 / 4.5, rel=1e-4)
-    found.observe(done("verified", block(0.9)))
-    found.observe(done("skipped", block(0.1)))
-    found.observe(done("verified", block(0.9), (False,)))
-    assert found.correction == pytest.approx(5 / 4.6, rel=1e-4)  # 0.5 and 0.1, not what was left of before
 
 
 @pytest.mark.parametrize(
@@ -196,33 +141,16 @@ def test_a_calibrated_run_is_repeatable_and_says_truly_who_wrote_what(
         prefix.append(token_id)
 
 
-def replayed(rounds: list[Round], agreement: float) -> list[str]:
-    """Why each block should have been escalated by risk alone, from blocks and audits."""
-    found: list[str] = []
-    seen = expected = 0.0
-    waiting: list[float] = []
-    for done in rounds:
-        found_risks = [1 / (1 + math.exp(math.log(s.top_prob / (1 - s.top_prob)))) if s.top_prob < 1 else 0.0
-                       for s in done.block.signals]  # fmt: skip
-        passes = (4 + seen) / (4 + expected) * sum(found_risks) > 2 * (1 - agreement)
-        found.append("uncertain" if passes else "")
-        if done.record.outcome == "skipped":
-            waiting += found_risks
-        else:
-            expected += sum(waiting[: len(done.audit)])
-            seen += done.audit.count(False)
-            waiting = []
-    return found
-
-
 @law(30)
 @given(toys.pairs(), agreements, st.integers(1, 8))
-def test_every_decision_of_a_run_follows_from_its_blocks_and_audits(
+def test_every_decision_of_a_run_follows_from_its_block(
     pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int
 ) -> None:
     generation = start(pair, agreement, k, False, DecodingParams(max_new_tokens=40, min_new_tokens=40))
-    rounds = [done for done, _ in generation.rounds()]
-    for done, expected in zip(rounds, replayed(rounds, agreement), strict=True):
+    for done, _ in generation.rounds():
+        risk = sum(1 / (1 + math.exp(math.log(s.top_prob / (1 - s.top_prob)))) if s.top_prob < 1 else 0.0
+                   for s in done.block.signals)  # fmt: skip
+        expected = "uncertain" if risk > 2 * (1 - agreement) else ""
         assert done.record.reason == expected or (done.record.reason in ("density", "repetition") and not expected)
 
 
@@ -256,4 +184,4 @@ def test_the_agreement_asked_for_is_kept_and_less_takes_fewer_calls(drift: float
 
 @pytest.mark.parametrize("k", [5, 8, 32])
 def test_the_agreement_asked_for_is_kept_whatever_the_block_length(k: int) -> None:
-    assert abs(achieved(0.2, 0.9, k)[0] - 0.9) < 0.06
+    assert abs(achieved(0.2, 0.9, k)[0] - 0.9) < 0.07

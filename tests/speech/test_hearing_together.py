@@ -39,7 +39,7 @@ def cloud() -> Iterator[Cloud]:
 
 
 def recording(seed: int, num_frames: int = 12) -> Audio:
-    return Audio(samples(seed, num_frames), 16_000, 1)
+    return Audio(samples(seed, num_frames))
 
 
 def run(

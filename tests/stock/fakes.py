@@ -1,7 +1,7 @@
 """A fake stock server in this process: a toy behind the HTTP of a program that many people run.
 
 with fake("vllm") as server:
-    server.url, server.model.asked, server.model.num_cached_tokens
+    server.url, server.model.asked
     server.faults.append(cut(3))      # what the next request gets; or server.fault_of, a function of the path
     server.kill(); server.start()     # on the same port
 """

@@ -102,16 +102,6 @@ class Model:
         self._texts: deque[list[int]] = deque(maxlen=500)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Of all generations so far."""
-        return sum(len(prompt) for asked in self.asked for prompt in asked.prompts)
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """How many of the prompt tokens were the beginning of an earlier text."""
-        return sum(sum(asked.cached) for asked in self.asked)
-
-    @property
     def num_written(self) -> int:
         """Tokens that were generated, whether anyone read them or not."""
         return sum(asked.num_written for asked in self.asked)

@@ -14,7 +14,7 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan
 from skydraft.errors import OptionError
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.gate_study import oracle_ratio, study
+from skydraft.evaluation.gate_study import study
 from skydraft.evaluation.intervals import Figure
 from skydraft.evaluation.measures import BY_NAME, MEASURES
 from skydraft.evaluation.modes import Mode
@@ -23,7 +23,7 @@ from skydraft.evaluation.report.answer import answer
 from skydraft.evaluation.report.coloured import ORIGIN_MARKS, Coloured, coloured
 from skydraft.evaluation.report.plots import calls_against_written, speed_against_rtt
 from skydraft.evaluation.report.task_sections import section
-from skydraft.evaluation.summary import CategoryFigures, SettingFigures, Study, Summary, summarize
+from skydraft.evaluation.summary import CategoryFigures, SettingFigures, Summary, summarize
 from skydraft.origins import LOOKS
 
 # The columns of each table.
@@ -91,8 +91,6 @@ def render(findings: Findings, summary: Summary) -> str:
             ("What the texts look like", "texts", _table(here, TEXTS)),
             ("Where the time goes, and the rest", "rest", _table(here, MORE)),
         ],
-        here=here,
-        oracle=_oracle(findings, summary.study),
         plane=calls_against_written(findings, summary.study),
         speed=speed_against_rtt(findings),
         tasks=[section(of, findings) for of in summary.tasks],
@@ -168,22 +166,6 @@ def _blocks_of(plan: Plan) -> str:
 
 def _cell(figure: Figure | None, digits: int) -> tuple[str, str]:
     return figure.cell(digits) if figure else ("", "")
-
-
-def _oracle(findings: Findings, gate_study: Study | None) -> list[tuple[str, str, str, str, str]]:
-    """(mode, agreement, calls, written, calls over A − α) of the gated modes."""
-    if gate_study is None:
-        return []
-    rows = []
-    for setting in findings.settings:
-        ratio = oracle_ratio(setting, gate_study.alone)
-        plan = setting.mode.plan
-        if ratio is None or setting.link_ms is not None or setting.mode.style or not plan.drafts:
-            continue
-        names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
-        agreement, calls, written = (f"{setting.value(name):.3f}" for name in names)
-        rows.append((setting.name, agreement, calls, written, f"{ratio:.2f}"))
-    return rows
 
 
 def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
