@@ -303,6 +303,18 @@ def slow_to_compile(title: str = "") -> dict[str, Any]:
     return fitting({"type": "string", "title": title, "allOf": patterns})
 
 
+OTHERS: dict[str, Any] = {
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "structured_outputs": {"json": {"type": "object"}},
+    "structural_tag": "{}",
+    "regex": "a",
+    "ebnf": 'root ::= "a"',
+    "guided_grammar": "a",
+    "json_schema": {"type": "object"},
+    "grammar": 'root ::= "a"',
+}
 NO_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "x"}}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "two tools of one name": ({"tools": [TIME, TIME]}, "tools"),
@@ -319,21 +331,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"response_format": {"type": "json_object", "schema": {"enum": []}}},
         "response_format",
     ),
-    **{
-        f"{name} of another server": ({"extra_body": {name: value}}, name)
-        for name, value in {
-            "guided_json": {"type": "object"},
-            "guided_regex": "a",
-            "guided_choice": ["a"],
-            "structured_outputs": {"json": {"type": "object"}},
-            "structural_tag": "{}",
-            "regex": "a",
-            "ebnf": 'root ::= "a"',
-            "guided_grammar": "a",
-            "json_schema": {"type": "object"},
-            "grammar": 'root ::= "a"',
-        }.items()
-    },
+    **{f"{name} of another server": ({"extra_body": {name: value}}, name) for name, value in OTHERS.items()},
     "two grammars": ({"response_format": {"type": "json_object"}, "extra_body": forced("a")}, "skydraft.grammar"),
     "a schema that nothing fits": (fitting({"enum": []}), "response_format"),
     "a schema without end": (fitting({"$ref": "#"}), "response_format"),
@@ -353,6 +351,34 @@ def test_what_cannot_be_followed_is_refused_with_the_name_of_the_field(
         ask(client, **{"max_tokens": 40, "stream": stream} | options)
     assert (raised.value.param or "").startswith(param), raised.value
     assert "\n" not in raised.value.message
+
+
+BODIES: dict[str, Any] = {
+    "chat/completions": {"messages": ASKED}, "completions": {"prompt": "语速"}, "responses": {"input": "语速"},
+    "messages": {"messages": ASKED}, "responses/input_tokens": {"input": "语速"},
+}  # fmt: skip
+# What one interface has, sent to another.
+FORMAT: Any = {"response_format": {"type": "json_object"}}
+STRAYED: dict[str, Any] = {
+    "completions": FORMAT,
+    "responses": {**FORMAT, "max_tokens": 9, "max_completion_tokens": 9, "prompt": {"id": "p"}},
+    "messages": {
+        **FORMAT, "output_format": {"type": "json_schema", "schema": {}}, "stop": ["a"], "max_completion_tokens": 9,
+        "output_config": {"format": {"type": "json_schema"}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_interface_refuses_what_it_would_miss_and_says_what_to_use(served: Running, path: str) -> None:
+    body = {"model": "skydraft", **BODIES[path]}
+    for name, value in (OTHERS | STRAYED.get(path, {})).items():
+        reply = httpx.post(f"{served.v1}/{path}", json=body | {name: value})
+        message = reply.json().get("error", {}).get("message", "")
+        assert reply.status_code == 400 and message.startswith(name), (name, reply.text)
+        assert "Use " in message or "as skydraft.grammar" in message, message
+    empty = {name: type(value)() for name, value in OTHERS.items()}
+    assert httpx.post(f"{served.v1}/{path}", json=body | empty).status_code == 200
 
 
 def test_a_schema_that_is_ten_thousand_deep_is_refused(served: Running) -> None:
