@@ -122,6 +122,8 @@ def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) 
         "max_tokens": 900, "temperature": 1.0, "seed": seed,
     }  # fmt: skip
     whole = client.chat.completions.create(**options).choices[0].message.tool_calls
+    first = next(iter(client.chat.completions.create(**options, stream=True)))
+    assert first.choices[0].delta.to_dict() == {"role": "assistant", "content": None}
     with client.chat.completions.stream(**options) as stream:
         kinds = [event.type for event in stream]
         streamed = stream.get_final_completion().choices[0]
