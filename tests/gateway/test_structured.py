@@ -355,34 +355,6 @@ def test_what_cannot_be_followed_is_refused_with_the_name_of_the_field(
     assert "\n" not in raised.value.message
 
 
-BODIES: dict[str, Any] = {
-    "chat/completions": {"messages": ASKED}, "completions": {"prompt": "语速"}, "responses": {"input": "语速"},
-    "messages": {"messages": ASKED}, "responses/input_tokens": {"input": "语速"},
-}  # fmt: skip
-# What one interface has, sent to another.
-FORMAT: Any = {"response_format": {"type": "json_object"}}
-STRAYED: dict[str, Any] = {
-    "completions": FORMAT,
-    "responses": {**FORMAT, "max_tokens": 9, "max_completion_tokens": 9, "prompt": {"id": "p"}},
-    "messages": {
-        **FORMAT, "output_format": {"type": "json_schema", "schema": {}}, "stop": ["a"], "max_completion_tokens": 9,
-        "output_config": {"format": {"type": "json_schema"}},
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_every_interface_refuses_what_it_would_miss_and_says_what_to_use(served: Running, path: str) -> None:
-    body = {"model": "skydraft", **BODIES[path]}
-    for name, value in (OTHERS | STRAYED.get(path, {})).items():
-        reply = httpx.post(f"{served.v1}/{path}", json=body | {name: value})
-        message = reply.json().get("error", {}).get("message", "")
-        assert reply.status_code == 400 and message.startswith(name), (name, reply.text)
-        assert "Use " in message or "as skydraft.grammar" in message, message
-    empty = {name: type(value)() for name, value in OTHERS.items()}
-    assert httpx.post(f"{served.v1}/{path}", json=body | empty).status_code == 200
-
-
 def test_a_schema_that_is_ten_thousand_deep_is_refused(served: Running) -> None:
     body = json.dumps({"model": "skydraft", "messages": ASKED, **fitting("HERE")})
     deep = body.replace('"HERE"', '{"allOf":[' * 10_000 + "true" + "]}" * 10_000)
