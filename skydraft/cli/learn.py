@@ -124,8 +124,8 @@ def forget(folder: Path) -> None:
 
 _train_section = Section("train", "Training", lambda out, **settings: (out, settings), [
     option("--out", "FILE", "File for the adapter.", type=Path, required=True),
-    option("--minutes", "N", "Be done within N minutes, reading and measuring included; the same command continues "
-           "(default: 0, no limit).", default=0.0),
+    option("--minutes", "N", "Stop in time to be done in about N minutes, with reading and measuring; the same command "
+           "continues (default: 0, no limit).", default=0.0),
     option("--layers num_layers", "N", "Upper layers that learn (default: 4; with 150 answers 12, which is slower).",
            type=int),
     option("--epochs", "N", "Most passes over the answers.", default=4),
@@ -160,7 +160,7 @@ def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, 
     try:
         result = _trained(folder, cloud, models, settings, state, deadline)
     except TimeoutError as error:
-        click.echo(f"The {settings.minutes:g} minutes are over: {error}.")
+        click.echo(f"{settings.minutes:g} minutes are not enough: {error}.")
         return 1
     click.echo(f"α on held-out answers: {result.held_out}")
     if result.guard:
@@ -195,7 +195,7 @@ def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice, deadline: f
     from skydraft.learning.lessons import Store
 
     store = Store(folder)
-    choose(store, Usable())  # fails on too few answers before a model is loaded
+    choose(store, Usable(), deadline)  # fails on too few answers before a model is loaded
     with contextlib.ExitStack() as stack:
         edge = stack.enter_context(models.load(models.edge_model))
         trainable_file(edge)  # fails on a missing file before the target is loaded
@@ -205,7 +205,7 @@ def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice, deadline: f
         else:
             target = stack.enter_context(models.load(models.target_name))
         with _shown("preparing", deadline) as progress:
-            task = prepare(store, edge, target, cache_dir() / "guard", progress)
+            task = prepare(store, edge, target, cache_dir() / "guard", progress, deadline)
     if task.left_out:
         TERMINAL.say(f"left out: {task.left_out}.")
     numbers = len(task.data.trained), len(task.data.held_out), len(task.data.guard)

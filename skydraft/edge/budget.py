@@ -10,10 +10,10 @@ from skydraft.types import LinkCost
 
 
 class Budget:
-    """The calls of one process in one day (UTC), and what they cost. Used on the event loop only.
+    """The calls of one process in one day (UTC), and what all requests cost. Used on the event loop only.
 
-    Texts go on without the server after `max_calls` calls, or once these have cost `max_cost` by `prices`. Raises
-    OptionError.
+    Texts go on without the server after `max_calls` calls, or once the requests have cost `max_cost` by `prices`.
+    Raises OptionError.
     """
 
     def __init__(

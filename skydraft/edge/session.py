@@ -211,8 +211,10 @@ class Session:
             self._note_sent(opening, call)
         try:
             reply = await stream.receive(waiting, message)
-        except BaseException:
+        except BaseException as error:
             self.break_off()
+            if isinstance(error, ProtocolError) and codec.UNKNOWN_OPTION in error.message:
+                raise self._too_old() from error
             raise
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
@@ -271,6 +273,15 @@ class Session:
                 raise self._failed(f"the token {token_id}, which the vocabulary does not have")
         if token_ids and (end > most or (end == most and not has_finish)):
             raise self._failed(f"tokens beyond the {most} that were asked for")
+
+    def _too_old(self) -> ProtocolError:
+        """The error for a server that does not know an option: of all options `min_call_prob` came last."""
+        is_careful = bool(self._opening.params.min_call_prob)
+        option, otherwise = ("min_call_prob", ", or set it to 0") if is_careful else ("an option of this text", "")
+        return ProtocolError(
+            f"The cloud at {self._channel.target} runs an older skydraft, which does not know {option}: "
+            f"update it{otherwise}."
+        )
 
     def _failed(self, says: str) -> SkydraftError:
         return CloudFailure(f"The cloud at {self._channel.target} sent {says}.")

@@ -171,7 +171,8 @@ class Answer:
         """Chunks before any text: the role, or the echoed prompt. With log-probabilities it comes when it was read."""
         for index, prefix in enumerate(self._shape.prefixes):
             if self._shape.chat:
-                yield self._chunk(index, {"role": "assistant"})
+                may_only_call = self._shape.tools and not self.choices[index].text
+                yield self._chunk(index, {"role": "assistant", "content": None if may_only_call else ""})
             elif prefix and not self._shape.scored:
                 yield self._chunk(index, {"content": prefix})
 

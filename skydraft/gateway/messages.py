@@ -12,10 +12,11 @@ from pydantic import BaseModel, Field
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_STOPS, MaxTokens, Some, Translated
+from skydraft.gateway.schema import MAX_STOPS, Some, Translated, not_served
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+_FORMAT = not_served("Use skydraft.grammar instead: json_schema:{...}.")
 
 
 class _Text(BaseModel):
@@ -65,16 +66,23 @@ class _Choice(BaseModel):
     disable_parallel_tool_use: bool = False
 
 
+class _OutputConfig(BaseModel):
+    format: Annotated[None, _FORMAT] = None
+
+
 class MessagesRequest(Translated):
     """`POST /v1/messages`. Without `max_tokens` an answer may fill the context."""
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
     system: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
-    max_tokens: MaxTokens = None
     stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
-    top_k: int | None = None
     tools: Annotated[Some[_Tool], Field(max_length=128)] | None = None
     tool_choice: _Choice | None = None
+    stop: Annotated[None, not_served("Use stop_sequences instead.")] = None
+    max_completion_tokens: Annotated[None, not_served("Use max_tokens instead.")] = None
+    response_format: Annotated[None, _FORMAT] = None
+    output_format: Annotated[None, _FORMAT] = None
+    output_config: _OutputConfig | None = None
 
     def chat_fields(self) -> dict[str, Any]:
         """Messages, tools and limits as chat completions call them."""
@@ -83,9 +91,7 @@ class MessagesRequest(Translated):
         system = [{"role": "system", "content": _words(self.system)}] if self.system else []
         return {
             "messages": [*system, *(each for message in self.messages for each in _turns(message))],
-            "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
-            "top_k": self.top_k,
             "tools": self.tools and [{"type": "function", "function": _function(tool)} for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type) if self.tools else None,
             "parallel_tool_calls": not chosen.disable_parallel_tool_use,

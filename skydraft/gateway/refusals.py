@@ -74,24 +74,9 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 _WHY = {
-    "functions": "Use tools instead.",
     "function_call": "Use tools instead.",
     "modalities": "Answers are text.",
-    "audio": "Answers are text.",
-    "grammar": "GBNF is not read. Give a Lark grammar or a pattern as skydraft.grammar.",
-    "json_schema": "Use response_format instead.",
-    "guided_json": "Use response_format instead.",
-    "guided_regex": "Use skydraft.grammar instead.",
-    "guided_choice": "Use skydraft.grammar instead.",
-    "guided_grammar": "Use skydraft.grammar instead.",
-    "structured_outputs": "Use response_format or skydraft.grammar instead.",
-    "structural_tag": "Use skydraft.grammar instead.",
-    "regex": "Use skydraft.grammar instead.",
-    "ebnf": "Use skydraft.grammar instead.",
-    "suffix": "Text can be continued at its end only.",
     "best_of": "Use n instead.",
-    "previous_response_id": "Nothing is kept between requests; send the whole conversation as input.",
-    "conversation": "Nothing is kept between requests; send the whole conversation as input.",
     "background": "An answer is written while its client waits.",
 }
 _OPENAIS = {

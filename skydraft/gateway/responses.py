@@ -13,9 +13,11 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, Translated
+from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, Translated, not_served
 
 _LOGPROBS = "message.output_text.logprobs"
+_REMEMBERED = not_served("Nothing is kept between requests; send the whole conversation as input.")
+_LENGTH = not_served("Use max_output_tokens instead.")
 
 
 class _Text(BaseModel):
@@ -101,9 +103,13 @@ class ResponsesRequest(Translated):
     include: Annotated[Some[str], Field(max_length=32)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     metadata: dict[str, Any] | None = None
-    previous_response_id: None = None
-    conversation: None = None
+    previous_response_id: Annotated[None, _REMEMBERED] = None
+    conversation: Annotated[None, _REMEMBERED] = None
+    prompt: Annotated[None, not_served("Use instructions and input instead; prompts are not kept here.")] = None
     background: Literal[False] | None = None
+    max_tokens: Annotated[None, _LENGTH] = None
+    max_completion_tokens: Annotated[None, _LENGTH] = None
+    response_format: Annotated[None, not_served("Use text.format instead.")] = None
 
     def chat_fields(self) -> dict[str, Any]:
         """Messages, tools, format and log-probabilities as chat completions call them."""

@@ -218,12 +218,24 @@ MAX_LOGPROBS = 20  # of one place
 TokenIds = Annotated[Some[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]], Field(min_length=1)]
 # Some clients write -1 for no limit.
 MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
-# A field of another server whose effect would be missed; some clients send it empty.
-NotServed = Annotated[None, BeforeValidator(lambda value: value or None)]
+
+
+def not_served(why: str) -> BeforeValidator:
+    """Refuse a field whose effect would be missed, and say what to use; some clients send it empty."""
+
+    def check(value: Any) -> None:
+        if value:
+            raise ValueError(why)
+
+    return BeforeValidator(check)
+
+
+_FORMAT = not_served("Use response_format (of a response: text.format) or skydraft.grammar instead.")
+_GRAMMAR = not_served("Use skydraft.grammar instead.")
 
 
 class AnyRequest(Checked):
-    """Fields of both kinds of completions."""
+    """Fields of all interfaces."""
 
     model: str = Field(max_length=256)
     stream: bool | None = None
@@ -240,16 +252,18 @@ class AnyRequest(Checked):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
-    grammar: NotServed = None
-    json_schema: NotServed = None
-    guided_json: NotServed = None
-    guided_regex: NotServed = None
-    guided_choice: NotServed = None
-    guided_grammar: NotServed = None
-    structured_outputs: NotServed = None
-    structural_tag: NotServed = None
-    regex: NotServed = None
-    ebnf: NotServed = None
+    grammar: Annotated[None, not_served("GBNF is not read. Give a Lark grammar or a pattern as skydraft.grammar.")] = (
+        None
+    )
+    json_schema: Annotated[None, _FORMAT] = None
+    guided_json: Annotated[None, _FORMAT] = None
+    structured_outputs: Annotated[None, _FORMAT] = None
+    guided_regex: Annotated[None, _GRAMMAR] = None
+    guided_choice: Annotated[None, _GRAMMAR] = None
+    guided_grammar: Annotated[None, _GRAMMAR] = None
+    structural_tag: Annotated[None, _GRAMMAR] = None
+    regex: Annotated[None, _GRAMMAR] = None
+    ebnf: Annotated[None, _GRAMMAR] = None
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @field_validator("stop")
@@ -284,10 +298,10 @@ class ChatRequest(AnyRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    functions: Annotated[None, not_served("Use tools instead.")] = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[Some[Literal["text"]], Field(max_length=8)] | None = None
-    audio: None = None
+    audio: Annotated[None, not_served("Answers are text.")] = None
 
     @field_validator("add_generation_prompt")
     @classmethod
@@ -356,19 +370,18 @@ class ChatRequest(AnyRequest):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
-class Translated(Checked):
-    """A body of another interface, which is answered as a chat completion."""
+class Translated(AnyRequest):
+    """A body of another interface, which is answered as a chat completion. Fields of chats mean the same in it."""
 
-    model: str = Field(max_length=256)
-    stream: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
-    skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
+    n: Literal[1] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     def as_chat(self) -> ChatRequest:
         """The same as a chat completion. Raises ValidationError."""
-        fields = {name: getattr(self, name) for name in ("model", "stream", "temperature", "top_p", "skydraft")}
-        return ChatRequest.model_validate(fields | self.chat_fields())
+        return ChatRequest.model_validate(
+            {name: getattr(self, name) for name in Translated.model_fields} | self.chat_fields()
+        )
 
     def chat_fields(self) -> dict[str, Any]:
         """Messages, tools and what else is not called the same."""

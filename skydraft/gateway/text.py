@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, AnyRequest, MaxTokens, Some, TokenIds
+from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, AnyRequest, MaxTokens, Some, TokenIds, not_served
 
 
 class TextRequest(AnyRequest):
@@ -20,8 +20,9 @@ class TextRequest(AnyRequest):
         Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
         BeforeValidator(lambda value: None if value is False else value),
     ] = None
-    suffix: Literal[""] | None = None
+    suffix: Annotated[None, not_served("Text can be continued at its end only.")] = None
     best_of: Literal[1] | None = None
+    response_format: Annotated[None, not_served("Use skydraft.grammar instead.")] = None
 
     @field_validator("prompt", mode="before")
     @classmethod

@@ -6,6 +6,7 @@ The guard is general prompts that come along, so that what is learned in one fie
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -76,28 +77,32 @@ class Chosen:
         return ", ".join(f"{number} {what}" for what, number in sorted(self.skipped.items()))
 
 
-def _usable_lessons(store: Store, usable: Usable, skipped: Counter[str]) -> Iterator[Lesson]:
+def _usable_lessons(store: Store, usable: Usable, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
     for lesson in store.lessons(skipped):
+        if time.monotonic() > deadline:
+            raise TimeoutError("stopped at reading the answers; give more --minutes")
         if refusal := usable.refusal(lesson):
             skipped[refusal] += 1
         else:
             yield lesson
 
 
-def choose(store: Store, usable: Usable) -> Chosen:
+def choose(store: Store, usable: Usable, deadline: float = float("inf")) -> Chosen:
     """Choose the newest usable lessons that have tokens of the target's; equal lessons count once.
 
-    Where `usable` names no target, it is the one that judged most lessons. Raises RecordsError for too few.
+    Where `usable` names no target, it is the one that judged most lessons. Raises RecordsError for too few, and
+    TimeoutError after `deadline`, by `time.monotonic`.
     """
     if usable.target is None:
-        targets = Counter(lesson.target for lesson in _usable_lessons(store, usable, Counter()) if lesson.known)
+        found = _usable_lessons(store, usable, Counter(), deadline)
+        targets = Counter(lesson.target for lesson in found if lesson.known)
         if not targets:
             raise _too_few(store, 0)
         usable = Usable(usable.vocab, usable.vocab_size, targets.most_common(1)[0][0])
     skipped: Counter[str] = Counter()
     newest: deque[Lesson] = deque(maxlen=MAX_GENERATIONS)
     seen: set[bytes] = set()
-    for lesson in _usable_lessons(store, usable, skipped):
+    for lesson in _usable_lessons(store, usable, skipped, deadline):
         key = _digest(*lesson.prompt_ids, -1, *lesson.token_ids)
         if not lesson.known or key in seen:
             skipped["that say nothing new"] += 1
@@ -234,17 +239,18 @@ def trainable_file(engine: Engine) -> Path:
 
 
 def prepare(
-    store: Store, edge: Engine, cloud: Engine | Cloud, guard_folder: Path, progress: OnProgress
-) -> TrainingTask:
+    store: Store, edge: Engine, cloud: Engine | Cloud, guard_folder: Path, progress: OnProgress,
+    deadline: float = float("inf"),
+) -> TrainingTask:  # fmt: skip
     """Choose and split the lessons for a draft model and its target, and let the target answer the guard's prompts.
 
-    Raises a SkydraftError.
+    Raises a SkydraftError, and TimeoutError if the lessons are not read by `deadline`.
     """
     path = trainable_file(edge)
     facts = target_of(cloud).facts(None)
     assert facts is not None  # it was waited for
     weights = facts.weights
-    chosen = choose(store, Usable(edge.vocab.fingerprint, edge.vocab.size, weights))
+    chosen = choose(store, Usable(edge.vocab.fingerprint, edge.vocab.size, weights), deadline)
     trained, held_out = split(chosen.lessons)
     guard = guard_lessons(guard_folder, edge, cloud, weights, progress)
     card = AdapterCard(

@@ -30,6 +30,7 @@ _MAX_NORM = 1.0
 _MANY, _FEW_LAYERS, _MANY_LAYERS = 150, 4, 12
 _NUM_RESAMPLES, _LEVEL = 2000, 0.95
 _SAVE_EVERY = 4  # steps
+_PASSES = 3  # a text in a step costs as much as so often forward alone
 
 T = TypeVar("T")
 Counts: TypeAlias = Sequence[tuple[int, int]]  # of each lesson: (right, known)
@@ -148,6 +149,8 @@ class Training:
         self._torch, self._trainable, self._settings = torch, trainable, settings
         self._card, self._path, self._progress = task.card, state, progress
         self._deadline = deadline
+        self._measuring_s = 0.0  # before training; as much twice more at its end
+        self._step_s = 0.0  # of the longest step, before the first one a guess
         self._key = hashlib.sha256(f"{task.card.base} {astuple(settings)[:-1]} {data.digest()}".encode()).hexdigest()
         self._halves = Halves(trainable, settings.layers_for(len(data.trained)), task.vocab_size)
         self._data = TrainingData(*(_short(part) for part in (data.trained, data.held_out, data.guard)))
@@ -156,16 +159,16 @@ class Training:
     def run(self) -> Trained:
         """Train, and measure. After Ctrl-C, or when time is over, another run continues from the state file.
 
-        Raises TimeoutError if the deadline leaves no time for a step and for measuring.
+        No step is begun after which the deadline would leave too little time to measure. Raises TimeoutError if it
+        leaves none for the first one.
         """
         trained = self._lower(self._data.trained, "reading what to learn")
         held_out = self._lower(self._data.held_out, "reading what is held out")
         guard = self._lower(self._data.guard, "reading the guard")
         vocab = self._occurring(trained)
-        began = time.monotonic()
-        before = self._counts(held_out, "held out, before"), self._counts(guard, "guard, before")
-        self._deadline -= 2 * (time.monotonic() - began)  # it is measured twice more at the end
-        self._check_time("before a step of training")
+        before = self._counts_before(held_out, "held out, before"), self._counts_before(guard, "guard, before")
+        self._step_s = _PASSES * self._settings.batch * self._measuring_s / (len(held_out) + len(guard))
+        self._check_time("training")
         self._inject()
         self._optimizer = self._torch.optim.AdamW(list(self._lora().values()), lr=self._settings.rate)
         self._resume()
@@ -184,11 +187,25 @@ class Training:
             yield item
 
     def _check_time(self, what: str) -> None:
-        if time.monotonic() > self._deadline:
-            raise TimeoutError(f"{what}; give more --minutes")
+        if self._lacks_time():
+            raise TimeoutError(f"stopped at '{what}'; give more --minutes")
+
+    def _lacks_time(self) -> bool:
+        """Say whether another step and measuring would end after the deadline."""
+        return time.monotonic() + 2 * self._measuring_s + self._step_s > self._deadline
 
     def _lower(self, lessons: Sequence[Lesson], what: str) -> list[Activations]:
         return [self._halves.activations(lesson) for lesson in self._each(lessons, what)]
+
+    def _counts_before(self, texts: Sequence[Activations], what: str) -> Counts:
+        """Count, and note how long it takes. Raises TimeoutError once that is too long."""
+        counts: list[tuple[int, int]] = []
+        began = time.monotonic()
+        for each in self._each(texts, what):
+            counts.append(self._halves.num_right(each))
+            began, past = time.monotonic(), began
+            self._measuring_s += began - past
+        return counts
 
     def _counts(self, texts: Sequence[Activations], what: str) -> Counts:
         counts: list[tuple[int, int]] = []
@@ -230,15 +247,18 @@ class Training:
         per_epoch = -(-len(texts) // settings.batch)
         last = per_epoch * settings.epochs
         while state.step < last and not self._is_enough():
-            if time.monotonic() > self._deadline:
+            if self._lacks_time():
                 self._save()
-                self._evaluate(held_out)
+                if state.step % per_epoch or not state.history:  # else it was measured just now
+                    self._evaluate(held_out)
                 return False
+            began = time.monotonic()
             epoch, index = divmod(state.step, per_epoch)
             note = f"α {state.history[-1]:.3f}" if state.history else ""
             self._progress(f"training, epoch {epoch + 1}", state.step, last, note)
             batch = self._order(len(texts), epoch)[index * settings.batch :][: settings.batch]
             self._step([texts[number] for number in batch], vocab, settings.rate * (1 - state.step / last))
+            self._step_s = max(self._step_s, time.monotonic() - began)
             state.step += 1
             if state.step % per_epoch == 0:
                 self._evaluate(held_out)
@@ -332,7 +352,9 @@ def train(
     deadline: float = float("inf"),
 ) -> Trained:  # fmt: skip
     """Load the draft model on a device, with a number of threads (0: all), and train it until `deadline`, by
-    `time.monotonic`. Raises TimeoutError if that leaves no time for a step."""
+    `time.monotonic`. Raises TimeoutError if that leaves no time for a step and for measuring."""
+    if time.monotonic() > deadline:
+        raise TimeoutError("stopped before training; give more --minutes")
     progress("loading", 0, 0, "")
     return Training(load_trainable(task.path, *run_on), task, settings, state, progress, deadline).run()
 

@@ -25,6 +25,7 @@ V = TypeVar("V")
 P = ParamSpec("P")
 
 FINGERPRINT_DIGITS = 16
+UNKNOWN_OPTION = "it has a decoding option that this older version does not know"  # the edge knows it by these words
 _MAX_ID = 2**31 - 1
 _MAX_RECORDINGS = 256
 _MAX_LISTED = 4096  # stop strings, or biases: longer lists are refused unread; a server may accept far fewer
@@ -110,7 +111,7 @@ def _params_message(params: DecodingParams) -> pb.DecodingParams:
 
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
     if len(UnknownFieldSet(message)):  # to ignore an option would change tokens silently
-        raise ValueError("it has a decoding option that this older version does not know; upgrade it")
+        raise ValueError(f"{UNKNOWN_OPTION}; upgrade it")
     if max(len(message.stop), len(message.logit_bias)) > _MAX_LISTED:
         raise LimitExceeded(f"There are more than {_MAX_LISTED} stop strings, or biased tokens.")
     given = {field.name: value for field, value in message.ListFields()}

@@ -19,7 +19,8 @@ from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound, SkydraftError
+from skydraft.errors import CloudError, CloudFailure, CloudLost, ProtocolError, SessionNotFound, SkydraftError
+from skydraft.protocol import codec
 from skydraft.protocol.info import encode_info
 from skydraft.protocol.values import ServerInfo
 
@@ -91,6 +92,28 @@ def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(
         write(cloud, make_plan(k=5))
     assert 3 <= num_asked == len(pauses) <= 12
     assert pauses[0] == 0 < min(pauses[1:-1])  # the first mending is at once
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"min_call_prob": 0.7}, "min_call_prob: update it, or set it to 0"), ({"top_k": 3}, "update it")],
+)
+def test_a_server_of_an_older_version_is_named_as_such(
+    server: Serving, monkeypatch: pytest.MonkeyPatch, options: Any, says: str
+) -> None:
+    read = codec._read_params
+
+    def read_by_an_older_version(message: Any) -> DecodingParams:
+        message.MergeFromString(b"\xa0\x06\x01")  # field 100
+        return read(message)
+
+    monkeypatch.setattr(codec, "_read_params", read_by_an_older_version)
+    params = dataclasses.replace(PARAMS, **options)
+    with (
+        closing(skydraft.connect(server.address, timeout_s=2)) as cloud,
+        pytest.raises(ProtocolError, match=f"{server.address} runs an older skydraft, which does not know .*{says}"),
+    ):
+        skydraft.generate("语速", edge=open_toy("toy"), cloud=cloud, plan=make_plan(k=5), params=params).run()
 
 
 @pytest.mark.parametrize("zero", ["max_rows", "max_block", "vocab_size", "context_len", "max_sessions", "forward_ms"])

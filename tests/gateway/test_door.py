@@ -91,8 +91,9 @@ def test_a_request_of_two_lengths_is_refused_and_the_connection_closed(served: R
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
 def test_local_only_in_a_wrong_place_is_refused_and_not_passed_over(served: Running, path: str) -> None:
-    asked = {"model": "skydraft-quality", "max_tokens": 4, "messages": [{"role": "user", "content": '"local_only": 1'}]}
-    asked |= {"prompt": "x", "input": "x", "max_output_tokens": 16}
+    says = '"local_only": 1'
+    asked: dict[str, Any] = {"model": "skydraft-quality", "messages": [{"role": "user", "content": says}]}
+    asked |= {"responses": {"input": says, "max_output_tokens": 4}}.get(path, {"prompt": "x", "max_tokens": 4})
     private: dict[str, Any] = {"local_only": True}
     for wrong in (private, {"extra_body": {"skydraft": private}}, {"Skydraft": private}):
         assert httpx.post(f"{served.v1}/{path}", json=asked | wrong).status_code == 400

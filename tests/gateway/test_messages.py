@@ -1,4 +1,4 @@
-"""`/v1/messages`: Anthropic's requests and answers over the same chat completions."""
+"""`/v1/messages`: Anthropic's requests and answers over the same chat completions. And what every interface refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 
 from .running import Running
-from .test_structured import forced
+from .test_structured import ASKED, OTHERS, forced
 
 TOOL: Any = {
     "name": "天气", "description": "the weather of a city",
@@ -129,3 +129,31 @@ def test_errors_have_anthropics_shape(served: Running, more: Any, status: int, k
     reply = post(served, **more)
     assert reply.status_code == status and reply.json()["type"] == "error"
     assert reply.json()["error"]["type"] == kind and "\n" not in reply.json()["error"]["message"]
+
+
+BODIES: dict[str, Any] = {
+    "chat/completions": {"messages": ASKED}, "completions": {"prompt": "语速"}, "responses": {"input": "语速"},
+    "messages": {"messages": ASKED}, "responses/input_tokens": {"input": "语速"},
+}  # fmt: skip
+# What one interface has, sent to another.
+FORMAT: Any = {"response_format": {"type": "json_object"}}
+STRAYED: dict[str, Any] = {
+    "completions": FORMAT,
+    "responses": {**FORMAT, "max_tokens": 9, "max_completion_tokens": 9, "prompt": {"id": "p"}},
+    "messages": {
+        **FORMAT, "output_format": {"type": "json_schema", "schema": {}}, "stop": ["a"], "max_completion_tokens": 9,
+        "output_config": {"format": {"type": "json_schema"}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_interface_refuses_what_it_would_miss_and_says_what_to_use(served: Running, path: str) -> None:
+    body = {"model": "skydraft", **BODIES[path]}
+    for name, value in (OTHERS | STRAYED.get(path, {})).items():
+        reply = httpx.post(f"{served.v1}/{path}", json=body | {name: value})
+        message = reply.json().get("error", {}).get("message", "")
+        assert reply.status_code == 400 and message.startswith(name), (name, reply.text)
+        assert "Use " in message or "as skydraft.grammar" in message, message
+    empty = {name: type(value)() for name, value in OTHERS.items()}
+    assert httpx.post(f"{served.v1}/{path}", json=body | empty).status_code == 200

@@ -69,7 +69,7 @@ def test_a_stream_is_the_same_answer_in_chunks(client: openai.OpenAI) -> None:
     first, *chunks = list(stream)
     *runs, last, usage = chunks
     assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in (first, *runs, last))
-    assert first.choices[0].delta.role == "assistant" and not first.choices[0].delta.content
+    assert first.choices[0].delta.to_dict() == {"role": "assistant", "content": ""}
     assert all(chunk.choices[0].delta.role is None and chunk.choices[0].finish_reason is None for chunk in runs)
     assert "".join(chunk.choices[0].delta.content for chunk in runs) == want.text
     ours = [chunk.model_extra["skydraft"] for chunk in runs]

@@ -136,6 +136,11 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             {"role": "tool", "tool_call_id": "2", "content": "雨"},
         ]},
     ),
+    "how tokens are chosen": (
+        drawn := {"temperature": 0.9, "seed": 7, "top_k": 3, "stop": ["我"], "frequency_penalty": 0.5,
+                  "logit_bias": {"5": -9}},
+        {"messages": [{"role": "user", "content": QUESTION}], **drawn},
+    ),
     "a schema": (
         {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": ["快", "慢"]}, "strict": True}}},
         {"messages": [{"role": "user", "content": QUESTION}],
@@ -180,6 +185,7 @@ def test_log_probabilities_stand_beside_the_text(client: openai.OpenAI) -> None:
         ({"background": True}, "background"), ({"input": []}, "input"), ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"), ({"tool_choice": "required"}, "tool_choice"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
+        ({"extra_body": {"n": 2}}, "n"), ({"extra_body": {"continue_final_message": True}}, "messages"),
     ],
 )  # fmt: skip
 def test_what_is_not_built_is_refused_with_the_name_of_the_field(

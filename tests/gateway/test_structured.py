@@ -122,6 +122,8 @@ def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) 
         "max_tokens": 900, "temperature": 1.0, "seed": seed,
     }  # fmt: skip
     whole = client.chat.completions.create(**options).choices[0].message.tool_calls
+    first = next(iter(client.chat.completions.create(**options, stream=True)))
+    assert first.choices[0].delta.to_dict() == {"role": "assistant", "content": None}
     with client.chat.completions.stream(**options) as stream:
         kinds = [event.type for event in stream]
         streamed = stream.get_final_completion().choices[0]
@@ -303,6 +305,18 @@ def slow_to_compile(title: str = "") -> dict[str, Any]:
     return fitting({"type": "string", "title": title, "allOf": patterns})
 
 
+OTHERS: dict[str, Any] = {
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "structured_outputs": {"json": {"type": "object"}},
+    "structural_tag": "{}",
+    "regex": "a",
+    "ebnf": 'root ::= "a"',
+    "guided_grammar": "a",
+    "json_schema": {"type": "object"},
+    "grammar": 'root ::= "a"',
+}
 NO_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "x"}}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "two tools of one name": ({"tools": [TIME, TIME]}, "tools"),
@@ -319,21 +333,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"response_format": {"type": "json_object", "schema": {"enum": []}}},
         "response_format",
     ),
-    **{
-        f"{name} of another server": ({"extra_body": {name: value}}, name)
-        for name, value in {
-            "guided_json": {"type": "object"},
-            "guided_regex": "a",
-            "guided_choice": ["a"],
-            "structured_outputs": {"json": {"type": "object"}},
-            "structural_tag": "{}",
-            "regex": "a",
-            "ebnf": 'root ::= "a"',
-            "guided_grammar": "a",
-            "json_schema": {"type": "object"},
-            "grammar": 'root ::= "a"',
-        }.items()
-    },
+    **{f"{name} of another server": ({"extra_body": {name: value}}, name) for name, value in OTHERS.items()},
     "two grammars": ({"response_format": {"type": "json_object"}, "extra_body": forced("a")}, "skydraft.grammar"),
     "a schema that nothing fits": (fitting({"enum": []}), "response_format"),
     "a schema without end": (fitting({"$ref": "#"}), "response_format"),

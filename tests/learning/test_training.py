@@ -125,14 +125,72 @@ def test_time_that_is_over_ends_it_with_what_there_is_and_it_goes_on_from_there(
     assert same(train(pair, taught, tmp_path / "state").adapter, trained.adapter)
 
 
-def test_time_counts_from_the_first_reading_on(pair: tuple[Any, Any], taught: Path, tmp_path: Path) -> None:
+def test_a_model_is_not_loaded_when_time_is_over(pair: tuple[Any, Any], taught: Path, tmp_path: Path) -> None:
     task = TrainingTask(pair[0].path, card(pair), data_of(taught), pair[0].vocab.size)
     told: list[str] = []
-    with pytest.raises(TimeoutError, match="reading what to learn; give more --minutes"):
+    with pytest.raises(TimeoutError, match="stopped before training; give more --minutes"):
         training.train(
-            task, SETTINGS, ("cpu", 1), tmp_path / "state", lambda what, *_: told.append(what), time.monotonic()
+            task, SETTINGS, ("cpu", 1), tmp_path / "state", lambda what, *_: told.append(what), time.monotonic() - 1
         )
-    assert set(told) <= {"loading"}
+    assert not told
+
+
+def test_answers_are_read_until_the_deadline(taught: Path) -> None:
+    with pytest.raises(TimeoutError, match="reading the answers; give more --minutes"):
+        choose(Store(taught), Usable(), time.monotonic() - 1)
+
+
+class Clock:
+    """Time passes when something is begun: so many seconds for each kind of work."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.now_s, self._seconds, self.told = 0.0, seconds, list[str]()
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def progress(self, what: str, done: int, total: int, note: str) -> None:
+        self.told.append(what)
+        first = what.partition(",")[0].partition(" ")[0]
+        self.now_s += self._seconds.get(first, 0.0)
+
+
+def timed(pair: tuple[Any, Any], folder: Path, state: Path, clock: Clock, seconds: float) -> Trained:
+    task = TrainingTask(pair[0].path, card(pair), data_of(folder), pair[0].vocab.size)
+    return Training(load_trainable(pair[0].path), task, SETTINGS, state, clock.progress, seconds).run()
+
+
+MEASURING = {"held": 1.0, "guard": 1.0, "measuring": 1.0}  # "measuring" is what is held out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "work"),
+    [(5, "reading what to learn"), (100, "looking for rivals"), (170, "held out, before"), (210, "guard, before")],
+)
+def test_each_work_before_training_ends_when_what_follows_has_no_time(
+    pair: tuple[Any, Any], taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, work: str
+) -> None:
+    clock = Clock(**MEASURING, reading=1.0, looking=1.0)
+    monkeypatch.setattr(training, "time", clock)
+    with pytest.raises(TimeoutError, match=work):
+        timed(pair, taught, tmp_path / "state", clock, seconds)
+    assert clock.now_s <= seconds + 1 and clock.told[-1] == work
+
+
+@pytest.mark.parametrize("seconds", [150, 190, 230])
+def test_the_deadline_bounds_the_last_step_and_measuring_at_the_end(
+    pair: tuple[Any, Any],
+    taught: Path,
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+) -> None:
+    clock = Clock(**MEASURING, training=9.0)
+    monkeypatch.setattr(training, "time", clock)
+    assert not timed(pair, taught, tmp_path / "state", clock, seconds).is_whole
+    assert "training" in " ".join(clock.told) and clock.now_s <= seconds
+    assert same(train(pair, taught, tmp_path / "state").adapter, trained.adapter)
 
 
 def test_the_halves_together_are_the_model(pair: tuple[Any, Any], taught: Path) -> None:

@@ -17,6 +17,7 @@ from skydraft.edge.stock.costs import Costs
 from skydraft.edge.stock.dialect import Body, Dialect, read_safely
 from skydraft.edge.stock.wire import Events, Wire, as_json
 from skydraft.errors import CloudFailure, OptionError
+from skydraft.types import LinkCost
 
 # Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
 SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
@@ -62,6 +63,13 @@ async def check_that_it_goes_on(wire: Wire, met: Met, dialect: Chat, timeout_s: 
             f"{one_line(met.model)} at {wire.url} does not go on from the assistant's last message.",
             hint="Use --cloud-api completions, or another server.",
         )
+
+
+def price_of_measuring(met: Met) -> LinkCost:
+    """The tokens that `measure` pays for, if none is in the server's cache: a check is asked after each of its rows."""
+    drafts = (1, _NUM_CHECKED) if met.dialect.checks else ()
+    prompts = [PROMPT_LEN, *(PROMPT_LEN + at for num_drafts in drafts for at in range(num_drafts + 1))]
+    return LinkCost(num_requests=1 + len(drafts), tokens_in=sum(prompts), tokens_out=_NUM_WRITTEN + len(prompts) - 1)
 
 
 async def measure(wire: Wire, met: Met, timeout_s: float) -> tuple[float, tuple[float, ...]]:

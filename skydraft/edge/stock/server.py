@@ -23,7 +23,15 @@ from skydraft.edge.stock.costs import Costs, recalled, remember
 from skydraft.edge.stock.dialect import Described, Dialect, name
 from skydraft.edge.stock.llama_server import LlamaServer
 from skydraft.edge.stock.load import Examined, Steps, measure_steps
-from skydraft.edge.stock.meeting import PROMPT_LEN, SAMPLE, Met, check_that_it_goes_on, measure, written
+from skydraft.edge.stock.meeting import (
+    PROMPT_LEN,
+    SAMPLE,
+    Met,
+    check_that_it_goes_on,
+    measure,
+    price_of_measuring,
+    written,
+)
 from skydraft.edge.stock.session import StockSession
 from skydraft.edge.stock.sglang import Sglang
 from skydraft.edge.stock.vllm import Vllm
@@ -185,6 +193,7 @@ class StockServer:
         known, met = self._known, await self._meet(timeout_s)
         self._measured.add(met.model)
         if met.costs is None:
+            self.budget.pay(price_of_measuring(met))  # but no call of the budget: nothing of a text is asked
             costs = Costs(*await measure(self.wire, met, timeout_s), time.time())
             self._costs[self._key(met.model)] = costs
             met = known.met = replace(met, costs=costs)
