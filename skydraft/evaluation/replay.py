@@ -22,7 +22,7 @@ from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.turns import run_of
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.stock.load import Points, Steps
+from skydraft.edge.stock.load import Steps
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudLost, OptionError
 from skydraft.evaluation.devices import Load, Simulation, Text, Turn, most_devices
@@ -128,14 +128,9 @@ def measured_costs(streams: Iterable[Generation], drafted: Iterable[Generation],
 
 def stock_costs(steps: Steps, rtt_ms: float) -> CostModel:
     """The costs of a server without skydraft, whose steps take as many rows as there are."""
-    writing, reading = _rising(steps.writing), _rising(((0, 0.0), *steps.reading)) if steps.reading else ()
+    reading = _line(*zip((0, 0.0), *steps.reading, strict=True)) if steps.reading else ()
+    writing = _line(*zip(*steps.writing, strict=True))
     return CostModel(0.0, writing, _MOST_ROWS, rtt_ms, streams=True, reading_ms=reading)
-
-
-def _rising(points: Points) -> tuple[float, ...]:
-    """A line on which more never takes less time than fewer."""
-    nums, times = zip(*points, strict=True)
-    return _line(nums, list(itertools.accumulate(times, max)))
 
 
 def _line(rows: Seq[int], times: Seq[float]) -> tuple[float, ...]:

@@ -98,7 +98,7 @@ def test_steps_are_timed_with_several_texts_at_once() -> None:
     assert [num for num, _ in steps.writing] == [1, 2, 3] and [num for num, _ in steps.reading] == [4, 16, 64, 256]
     assert all(ms >= 19 for _, ms in steps.writing)  # a fake waits for each text by itself
     costs = stock_costs(steps, 1.0)
-    assert costs.pass_ms(1) <= costs.pass_ms(2) <= costs.pass_ms(128) and costs.wire_ms == 1.0
+    assert costs.pass_ms(2) == steps.writing[1][1] and costs.pass_ms(129) > costs.pass_ms(2) and costs.wire_ms == 1.0
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, times: Iterator[list[float]], num: int) -> Steps:
