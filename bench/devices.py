@@ -195,7 +195,7 @@ class LlamaServer(ExitStack):
         """The address of a server that has read nothing and writes so many texts at once."""
         self.close()
         gguf = present_path(default_pair().target, cache_dir())
-        return self.enter_context(llama_server(gguf, slots=num_texts, context=CONTEXT, port=self._port))
+        return self.enter_context(llama_server(gguf, "--kv-unified", slots=num_texts, context=CONTEXT, port=self._port))
 
 
 class VllmServe(ExitStack):

@@ -65,14 +65,15 @@ def _is_well(url: str) -> bool:
 
 
 @contextmanager
-def llama_server(model: Path, *, slots: int = 2, context: int = 4096, port: int = 0) -> Iterator[str]:
+def llama_server(model: Path, *options: str, slots: int = 2, context: int = 4096, port: int = 0) -> Iterator[str]:
     """The address of a llama-server with a GGUF file; `context` tokens for each slot. `port` 0 is any."""
     python = LLAMA_SERVER / "bin" / "python"
     if not python.exists():
         pytest.skip("llama-server is not installed; make stock installs it")
     port = port or free_port()
     program = Path(__file__).with_name("llama_server.py")
-    with _process([python, program, model, str(port), str(slots), str(context)], f"http://127.0.0.1:{port}") as url:
+    command = [python, program, model, str(port), str(slots), str(context), "1", *options]
+    with _process(command, f"http://127.0.0.1:{port}") as url:
         yield url
 
 

@@ -18,8 +18,7 @@ from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure, CloudLost, RateLimited
 
 _NUM_WRITTEN, _LEAST = 12, 3  # tokens of each text; tokens that all texts must be written at once for
-_PROMPT_LEN = 8
-_EACH = 16  # every number of texts until this: kernels may take less for 16 rows than for 12
+_PROMPT_LEN = 32  # steps take longer after longer texts
 _READ_LENS = (5, 17, 65, 257)
 _NUM_TIMES, _NUM_FIRST = 3, 4  # readings of a prompt; tokens after it, as a first one within a character is not told
 
@@ -50,7 +49,7 @@ class Examined:
 
 
 async def measure_steps(wire: Wire, met: Met, num_texts: int, rtt_ms: float, timeout_s: float) -> Steps:
-    """Let the server write 1, 2, 3, … `num_texts` texts at once, and read prompts. Raises a SkydraftError.
+    """Let the server write 1, 2, 3, 4, 6, 8, … `num_texts` texts at once, and read prompts. Raises a SkydraftError.
 
     A server that lets some of the texts wait, or refuses them, writes fewer at once: then the larger numbers are left
     out.
@@ -82,9 +81,9 @@ async def measure_steps(wire: Wire, met: Met, num_texts: int, rtt_ms: float, tim
 
 
 def _numbers() -> Iterator[int]:
-    """1, 2, 3, …, 16, 24, 32, 48, …"""
-    yield from range(1, _EACH)
-    for num in (_EACH * 2**n for n in itertools.count()):
+    """1, 2, 3, 4, 6, 8, 12, 16, …: steps of one number more may take much more, or less, than those before."""
+    yield 1
+    for num in (2**n for n in itertools.count(1)):
         yield from (num, num * 3 // 2)
 
 

@@ -53,7 +53,12 @@ export async function keep(head, turns) {
   }
 }
 
-export const rename = (head, title) => inStores('readwrite', (heads) => heads.put({ ...head, title }));
+/** Changes nothing but the title: a turn may have been kept since the list was drawn. */
+export const rename = (id, title) => inStores('readwrite', (heads) => {
+  const found = heads.get(id);
+  found.onsuccess = () => found.result && heads.put({ ...found.result, title });
+  return found;
+});
 
 export const forget = (id) => inStores('readwrite', (heads, turns) => {
   turns.delete(id);

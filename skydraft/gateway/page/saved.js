@@ -60,7 +60,7 @@ export class Saved {
     const end = async (isMeant) => {
       if (isOver) return;
       isOver = true;
-      if (isMeant && field.value.trim()) await rename(head, field.value.trim());
+      if (isMeant && field.value.trim()) await rename(head.id, field.value.trim());
       await this.#draw();
     };
     field.addEventListener('blur', () => end(true));

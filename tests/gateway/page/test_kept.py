@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from .browsing import Pages, answered, ask, drawn, expect, settled
-from .fake_gateway import FakeGateway, mixed_reply, plain_reply, run, wait_for
+from .fake_gateway import FakeGateway, finish, mixed_reply, plain_reply, run, wait_for
 from .test_calls import calling
 
 pytestmark = pytest.mark.browser
@@ -107,6 +107,23 @@ def test_the_list_opens_renames_and_deletes(page: Any, fake: FakeGateway) -> Non
     page.reload()
     assert kept(page) == ["Second"]
     assert not is_kept(page, "First")
+
+
+def test_a_conversation_that_is_renamed_while_its_answer_comes_stays_one(page: Any, fake: FakeGateway) -> None:
+    is_over = threading.Event()
+    fake.replies = [[run("Half", "edge", 0), is_over, run(" of it", "edge", 0), finish()]]
+    ask(page, "Hello")
+    wait_for(lambda: is_kept(page, "Hello"))
+    assert kept(page) == ["Hello"]
+    page.get_by_role("button", name="Rename").click()
+    is_over.set()
+    wait_for(lambda: is_kept(page, "of it"))
+    page.get_by_label("Title").fill("A sunset")
+    page.keyboard.press("Enter")
+    expect(page.locator("#saved-list .entry span")).to_have_text(["A sunset"])
+    page.keyboard.press("Escape")
+    answered(page, "More", 2)
+    assert kept(page) == ["A sunset"]
 
 
 def test_a_conversation_that_is_deleted_while_its_answer_comes_is_gone(page: Any, fake: FakeGateway) -> None:
