@@ -50,7 +50,7 @@ WIRED: dict[str, Fault] = {
 @pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang"])
 @pytest.mark.parametrize("plan", ["gated", "cloud"])
 def test_a_connection_that_closes_as_a_request_comes_is_made_anew(dialect: str, plan: str) -> None:
-    """llama-server does this after one stream of fifteen. A server that always does it is lost."""
+    """llama-server does this after about one stream of ten. A server that always does it is lost."""
     with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=5)) as cloud:
         sound = write(cloud, plan).run()
         hung_up = list[str]()

@@ -168,7 +168,7 @@ class Wire:
     async def _responding(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
         """The response once its headers are there.
 
-        A request on a connection that the server has just closed is sent once more: llama-server closes one in fifteen
+        A request on a connection that the server has just closed is sent again: llama-server closes one in about ten
         after a stream, and does not say so.
         """
         import httpx2
