@@ -300,7 +300,7 @@ def complaint(text: str, schema: Any) -> str:
     Raises MissingDependency.
     """
     try:
-        import jsonschema  # type: ignore[import-untyped]
+        import jsonschema
     except ImportError as error:
         raise needs("jsonschema", "A check against a schema") from error
     try:

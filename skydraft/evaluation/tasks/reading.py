@@ -40,7 +40,7 @@ _MARK = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _DENIED = re.compile(
-    r"(?:\bnot|n't|\bnor|\brather than|\binstead of|\bunlike|不|并非|而非|排除)\s*(?:是|选)?\s*"
+    r"(?:\bnot|n't|\bnor|\brather than|\binstead of|\bunlike|不|非|排除)\s*(?:是|选)?\s*"
     r"(?:(?:be|option|choice|exactly)\s+)?[^\w\n]{0,3}\Z",
     re.IGNORECASE,
 )
@@ -53,7 +53,7 @@ _AFFIRMED = re.compile(
     r"|(?:选项)?是?(?:正确|对的)",
     re.IGNORECASE,
 )
-_BOTH = re.compile(r"[\s$*_()]*,?\s*(?:or|and|或者?|和|还是)[\s$*_()]*(?:option|choice)?[\s$*_()]*", re.IGNORECASE)
+_BOTH = re.compile(r"[\s$*_()]*,?\s*(?:or|and|或者?|和|还是|、)[\s$*_()]*(?:option|choice)?[\s$*_()]*", re.IGNORECASE)
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
@@ -64,7 +64,7 @@ _NUMBER = re.compile(
 )
 _CLAUSE = re.compile(r"[。;!?]|\.(?=\W|$)|\b(?:because|since|as|which)\b|因为|\s\(")
 _EQUALS = re.compile(r"=|≈|\\approx|\bis\b|\bare\b|\bequals\b|是|为")
-_GOES_ON = re.compile(r"(?:\s*[^\W\d_]+)?[\s*$]*(?:=|(?:[-+×÷*/]|\\times|\\div)[\s$(]*\d)")
+_GOES_ON = re.compile(r"(?:\s*[^\W\d_]+)?[\s*$]*(?:=|(?:[-+×÷·⋅*/^]|\\times|\\div|\\cdot)[\s$(]*\d)")
 _VERBS = (
     "is|was|isn't|are|and|or|but|because|since|as|has|have|would|could|should|must|may|might|can|cannot|does|did|will|"
     "seems?|looks?|makes?|gives?|fits|matches|states|says|for|with|in|to|if|then|by|at|on|from|than|over|while|not|so"
@@ -74,6 +74,7 @@ _CHOSEN = re.compile(
     r"(?:\b(?:choose|chose|pick|select|go with)|选)\s*(?:择|项|(?:option|choice|answer)\b)?[^\w\n]{0,4}\Z",
     re.IGNORECASE,
 )
+_SET_OFF = re.compile(r"[*_]*(?:[).:,;\n]|\Z|\s+(?:because|since|as)\b|因为)")
 _LISTED = re.compile(r"(?:\A|[.!?。\n])[\s*_(]*\Z")
 _MAX_MARKS, _MAX_PART = 200, 1_000  # characters; the answer does not stand behind more
 
@@ -144,8 +145,10 @@ def choice_of(text: str, choices: Seq[str]) -> Found | None:
 
 def _begins(text: str, found: list[Found]) -> bool:
     """Whether a text begins with a choice that it goes on to explain, and does not go through all of them."""
-    listed = [each for each in found if _LISTED.search(text[max(each.start - 8, 0) : each.start])]
-    listed = [each for each in listed if text[each.end : each.end + 3].strip("*_)")[:1] in ("", *".:,;\n ")]
+    listed = [
+        each for each in found
+        if _LISTED.search(text[max(each.start - 8, 0) : each.start]) and _SET_OFF.match(text, each.end)
+    ]  # fmt: skip
     is_first = listed[:1] == found[:1] and not re.search(r"\w", text[: found[0].start])
     return is_first and len({each.said.casefold() for each in listed}) == 1
 
@@ -177,7 +180,7 @@ def _stands(text: str, start: int, end: int) -> bool:
 def _last(text: str, found: list[Found]) -> Found | None:
     """What is called correct, else the last."""
     affirmed = [each for each in found if _AFFIRMED.match(text, each.end)]
-    return (affirmed or found or [None])[-1]
+    return next(reversed(affirmed or found), None)
 
 
 def _first(part: str, found: list[Found]) -> Found:
@@ -200,10 +203,11 @@ def _numbers(text: str) -> list[Found]:
 
 def _number_in(clause: str, numbers: list[Found]) -> Found:
     """The number that the clause begins with, if it is no calculation; else the one after the last "=" or "is"."""
-    if not re.search(r"\w", clause[: numbers[0].start]) and not _GOES_ON.match(clause, numbers[0].end):
-        return _first(clause, numbers)
-    for equals in reversed(list(_EQUALS.finditer(clause))):
-        if after := [each for each in numbers if each.start >= equals.end()]:
+    begins = not re.search(r"\w", clause[: numbers[0].start])
+    joints = () if begins and not _GOES_ON.match(clause, numbers[0].end) else _EQUALS.finditer(clause)
+    for joint in reversed(list(joints)):
+        after = [each for each in numbers if each.start >= joint.end()]
+        if after and not _GOES_ON.match(clause, after[0].end):
             return _first(clause, after)
     return _first(clause, numbers)
 
