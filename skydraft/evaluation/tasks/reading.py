@@ -33,7 +33,7 @@ _WORD = (
 _REMARK = r"\s+(?:not\s+)?(?:right|correct|wrong|incorrect|helpful|clear)\b"  # "if this answer is right"
 _MARK = re.compile(
     rf"{_WORD}(?:[^\n:.!?。]|\.(?=\d)){{0,100}}?"
-    rf"(?:\bis\b(?!{_REMARK})|(?<!n't )(?<!not )\bbe\b|为|(?<!不)是|(?<!不)选|=|(?=:)):?"
+    rf"(?:\bis\b(?!{_REMARK})|(?<!n't )(?<!not )\bbe\b|为|(?<!不)是|(?<!不)选|=|(?=[:】]))[:】]?"
     rf"|(?P<heading>^[ #*_]*(?:(?:final|correct)\s+)?{_WORD}[ #*_]*$)"
     r"|####(?!#|\s*\d+[.)][ \t]+\S)(?=[^\n]*\s*\Z|\s*[^\w\s]*\d|\s*\(?[A-Z]\)?[\s.]*$)"
     r"|\\(?:boxed|fbox)\s*\{",
@@ -53,7 +53,9 @@ _AFFIRMED = re.compile(
     r"|(?:选项)?是?(?:正确|对的)",
     re.IGNORECASE,
 )
-_BOTH = re.compile(r"[\s$*_()]*,?\s*(?:or|and|或者?|和|还是|、)[\s$*_()]*(?:option|choice)?[\s$*_()]*", re.IGNORECASE)
+_BOTH = re.compile(
+    r"[\s$*_()]*,?\s*(?:or(?:\s+maybe)?|and|&|/|或者?|和|还是|、)[\s$*_()]*(?:option|choice)?[\s$*_()]*", re.IGNORECASE
+)
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
@@ -160,7 +162,7 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
         lines = [_in_braces(rest)] if mark[0].endswith("{") else rest.split("\n")
         part = next((line for line in lines if line.strip(EDGES)), "")
         if part:
-            yield part, mark["heading"] is not None or mark[0][-1] in ":#{"
+            yield part, mark["heading"] is not None or mark[0][-1] in ":】#{"
 
 
 def _in_braces(rest: str) -> str:
@@ -186,8 +188,16 @@ def _last(text: str, found: list[Found]) -> Found | None:
 def _first(part: str, found: list[Found]) -> Found:
     """The first, and whether another one stands beside it."""
     first, *others = found
-    is_rival = bool(others) and others[0].said.casefold() != first.said.casefold()
+    is_rival = bool(others) and _sense(others[0].said) != _sense(first.said)
     return replace(first, is_one_of_several=is_rival and bool(_BOTH.fullmatch(part[first.end : others[0].start])))
+
+
+def _sense(said: str) -> Decimal | str:
+    """The same for 1/2 and 0.5, and for a letter in both cases."""
+    try:
+        return value_of(said)
+    except (ArithmeticError, ValueError):
+        return said.casefold()
 
 
 def _numbers(text: str) -> list[Found]:
@@ -215,8 +225,8 @@ def _number_in(clause: str, numbers: list[Found]) -> Found:
 def _finder(choices: Seq[str]) -> Find:
     """Finds the choices in a text, in its order."""
     names = {unicodedata.normalize("NFKC", choice) for choice in choices}
-    letters = "".join(name for name in names if len(name) == 1 and name.isascii() and name.isalpha())
-    words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if name not in letters)
+    single = {name for name in names if len(name) == 1 and name.isascii() and name.isalpha()}
+    letters, words = "".join(single), "|".join(map(re.escape, sorted(names - single, key=len, reverse=True)))
     patterns = [rf"(?<![A-Za-z0-9])(?i:{words})(?![A-Za-z0-9])"] if words else []
     if letters:
         patterns += [
