@@ -36,11 +36,13 @@ class LlamaServer:
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         props = await wire.get("/props", timeout_s)
-        path = name(field(props, "model_path"))
-        known = {each for each in (name(props.get("model_alias")), path, path.rpartition("/")[2]) if each}
-        if model is not None and model not in known:
+        path, alias = name(field(props, "model_path")), name(props.get("model_alias"))
+        file = path.rpartition("/")[2]
+        if model is not None and model not in {each for each in (alias, path, file) if each}:
             return []
-        return [Described(path, count(props, "default_generation_settings", "n_ctx"))]
+        # Without --alias it is the file's name, or "unknown" in older versions: other files have those too.
+        model = path if alias in ("", "unknown", file) else alias
+        return [Described(model, count(props, "default_generation_settings", "n_ctx"))]
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         body = {"content": text, "add_special": False, "parse_special": True}

@@ -40,7 +40,7 @@ from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
 from skydraft.protocol.address import is_loopback
-from skydraft.types import Prompt
+from skydraft.types import Prompt, named_weights
 
 T = TypeVar("T")
 DIALECTS: dict[str, Callable[[Wire], Dialect | TextDialect]] = {
@@ -202,7 +202,7 @@ class StockServer:
         for _ in range(2):
             await self.ping(timeout_s)
         facts = TargetFacts(
-            met.model, "", met.forward_ms, len(met.forward_ms), wire_ms=self.rtt_ms, streams=True
+            met.model, named_weights(met.model), met.forward_ms, len(met.forward_ms), wire_ms=self.rtt_ms, streams=True
         )  # fmt: skip
         self.facts[self.target] = time.monotonic(), facts
         return facts
