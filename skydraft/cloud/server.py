@@ -138,6 +138,7 @@ class CloudServer:
             ]
         )
         self._server.add_generic_rpc_handlers((self._calls,))
+        self._calls.known = self._service.ports
         if self._keyring.has_tokens:
             self._calls.spared = self._service.ports
         self._calls.port = port = bind(self._server, self._options)

@@ -81,7 +81,7 @@ class VerifierService:
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
 
     def ports(self) -> set[int]:
-        """The ports of the clients that have a session's stream."""
+        """The ports of the clients that have a session, or wait for one."""
         return self._streams.ports
 
     def drain(self) -> set[asyncio.Task[None]]:
@@ -126,15 +126,16 @@ class VerifierService:
                 kind, session, stream.is_busy = call.kind, call.session, True
                 if isinstance(call, OpenCall):
                     await context.write(await self._open(call, stream.owner))
-                    self._calls.forgive(context)
                 else:
                     async for reply in self._verify(call, stream, messages):
                         await context.write(reply)
+                if not stream.is_known:
+                    self._calls.forgive(context)
             except Exception as error:
                 self._count(kind, error)
                 raise
             self._count(kind)
-            stream.is_busy, stream.used_at = False, self._clock()
+            stream.is_busy, stream.is_known, stream.used_at = False, True, self._clock()
             if self._streams.is_draining:
                 raise CloudDraining("The server is shutting down.")
 
