@@ -175,7 +175,7 @@ class Calls(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self._methods: dict[str, Any] = {}
-        self._unknown = self._counted(_unknown)
+        self._other = self._counted(self._refuse)
         self._begun: Counter[str] = Counter()  # in this second, by address and by port
         self._until = 0.0
         self._out: set[str] = set()
@@ -192,7 +192,7 @@ class Calls(grpc.GenericRpcHandler):
         self._begun[_address(context.peer())[0]] -= 1
 
     def service(self, handler_call_details: Any) -> Any:
-        return self._methods.get(handler_call_details.method, self._unknown)
+        return self._methods.get(handler_call_details.method, self._other)
 
     def _counted(self, method: Method) -> Any:
         async def answer(requests: Any, context: RpcContext) -> None:
@@ -201,6 +201,11 @@ class Calls(grpc.GenericRpcHandler):
             await method(requests, context)
 
         return grpc.stream_stream_rpc_method_handler(answer)
+
+    async def _refuse(self, requests: Any, context: RpcContext) -> None:
+        if self._methods:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "There is no such method.")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
 
     def _is_too_many(self, address: str, port: str) -> bool:
         loop = asyncio.get_running_loop()
@@ -222,10 +227,6 @@ class Calls(grpc.GenericRpcHandler):
     def _let_in(self, address: str) -> None:
         self._out.discard(address)
         asyncio.get_running_loop().run_in_executor(None, shut_out, self.port, frozenset(self._out))
-
-
-async def _unknown(requests: Any, context: RpcContext) -> None:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "There is no such method.")
 
 
 def _address(peer: str) -> tuple[str, str]:

@@ -233,7 +233,7 @@ class Channel:
         meant = from_rpc(error)
         is_shut = isinstance(meant, CloudLost) and "Socket closed" in meant.message
         may_be_tls = is_shut and not self.options.uses_tls and not self.heard_at
-        return (may_be_tls and await asyncio.to_thread(refused_plaintext, self.options)) or meant
+        return (await asyncio.to_thread(refused_plaintext, self.options) if may_be_tls else None) or meant
 
     async def ping(self, timeout_s: float) -> float:
         """Ping the server, once for all who ask meanwhile; returns the round trip in ms. Raises CloudLost."""
