@@ -116,7 +116,7 @@ def test_a_proxy_that_cannot_be_used_is_one_clear_line(monkeypatch: pytest.Monke
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
     with pytest.raises(OptionError) as failed:
-        _ = StockServer("https://192.0.2.1/v1").wire.client
+        _ = StockServer("https://192.0.2.1/v1").wire.pool.client
     assert_one_clear_line(failed.value)
 
 

@@ -17,6 +17,7 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
 from skydraft.edge.channel import Waiting
+from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.wire import Events, Wire, as_json
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
 from tests.stock.fakes import fake
@@ -154,14 +155,15 @@ def test_no_stream_of_a_llama_server_is_lost_by_a_connection_that_it_closes(llam
     """It closes one after about ten streams, as the next request comes."""
 
     async def stream_on() -> None:
-        wire, waiting = Wire(llama, None, None, is_here=True), Waiting(60.0, 60.0, 60.0)
+        pool = Pool(llama, None, None, is_here=True)
+        wire, waiting = Wire(llama, pool), Waiting(60.0, 60.0, 60.0)
         for number in range(100):
             events = Events(
                 wire, "/completion", as_json(LLAMA_BODY | {"prompt": [5, number], "stream": True}), "/health"
             )
             while await events.next(waiting) is not None:
                 pass
-        await wire.close()
+        await pool.close()
 
     asyncio.run(stream_on())
 

@@ -32,6 +32,7 @@ from skydraft.edge.stock.meeting import (
     price_of_measuring,
     written,
 )
+from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.session import StockSession
 from skydraft.edge.stock.sglang import Sglang
 from skydraft.edge.stock.vllm import Vllm
@@ -104,7 +105,8 @@ class StockServer:
             )
         self.target = self.name = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self.uses_tls = parts.scheme == "https"
-        self.wire = Wire(self.target.removesuffix("/v1"), key, tls_ca, is_here=is_here)
+        self._pool = Pool(self.target, key, tls_ca, is_here=is_here)
+        self.wire = Wire(self.target.removesuffix("/v1"), self._pool)
         self.facts: dict[str, tuple[float, TargetFacts]] = {}
         self.rtt_ms = 0.0  # the shortest seen
         self.budget = budget or Budget()
@@ -132,7 +134,7 @@ class StockServer:
     @property
     def heard_at(self) -> float:
         """Time of the server's last answer, by the loop's clock."""
-        return self.wire.heard_at
+        return self._pool.heard_at
 
     def in_order(self, number: int) -> list[StockServer]:
         """This server."""
@@ -305,9 +307,13 @@ class StockServer:
         """Run closing work on the loop. Never waits."""
         self.loop.post(lambda: asyncio.ensure_future(work()))
 
+    async def renew(self) -> None:
+        """Make new connections for what is asked next; texts under way keep theirs."""
+        await self._pool.renew()
+
     async def close(self) -> None:
         """Drop the connections."""
-        await self.wire.close()
+        await self._pool.close()
 
 
 def _no_address(url: str) -> OptionError:

@@ -147,7 +147,7 @@ class StockSession:
     async def renew(self) -> None:
         """Drop the connections, which may be dead."""
         self.reopen()
-        self._server.wire.renew()
+        await self._server.renew()
 
     def opening_message(self) -> bytes:
         """Nothing: the prompt goes with each request."""
@@ -155,7 +155,7 @@ class StockSession:
 
     async def open(self, message: bytes, waiting: Waiting) -> None:
         """Let the target read the prompt, so that it is in its cache."""
-        met = await self._meet(waiting)
+        met = await self._meet(self._prompt, waiting)
         try:
             await self._next_row(met, np.concatenate((self._prompt, self._context.generated)), 1, waiting)
         finally:
@@ -186,7 +186,7 @@ class StockSession:
 
     async def _verdict(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, Cost]:
         """The verdict, and the passes and rows that it took."""
-        met = await self._meet(waiting)
+        met = await self._meet(seen, waiting)
         if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
             raise LimitExceeded(f"The text has outgrown the server's context of {met.context_len} tokens.")
         draft = np.array(block.token_ids[:room], np.int32)
@@ -209,7 +209,7 @@ class StockSession:
             while len(self._text) < self._limit and not (verdict and verdict.finish):
                 if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
                     break
-                met = await self._meet(waiting)
+                met = await self._meet(self._text, waiting)
                 row = await self._next_row(met, self._text, self._limit - len(self._text), waiting)
                 work = self._verification(self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
                 work.absorb(self._logits(row)[None])
@@ -243,8 +243,11 @@ class StockSession:
         """End the text."""
         self.break_off()
 
-    async def _meet(self, waiting: Waiting) -> Met:
-        """The server's model. Raises TargetChanged if it is another one than at the beginning."""
+    async def _meet(self, text: TokenIds, waiting: Waiting) -> Met:
+        """The server's model, asked for unless it is writing after `text`. Raises TargetChanged if it is another one
+        than at the beginning."""
+        if self._met is not None and self._writing is not None and self._writing.continues(text):
+            return self._met
         met = await self._server.meet(self._vocab, waiting)
         gives_text = isinstance(met.dialect, TextDialect)
         request, what = self._request, ""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, shared_loop
+from skydraft.edge.stock.pool import Pool
 from skydraft.errors import (
     CloudFailure,
     CloudLost,
     CloudTimeout,
     LimitExceeded,
     NotAuthorized,
-    OptionError,
     RateLimited,
     SkydraftError,
     TlsFailure,
@@ -31,67 +31,18 @@ T = TypeVar("T")
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
-_CONNECT_S = 10.0
 _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
-_IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
-_MAX_OLD = 64  # clients with dead connections that are kept for other requests
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
 _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
 
 class Wire:
-    """The HTTP connections to one server, shared by all generations.
+    """Requests to one server. `url` is the root of its own interface, without `/v1`."""
 
-    `url` is the root of its own interface, without `/v1`. `heard_at`: the time of its last answer, by the loop's clock.
-    """
-
-    def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
+    def __init__(self, url: str, pool: Pool) -> None:
         self.url = url
-        self.heard_at = 0.0
-        self._headers = {"Accept-Encoding": "identity", "User-Agent": "skydraft"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._tls_ca = tls_ca
-        self._is_here = is_here
-        self._client: httpx2.AsyncClient | None = None
-        self._closing: asyncio.Future[None] | None = None
-        self._old: list[httpx2.AsyncClient] = []  # whose requests may be under way
-
-    @property
-    def client(self) -> httpx2.AsyncClient:
-        """The client with its pool of connections, made at the first use. Raises OptionError."""
-        if self._client is None:
-            import httpx2
-
-            trusted: ssl.SSLContext | bool = not self.url.startswith("http:")  # roots take 35 ms to read
-            if self._tls_ca:
-                trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
-            try:
-                self._client = httpx2.AsyncClient(
-                    verify=trusted, headers=self._headers, follow_redirects=False,
-                    trust_env=not self._is_here,  # a proxy does not lead back to this machine
-                    timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
-                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_TLS_S if trusted else _IDLE_S),
-                )  # fmt: skip
-            except ImportError as error:
-                raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
-        return self._client
-
-    def renew(self) -> None:
-        """Make new connections from now on. Requests under way keep theirs."""
-        if self._client is not None:
-            self._old.append(self._client)
-            self._client = None
-            if len(self._old) > _MAX_OLD:
-                self._closing = asyncio.ensure_future(_closed(self._old.pop(0)))
-
-    async def close(self) -> None:
-        """Drop all connections; the next request makes new ones."""
-        clients, self._old, self._client = [*self._old, self._client], [], None
-        for client in clients:
-            if client is not None:
-                await _closed(client)
+        self.pool = pool
 
     async def get(self, path: str, timeout_s: float) -> Any:
         """The JSON at a path. Raises a SkydraftError."""
@@ -149,8 +100,11 @@ class Wire:
         import httpx2
 
         try:
-            async with aclosing(await self._responding(method, path, content)) as response:
-                self.heard_at = shared_loop().now()
+            async with (
+                self.pool.lending() as client,
+                aclosing(await self._responding(client, method, path, content)) as response,
+            ):
+                self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await _start(response))
                 if response.headers.get("content-encoding", "identity") != "identity":
@@ -165,7 +119,9 @@ class Wire:
         except RuntimeError as error:  # the client was closed meanwhile
             raise CloudLost("the connection was closed.") from error
 
-    async def _responding(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
+    async def _responding(
+        self, client: httpx2.AsyncClient, method: str, path: str, content: bytes | None
+    ) -> httpx2.Response:
         """The response once its headers are there.
 
         A request on a connection that the server has just closed is sent again: llama-server closes one in about ten
@@ -173,7 +129,6 @@ class Wire:
         """
         import httpx2
 
-        client = self.client
         headers = {"Content-Type": "application/json"} if content is not None else {}
         request = client.build_request(method, self.url + path, content=content, headers=headers)
         try:
@@ -238,7 +193,7 @@ class Events:
     async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
         held = bytearray()
         async for chunk in _chunks(response):
-            self._wire.heard_at = shared_loop().now()
+            self._wire.pool.heard_at = shared_loop().now()
             self.bytes_down += len(chunk)
             held += chunk
             if b"\n" in chunk:
@@ -359,11 +314,6 @@ async def _start(response: httpx2.Response) -> bytes:
         if len(data) >= _MAX_REFUSAL:
             break
     return bytes(data[:_MAX_REFUSAL])
-
-
-async def _closed(client: httpx2.AsyncClient) -> None:
-    with suppress(Exception):
-        await client.aclose()
 
 
 def _seen(task: asyncio.Future[Any]) -> None:
