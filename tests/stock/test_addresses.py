@@ -11,7 +11,7 @@ from skydraft.errors import OptionError
 @pytest.mark.parametrize("given", ["HTTPS://Host:8000/v1/", "https://Host:8000/v1", "Https://Host:8000"])
 def test_an_encrypted_address_is_one_however_it_is_written(given: str) -> None:
     server = StockServer(given, key="secret")
-    assert server.uses_tls and server.wire.url == "https://Host:8000"
+    assert server.uses_tls and server.wire.base == "https://Host:8000/v1"
 
 
 @pytest.mark.parametrize(

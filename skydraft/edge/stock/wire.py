@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, shared_loop
+from skydraft.edge.stock.ledger import Ledger, Load, Request
 from skydraft.edge.stock.pool import Pool
 from skydraft.errors import (
     CloudFailure,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
+_NOTHING = Load()
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
@@ -38,29 +40,55 @@ _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximu
 
 
 class Wire:
-    """Requests to one server. `url` is the root of its own interface, without `/v1`."""
+    """Requests to one server, which `ledger` notes. Paths below `/v1/` are below the address `base`, others below
+    `root`."""
 
-    def __init__(self, url: str, pool: Pool) -> None:
-        self.url = url
+    def __init__(self, root: str, base: str, pool: Pool, ledger: Ledger) -> None:
+        self.base = base
         self.pool = pool
+        self.ledger = ledger
+        self._root = root
+
+    def noting(self, ledger: Ledger) -> Wire:
+        """The same connections for requests that another ledger notes."""
+        return Wire(self._root, self.base, self.pool, ledger)
+
+    def request(self, path: str, body: Mapping[str, Any] | None = None, load: Load = _NOTHING) -> Request:
+        """A request that is not sent yet; without a body it is a GET."""
+        return Request(self.ledger, path, None if body is None else as_json(body), load)
 
     async def get(self, path: str, timeout_s: float) -> Any:
         """The JSON at a path. Raises a SkydraftError."""
-        return await self._timed(self._ask("GET", path, None), timeout_s)
+        return await self.answer(self.request(path), timeout_s)
 
     async def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:
-        """The JSON answer to a JSON body. Raises a SkydraftError."""
-        return await self._timed(self._ask("POST", path, body), timeout_s)
+        """The JSON answer to a JSON body that costs nothing. Raises a SkydraftError."""
+        return await self.answer(self.request(path, body), timeout_s)
 
-    async def post_patiently(self, path: str, content: bytes, life: str, waiting: Waiting) -> tuple[Any, int]:
-        """The JSON answer and its bytes; the server must show signs of life at the path `life` meanwhile."""
-        return await self.patiently(self._exchange("POST", path, content), life, waiting)
+    async def answer(self, request: Request, timeout_s: float) -> Any:
+        """The JSON answer. Raises a SkydraftError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.whole(request)
+        except TimeoutError as error:
+            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+
+    async def whole(self, request: Request) -> Any:
+        """The JSON answer, however long it takes. Raises a SkydraftError."""
+        async with self.answering(request) as response:
+            data = bytearray()
+            async for chunk in _chunks(response):
+                request.came(len(chunk))
+                data += chunk
+                if len(data) > _MAX_ANSWER:
+                    raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
+        return parsed(bytes(data))
 
     async def look(self, path: str, timeout_s: float) -> float:
         """Milliseconds until any answer at a path. Raises CloudLost."""
         began, seen = time.perf_counter(), shared_loop().now()
         try:
-            await self._timed(self._ask("GET", path, None), timeout_s)
+            await self.get(path, timeout_s)
         except CloudTimeout as error:
             if shared_loop().now() - seen < timeout_s / 2:  # this process was stopped meanwhile
                 return await self.look(path, timeout_s)
@@ -94,16 +122,13 @@ class Wire:
                     each.add_done_callback(_seen)
 
     @asynccontextmanager
-    async def answering(self, method: str, path: str, content: bytes | None) -> AsyncIterator[httpx2.Response]:
+    async def answering(self, request: Request) -> AsyncIterator[httpx2.Response]:
         """The response to a request, once its status says yes. Raises a SkydraftError, also for what the block raises
         about the connection."""
         import httpx2
 
         try:
-            async with (
-                self.pool.lending() as client,
-                aclosing(await self._responding(client, method, path, content)) as response,
-            ):
+            async with self.pool.lending() as client, aclosing(await self._responding(client, request)) as response:
                 self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await _start(response))
@@ -119,59 +144,54 @@ class Wire:
         except RuntimeError as error:  # the client was closed meanwhile
             raise CloudLost("the connection was closed.") from error
 
-    async def _responding(
-        self, client: httpx2.AsyncClient, method: str, path: str, content: bytes | None
-    ) -> httpx2.Response:
+    async def _responding(self, client: httpx2.AsyncClient, request: Request) -> httpx2.Response:
         """The response once its headers are there.
 
         A request on a connection that the server has just closed is sent again: llama-server closes one in about ten
-        after a stream, and does not say so.
+        after a stream, and does not say so. On a new connection the server may have read it, so it is not.
         """
         import httpx2
 
+        content = request.content
+        url = self.base + request.path[3:] if request.path.startswith("/v1/") else self._root + request.path
         headers = {"Content-Type": "application/json"} if content is not None else {}
-        request = client.build_request(method, self.url + path, content=content, headers=headers)
-        try:
-            return await client.send(request, stream=True)
-        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-            return await client.send(request, stream=True)
+        is_new = is_again = False
 
-    async def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[Any, int]:
-        async with self.answering(method, path, content) as response:
-            data = bytearray()
-            async for chunk in _chunks(response):
-                data += chunk
-                if len(data) > _MAX_ANSWER:
-                    raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
-        return parsed(bytes(data)), len(data)
+        async def trace(event: str, given: dict[str, Any]) -> None:
+            nonlocal is_new
+            is_new = is_new or event == "connection.connect_tcp.started"
+            if event.endswith(".send_request_headers.started") and given["request"].method != b"CONNECT":
+                request.go()
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        answer, _ = await self._exchange(method, path, None if body is None else as_json(body))
-        return answer
-
-    async def _timed(self, work: Awaitable[T], timeout_s: float) -> T:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await work
-        except TimeoutError as error:
-            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+        while True:
+            await request.allow()
+            method = "GET" if content is None else "POST"
+            built = client.build_request(method, url, content=content, headers=headers, extensions={"trace": trace})
+            try:
+                return await client.send(built, stream=True)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                if is_new or is_again:
+                    raise
+                is_again = True
+            finally:
+                request.end()
 
 
 class Events:
     """The events of one streamed answer. They are read as they come, so that none waits for the edge."""
 
-    def __init__(self, wire: Wire, path: str, content: bytes, life: str) -> None:
-        self.bytes_up, self.bytes_down = len(content), 0
+    def __init__(self, wire: Wire, request: Request, life: str) -> None:
+        self.request = request
         self._wire = wire
         self._life = life
         self._has_ended = False
         self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
-        self._task = asyncio.ensure_future(self._read(path, content))
+        self._task = asyncio.ensure_future(self._read())
 
-    async def _read(self, path: str, content: bytes) -> None:
+    async def _read(self) -> None:
         last: Any = None
         try:
-            async with self._wire.answering("POST", path, content) as response:
+            async with self._wire.answering(self.request) as response:
                 lines = self._lines(response)
                 async for line in lines:
                     if line.startswith(b"data:") and line[5:].strip() == b"[DONE]":
@@ -194,7 +214,7 @@ class Events:
         held = bytearray()
         async for chunk in _chunks(response):
             self._wire.pool.heard_at = shared_loop().now()
-            self.bytes_down += len(chunk)
+            self.request.came(len(chunk))
             held += chunk
             if b"\n" in chunk:
                 *lines, held = held.split(b"\n")
