@@ -43,6 +43,7 @@ class TextDialect:
     name = ""
     life = "/v1/models"
     checks = False
+    salt, separates = "", False
     echoes = False  # whether an answer begins with the text that it goes on from
 
     def __init__(self, wire: Wire) -> None:

@@ -56,6 +56,8 @@ class Dialect(Protocol):
     name: str
     life: str
     checks: bool  # whether one request gives the choices along a whole draft
+    salt: str  # the field of a request that keeps its cache apart from that of other values; "": there is none
+    separates: bool  # whether all versions do what `salt` asks for
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         """The models that the server has, or `model` alone if it was named."""

@@ -34,6 +34,7 @@ class LlamaServer:
     name = "llama-server"
     life = "/health"
     checks = False
+    salt, separates = "", False
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         props = await wire.get("/props", timeout_s)

@@ -25,8 +25,8 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Verification
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
-from skydraft.edge.stock.dialect import MAX_BEST, Row, read_safely
-from skydraft.edge.stock.ledger import Ledger, Load, Usage
+from skydraft.edge.stock.dialect import MAX_BEST, Body, Row, read_safely
+from skydraft.edge.stock.ledger import Ledger, Load, Request, Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
@@ -97,7 +97,7 @@ class StockSession:
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._vocab = vocab
         self._params = params
-        self._request = request
+        self._asked = request
         self._messages = tuple(
             {"role": each.role, "content": each.content, **dict(each.more)} for each in request.messages
         )
@@ -252,7 +252,8 @@ class StockSession:
             return self._met
         met = await self._server.meet(self._vocab, waiting, self._wire)
         gives_text = isinstance(met.dialect, TextDialect)
-        request, what = self._request, ""
+        self._ledger.tells_cached = met.dialect.separates or not self._asked.shares_target
+        request, what = self._asked, ""
         if isinstance(met.dialect, Chat):
             what = "--raw" if request.raw else "A list of tools" if request.tools else ""
             what = "Continuing a message" if any(message.is_open for message in request.messages) else what
@@ -260,7 +261,7 @@ class StockSession:
             raise OptionError(
                 f"{what} does not apply to a chat server, which puts messages into a template of its own."
             )
-        self._drawing = _Drawing(self._params, self.top, gives_text=gives_text, drafts=self._request.plan.drafts)
+        self._drawing = _Drawing(self._params, self.top, gives_text=gives_text, drafts=self._asked.plan.drafts)
         if self._met is None or self._met.is_same(met):
             self._met = met
             self._bound(met.context_len)
@@ -310,7 +311,7 @@ class StockSession:
         how = self._drawing.num_best, self._drawing.drawn
         path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), *how)
         num_sent = sum(len(text) + length for length in range(len(draft) + 1))
-        request = self._wire.request(path, body, self._load(num_sent, np.concatenate((text, draft))))
+        request = self._request(met, path, body, num_sent, np.concatenate((text, draft)))
         answer = await self._wire.patiently(self._wire.whole(request), met.dialect.life, waiting)
         request.says(Usage(num_written=len(draft) + 1))
         read = read_safely(met.dialect.checked, answer, len(draft) + 1)
@@ -348,9 +349,12 @@ class StockSession:
                 break
         return row
 
-    def _load(self, num_tokens: int, text: TokenIds) -> Load:
-        """What a request makes the server read that carries a text, prompt included."""
-        return Load(num_tokens, text[len(self._prompt) :], len(self._context.generated))
+    def _request(self, met: Met, path: str, body: Body, num_tokens: int, text: TokenIds) -> Request:
+        """A request that carries a text, prompt included; the server reads `num_tokens` of prompts."""
+        load = Load(num_tokens, text[len(self._prompt) :], len(self._context.generated))
+        scope = self._asked.cache_scope
+        salt = {met.dialect.salt: scope} if met.dialect.salt and scope else {}
+        return self._wire.request(path, {**body, **salt}, load)
 
     def _newly_cached(self) -> int:
         """Cached tokens of the prompt that were not told yet."""
@@ -359,17 +363,18 @@ class StockSession:
 
     def _begin(self, met: Met, text: TokenIds, num_tokens: int) -> Writing:
         """Ask the server to write after a text."""
-        dialect, wire, load = met.dialect, self._wire, self._load(len(text), text)
+        dialect = met.dialect
         if not isinstance(dialect, TextDialect):
             path, body = dialect.writing(
                 met.model, text.tolist(), num_tokens, self._drawing.num_best, self._drawing.drawn
             )
-            return Writing(Events(wire, wire.request(path, body, load), dialect.life), dialect, text, num_tokens)
+            request = self._request(met, path, body, len(text), text)
+            return Writing(Events(self._wire, request, dialect.life), dialect, text, num_tokens)
         written = self._vocab.text_bytes(text[len(self._prompt) :])
         so_far, length = codecs.utf_8_decode(written, "replace", False)  # cut at whole characters
         asked = Asked(self._messages, self._vocab.written(self._prompt.tolist()), so_far)
         path, body = dialect.going_on(met.model, asked, num_tokens, self._params)
-        events = Events(wire, wire.request(path, body, load), dialect.life)
+        events = Events(self._wire, self._request(met, path, body, len(text), text), dialect.life)
         return TextWriting(
             events, dialect, text, self._vocab, text=so_far, pending=written[length:], end_id=self._end_id
         )  # fmt: skip

@@ -31,6 +31,7 @@ class Sglang(ListsModels):
     name = "sglang"
     life = "/v1/models"  # /health writes a token first
     checks = True
+    salt, separates = "extra_key", False  # it was ignored until April 2026
 
     def writing(
         self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None

@@ -30,6 +30,7 @@ class Vllm(ListsModels):
     name = "vllm"
     life = "/health"
     checks = True
+    salt, separates = "cache_salt", True
 
     def writing(
         self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
