@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -33,7 +34,7 @@ from skydraft.edge.stock.wire import Wire
 from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
-from skydraft.protocol.address import is_loopback
+from skydraft.protocol.address import is_loopback, without_password
 from skydraft.types import Prompt
 
 T = TypeVar("T")
@@ -102,8 +103,8 @@ class StockServer:
         if memory:
             self.budget.day_sum = DaySum(memory.with_name("spent.json"), parts.netloc.lower())
         self._pool = Pool(self.target, key, tls_ca, is_here=is_here)
-        root = self.target.removesuffix("/v1")
-        self.wire = Wire(root, f"{root}/v1", self._pool, Ledger(self.budget))  # for what belongs to no text
+        roots = _roots(self.target, parts.path.rstrip("/"), api)
+        self.wire = Wire(*roots, self._pool, Ledger(self.budget))  # for what belongs to no text
         self.facts: dict[str, tuple[float, TargetFacts]] = {}
         self.rtt_ms = 0.0  # the shortest seen
         self._api = api
@@ -315,7 +316,20 @@ class StockServer:
         await self.wire.ledger.close()
 
 
+def _roots(url: str, path: str, api: str) -> tuple[str, str]:
+    """Where a server's own interface begins, and where that of OpenAI's kind does; both without a slash at the end.
+
+    An address that ends in a version, such as /api/v3, is the latter as it stands, and so is any path of a server of
+    text.
+    """
+    if re.search(r"/v\d+\w*$", path):
+        return url.rpartition("/")[0], url
+    return url, url if path and api in ("completions", "chat") else f"{url}/v1"
+
+
 def _no_address(url: str) -> OptionError:
+    hint = "Write one address, for example http://HOST:PORT/v1."
     return OptionError(
-        f"'{one_line(url)}' is not the address of a server.", hint="Write one address, for example http://HOST:PORT/v1."
+        f"'{one_line(without_password(url))}' is not the address of a server.",
+        hint="Give a key with --cloud-key-file FILE, not in the address." if "@" in url else hint,
     )

@@ -53,6 +53,10 @@ class Wire:
         """The same connections for requests that another ledger notes."""
         return Wire(self._root, self.base, self.pool, ledger)
 
+    def url_of(self, path: str) -> str:
+        """The address of a path."""
+        return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self._root + path
+
     def request(self, path: str, body: Mapping[str, Any] | None = None, load: Load = _NOTHING) -> Request:
         """A request that is not sent yet; without a body it is a GET."""
         return Request(self.ledger, path, None if body is None else as_json(body), load)
@@ -153,7 +157,6 @@ class Wire:
         import httpx2
 
         content = request.content
-        url = self.base + request.path[3:] if request.path.startswith("/v1/") else self._root + request.path
         headers = {"Content-Type": "application/json"} if content is not None else {}
         is_new = is_again = False
 
@@ -166,7 +169,9 @@ class Wire:
         while True:
             await request.allow()
             method = "GET" if content is None else "POST"
-            built = client.build_request(method, url, content=content, headers=headers, extensions={"trace": trace})
+            built = client.build_request(
+                method, self.url_of(request.path), content=content, headers=headers, extensions={"trace": trace}
+            )
             try:
                 return await client.send(built, stream=True)
             except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
