@@ -168,10 +168,10 @@ class Wire:
 
         while True:
             await request.allow()
-            method = "GET" if content is None else "POST"
             built = client.build_request(
-                method, self.url_of(request.path), content=content, headers=headers, extensions={"trace": trace}
-            )
+                "GET" if content is None else "POST", self.url_of(request.path), content=content, headers=headers,
+                extensions={"trace": trace},
+            )  # fmt: skip
             try:
                 return await client.send(built, stream=True)
             except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
