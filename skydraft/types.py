@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -173,10 +173,13 @@ class LinkCost:
     tokens_out: int = 0
 
     def __add__(self, other: LinkCost) -> LinkCost:
-        return LinkCost(*map(operator.add, astuple(self), astuple(other)))
+        return LinkCost(*map(operator.add, _FIGURES(self), _FIGURES(other)))
 
     def __sub__(self, other: LinkCost) -> LinkCost:
-        return LinkCost(*map(operator.sub, astuple(self), astuple(other)))
+        return LinkCost(*map(operator.sub, _FIGURES(self), _FIGURES(other)))
+
+
+_FIGURES = operator.attrgetter(*(each.name for each in fields(LinkCost)))  # astuple takes ten times as long
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,11 +97,14 @@ _MESSAGES = Interface(MessagesRequest, MessagesAnswer)
 
 
 class Gateway:
-    """OpenAI's interface over a pair. `app` is the ASGI application."""
+    """OpenAI's interface over a pair. `app` is the ASGI application. With `authorize` there are keys, of several owners
+    if `has_several` says so."""
 
     def __init__(
-        self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None
-    ) -> None:
+        self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None,
+        has_several: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        self._is_shared = has_several if authorize else lambda: False
         self.pair, self._defaults, self._options = pair, defaults, options
         self.names = ModelNames(pair)
         self._health = CloudHealth(pair)
@@ -158,6 +161,8 @@ class Gateway:
             await self._look()
         given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
         requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
+        if self._is_shared():
+            requests = [replace(each, shares_target=True) for each in requests]
         request.scope["take"](num_heard(requests))
         return body, asked, requests
 

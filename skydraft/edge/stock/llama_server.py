@@ -19,6 +19,7 @@ from skydraft.edge.stock.dialect import (
     number,
     numbers,
 )
+from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
@@ -33,6 +34,7 @@ class LlamaServer:
     name = "llama-server"
     life = "/health"
     checks = False
+    salt, separates = "", False
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         props = await wire.get("/props", timeout_s)
@@ -62,10 +64,11 @@ class LlamaServer:
         if not isinstance(event, dict) or "error" in event:
             raise CloudFailure("The server sent an error in place of tokens.")
         if "prompt_progress" in event:  # with a token that is none
-            return Read(num_cached=count(event, "prompt_progress", "cache"))
+            progress = event["prompt_progress"]
+            return Read(usage=Usage(count(progress, "total"), count(progress, "cache")))
         if event.get("stop"):  # the last event repeats no token
-            num_written = count(event, "timings", "predicted_n")
-            return Read((), count(event, "timings", "cache_n"), name(event.get("model")), num_written)
+            usage = _usage(event)
+            return Read((), usage, name(event.get("model")), usage.num_written)
         return Read(_rows(event), num_written=count(event, "tokens_predicted"))
 
     def checking(
@@ -83,7 +86,12 @@ class LlamaServer:
         rows = _rows(answer)
         if len(rows) != num_rows:
             raise CloudFailure(f"The server wrote {len(rows)} tokens in place of {num_rows}.")
-        return Read(rows, count(answer, "timings", "cache_n"), name(answer.get("model")))
+        return Read(rows, _usage(answer), name(answer.get("model")))
+
+
+def _usage(event: Any) -> Usage:
+    cached = count(event, "timings", "cache_n")
+    return Usage(cached + count(event, "timings", "prompt_n"), cached, count(event, "timings", "predicted_n"))
 
 
 def _rows(event: Any) -> tuple[Row, ...]:
