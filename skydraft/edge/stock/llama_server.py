@@ -18,6 +18,7 @@ from skydraft.edge.stock.dialect import (
     name,
     number,
     numbers,
+    sound,
 )
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
@@ -57,9 +58,7 @@ class LlamaServer:
         }  # fmt: skip
 
     def written(self, event: Any) -> Read:
-        if not isinstance(event, dict) or "error" in event:
-            raise CloudFailure("The server sent an error in place of tokens.")
-        if "prompt_progress" in event:  # with a token that is none
+        if "prompt_progress" in sound(event):  # with a token that is none
             return Read(num_cached=count(event, "prompt_progress", "cache"))
         if event.get("stop"):  # the last event repeats no token
             num_written = count(event, "timings", "predicted_n")
@@ -76,9 +75,7 @@ class LlamaServer:
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 
     def checked(self, answer: Any, num_rows: int) -> Read:
-        if not isinstance(answer, dict) or "error" in answer:
-            raise CloudFailure("The server sent an error in place of tokens.")
-        rows = _rows(answer)
+        rows = _rows(sound(answer))
         if len(rows) != num_rows:
             raise CloudFailure(f"The server wrote {len(rows)} tokens in place of {num_rows}.")
         return Read(rows, count(answer, "timings", "cache_n"), name(answer.get("model")))

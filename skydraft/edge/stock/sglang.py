@@ -17,6 +17,7 @@ from skydraft.edge.stock.dialect import (
     number,
     numbers,
     sampling,
+    sound,
 )
 from skydraft.errors import CloudFailure
 
@@ -72,9 +73,7 @@ def _probabilities(num_best: int) -> dict[str, Any]:
 
 
 def _meta(answer: Any) -> Any:
-    if not isinstance(answer, dict) or "error" in answer:
-        raise CloudFailure("The server sent an error in place of tokens.")
-    return field(answer, "meta_info")
+    return field(sound(answer), "meta_info")
 
 
 def _best(listed: Any) -> tuple[tuple[int, float], ...]:
