@@ -29,7 +29,8 @@ import numpy.typing as npt
 
 Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "edge-fallback"]
 
-FinishReason = Literal["eos", "stop_string", "sentences", "length", "interrupted"]
+# content_filter: the filter of a server ended the text; an end token stands for it.
+FinishReason = Literal["eos", "stop_string", "sentences", "length", "content_filter", "interrupted"]
 EndedBy = Literal["k", "gate", "stop"]
 Outcome = Literal["verified", "written", "skipped", "fallback"]
 SAMPLE_RATE = 16_000  # Hz, of all speech after decoding its file

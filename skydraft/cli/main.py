@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence as Seq
 
@@ -46,7 +47,12 @@ for command in (generate, chat, gateway, serve, models, doctor, caption, compare
 
 
 def main(args: Seq[str] | None = None) -> None:
-    """Run a command and exit: 0 on success, 2 on wrong use, 1 on failure, 130 after Ctrl-C."""
+    """Run a command and exit: 0 on success, 2 on wrong use, 1 on failure, 130 after Ctrl-C.
+
+    A terminal that closes (SIGHUP) ends it as SIGTERM does, except under `nohup`.
+    """
+    if os.name == "posix" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
     sys.exit(run(args))
 
 

@@ -133,7 +133,7 @@ class Choice:
     @property
     def finish_reason(self) -> str | None:
         """Why it ended, by OpenAI's names."""
-        if self.finish is None or self.finish == "length":
+        if self.finish in (None, "length", "content_filter"):
             return self.finish
         return "tool_calls" if self.calls else "stop"
 

@@ -309,7 +309,7 @@ class _Writing:
         gone = asyncio.ensure_future(_gone(request))
         until = time.monotonic() + self._gateway._options.hold_s  # then pings keep the client waiting
         try:
-            while not begun and not gone.done() and time.monotonic() < until:
+            while not (begun or self._answer.is_complete or gone.done()) and time.monotonic() < until:
                 begun = await self._first_chunks(gone, until - time.monotonic())
         except BaseException:
             self._hang_up()

@@ -16,6 +16,7 @@ from skydraft.gateway.schema import MAX_STOPS, Some, Translated, not_served
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FORMAT = not_served("Use skydraft.grammar instead: json_schema:{...}.")
 
 
@@ -172,7 +173,7 @@ class MessagesAnswer(Answer):
 
     def _ending(self) -> dict[str, Any]:
         (choice,) = self.choices
-        reason = {"length": "max_tokens", "tool_calls": "tool_use"}.get(choice.finish_reason or "", "end_turn")
+        reason = _REASONS.get(choice.finish_reason or "", "end_turn")
         stops = choice.finish == "stop_string" and reason == "end_turn"
         only = self._stops[0] if stops and len(self._stops) == 1 else None
         return {"stop_reason": "stop_sequence" if stops else reason, "stop_sequence": only}

@@ -15,6 +15,7 @@ from skydraft.gateway.desk import Event
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, Translated, not_served
 
+_INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
 _REMEMBERED = not_served("Nothing is kept between requests; send the whole conversation as input.")
 _LENGTH = not_served("Use max_output_tokens instead.")
@@ -243,7 +244,7 @@ class ResponsesAnswer(Answer):
         """The end of the last item, and the complete response."""
         if not self._items:
             yield from self._text("")
-        status = "incomplete" if self.choices[0].finish == "length" else "completed"
+        status = "incomplete" if self.choices[0].finish in _INCOMPLETE else "completed"
         yield from self._end(status)
         yield self._event(status, response=self._response(status))
 
@@ -278,7 +279,7 @@ class ResponsesAnswer(Answer):
             "created_at": self._created,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": _INCOMPLETE[self.choices[0].finish]} if status == "incomplete" else None,
             "output": [] if status == "in_progress" else self._items,
             "usage": used if is_over else None,
             "text": asked["text"] or {"format": {"type": "text"}},

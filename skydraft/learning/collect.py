@@ -50,6 +50,8 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0) -> str:
 def lesson_of(generation: Generation, draft: str, target: str, vocab: str) -> Lesson | None:
     """The lesson of a generation with models of these fingerprints; None where the target judged nothing."""
     marks = marks_of(generation.rounds_so_far, top=generation.request.plan.top)
+    if generation.finish_reason == "content_filter":
+        marks = marks[:-1] + UNJUDGED  # no model chose the end
     if not set(marks) - {UNJUDGED}:
         return None
     prompt = generation.prompts.edge

@@ -120,15 +120,16 @@ class Fake:
                 await (fault.wire(inner, scope, receive, send) if fault.wire else inner(scope, receive, send))
             except Cut:
                 await _break_off(send)
-            except HungUp:
-                self._hang_up(scope["client"])
+            except HungUp as hung_up:
+                self._hang_up(scope["client"], *hung_up.args)
                 await gone(receive)
 
         return outer
 
-    def _hang_up(self, client: Any) -> None:
+    def _hang_up(self, client: Any, last: bytes = b"") -> None:
         for connection in list(self._server.server_state.connections):
             if getattr(connection, "client", None) == client:
+                connection.transport.write(last)  # type: ignore[union-attr]
                 connection.transport.abort()  # type: ignore[union-attr]
 
     def _next_fault(self, path: str) -> Fault:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.ledger import UNTOLD, Usage
-from skydraft.edge.stock.wire import Wire
+from skydraft.edge.stock.refusals import refusal
+from skydraft.edge.stock.wire import Wire, as_json
 from skydraft.errors import CloudFailure
+from skydraft.types import FinishReason, Verdict
 
 T = TypeVar("T")
 MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
@@ -23,10 +25,18 @@ TokenTuple: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The target's own choice after a prefix, at temperature 0, and its best tokens with their log-probabilities."""
+    """The target's own choice after a prefix, at temperature 0, and its best tokens with their log-probabilities.
+
+    `finish`: the server ended the text here for this reason, without a token.
+    """
 
     token_id: int
     best: tuple[tuple[int, float], ...] = ()
+    finish: FinishReason | None = None
+
+    def ends(self, verdict: Verdict) -> Verdict:
+        """The verdict, of which this is the last row."""
+        return replace(verdict, finish=self.finish) if self.finish else verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,20 @@ def read_safely(read: Callable[..., T], *given: Any) -> T:
         return read(*given)
     except (TypeError, AttributeError, ValueError, KeyError, IndexError, OverflowError) as error:
         raise CloudFailure("The server sent an answer that cannot be read.") from error
+
+
+def sound(answer: Any) -> dict[str, Any]:
+    """An answer or event. Raises the SkydraftError of an error in its place, which may come within a stream too."""
+    if not isinstance(answer, dict):
+        raise CloudFailure("The server sent something else where an answer was due.")
+    if answer.get("error") or answer.get("error_message") or {"code", "message"} <= answer.keys():
+        raise refusal(200, {}, as_json(answer))
+    return answer
+
+
+def choices(answer: Any) -> list[Any]:
+    """The choices of an answer or event of OpenAI's kind: none if it only counts tokens, or is the server's own."""
+    return [choice for choice in items(sound(answer).get("choices") or []) if choice is not None]
 
 
 def field(value: Any, *names: str | int) -> Any:

@@ -18,6 +18,7 @@ from skydraft.edge.stock.dialect import (
     name,
     number,
     numbers,
+    sound,
 )
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Wire
@@ -61,9 +62,7 @@ class LlamaServer:
         }  # fmt: skip
 
     def written(self, event: Any) -> Read:
-        if not isinstance(event, dict) or "error" in event:
-            raise CloudFailure("The server sent an error in place of tokens.")
-        if "prompt_progress" in event:  # with a token that is none
+        if "prompt_progress" in sound(event):  # with a token that is none
             progress = event["prompt_progress"]
             return Read(usage=Usage(count(progress, "total"), count(progress, "cache")))
         if event.get("stop"):  # the last event repeats no token
@@ -81,9 +80,7 @@ class LlamaServer:
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 
     def checked(self, answer: Any, num_rows: int) -> Read:
-        if not isinstance(answer, dict) or "error" in answer:
-            raise CloudFailure("The server sent an error in place of tokens.")
-        rows = _rows(answer)
+        rows = _rows(sound(answer))
         if len(rows) != num_rows:
             raise CloudFailure(f"The server wrote {len(rows)} tokens in place of {num_rows}.")
         return Read(rows, _usage(answer), name(answer.get("model")))

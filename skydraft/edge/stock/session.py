@@ -199,7 +199,7 @@ class StockSession:
             row = rows.popleft() if rows else await self._next_row(met, so_far, most, waiting, drafted)
             work.absorb(self._logits(row)[None])
             num_rows += 1
-        return work.verdict(Cost()), Cost(1 if checks else num_rows, len(draft) + 1 if checks else num_rows)
+        return row.ends(work.verdict(Cost())), Cost(1 if checks else num_rows, len(draft) + 1 if checks else num_rows)
 
     async def next_written(self, waiting: Waiting) -> Written:
         """The next tokens that the target wrote; waits for the first one, and takes all that have come."""
@@ -213,7 +213,7 @@ class StockSession:
                 row = await self._next_row(met, self._text, self._limit - len(self._text), waiting)
                 work = self._verification(self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
                 work.absorb(self._logits(row)[None])
-                verdict = work.verdict(Cost())
+                verdict = row.ends(work.verdict(Cost()))
                 token_ids += verdict.commits(work.block)
                 self._text = np.append(self._text, np.int32(token_ids[-1]))
         except BaseException:
@@ -292,8 +292,8 @@ class StockSession:
         if row.token_id >= self._vocab.size:
             raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
         logits = np.full(self._vocab.size, -np.inf, np.float32)
-        if not self._drawing.num_best:
-            logits[row.token_id] = 0.0
+        if row.finish or not self._drawing.num_best:
+            logits[self._end_id if row.finish else row.token_id] = 0.0
             return logits
         if len(row.best) < self._drawing.num_best:
             raise CloudFailure(
@@ -331,10 +331,13 @@ class StockSession:
             self._check_model(self._writing.model)
             if row is not None:
                 return row
-            has_gap = self._writing.has_gap
+            has_gap, has_failed = self._writing.has_gap, bool(self._writing.error)
             self._drop()
             if has_gap:
                 return await self._untold_row(met, text, waiting)
+            if has_failed:
+                self._server.forget()
+                met = await self._meet(text, waiting)
         raise CloudFailure("The server ended the text without a token.")
 
     async def _untold_row(self, met: Met, text: TokenIds, waiting: Waiting) -> Row:

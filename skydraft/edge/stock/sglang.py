@@ -17,6 +17,7 @@ from skydraft.edge.stock.dialect import (
     number,
     numbers,
     sampling,
+    sound,
 )
 from skydraft.edge.stock.ledger import Usage
 from skydraft.errors import CloudFailure
@@ -74,9 +75,7 @@ def _probabilities(num_best: int) -> dict[str, Any]:
 
 
 def _meta(answer: Any) -> Any:
-    if not isinstance(answer, dict) or "error" in answer:
-        raise CloudFailure("The server sent an error in place of tokens.")
-    return field(answer, "meta_info")
+    return field(sound(answer), "meta_info")
 
 
 def _usage(meta: Any) -> Usage:

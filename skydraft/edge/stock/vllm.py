@@ -11,6 +11,7 @@ from skydraft.edge.stock.dialect import (
     ListsModels,
     Read,
     Row,
+    choices,
     field,
     log_probability,
     name,
@@ -39,8 +40,7 @@ class Vllm(ListsModels):
         return "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
 
     def written(self, event: Any) -> Read:
-        _check(event)
-        rows = tuple(row for choice in field(event, "choices") for row in _rows(choice))
+        rows = tuple(row for choice in choices(event) for row in _rows(choice))
         return Read(rows, openai_usage(event), name(event.get("model")))
 
     def checking(
@@ -50,8 +50,7 @@ class Vllm(ListsModels):
         return "/v1/completions", _body(model, prompts, 1, num_best) | sampling(drawn)
 
     def checked(self, answer: Any, num_rows: int) -> Read:
-        _check(answer)
-        by_index = {number(field(choice, "index")): _rows(choice) for choice in field(answer, "choices")}
+        by_index = {number(field(choice, "index")): _rows(choice) for choice in choices(answer)}
         if sorted(by_index) != list(range(num_rows)) or not all(len(rows) == 1 for rows in by_index.values()):
             raise CloudFailure(f"The server did not answer {num_rows} prompts with a token each.")
         return Read(tuple(by_index[at][0] for at in range(num_rows)), openai_usage(answer), name(answer.get("model")))
@@ -63,12 +62,6 @@ def _body(model: str, prompt: list[Any], num_tokens: int, num_best: int) -> dict
         "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
     }  # fmt: skip
     return body | ({"logprobs": num_best, "return_tokens_as_token_ids": True} if num_best else {})
-
-
-def _check(answer: Any) -> None:
-    """Raise CloudFailure for an error in place of an answer: vLLM sends one inside of a stream, too."""
-    if not isinstance(answer, dict) or "error" in answer:
-        raise CloudFailure("The server sent an error in place of tokens.")
 
 
 def _rows(choice: Any) -> list[Row]:

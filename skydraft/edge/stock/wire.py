@@ -14,16 +14,8 @@ from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.edge.stock.ledger import Ledger, Load, Request
 from skydraft.edge.stock.pool import Pool
-from skydraft.errors import (
-    CloudFailure,
-    CloudLost,
-    CloudTimeout,
-    LimitExceeded,
-    NotAuthorized,
-    RateLimited,
-    SkydraftError,
-    TlsFailure,
-)
+from skydraft.edge.stock.refusals import no_connection, refusal
+from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, SkydraftError, TlsFailure
 
 if TYPE_CHECKING:
     import httpx2
@@ -36,7 +28,6 @@ _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a star
 _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
-_TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
 
 class Wire:
@@ -140,7 +131,7 @@ class Wire:
                     raise CloudFailure("The server sends compressed answers though it was asked not to.")
                 yield response
         except (ssl.SSLError, httpx2.ConnectError) as error:
-            raise _no_connection(error) from error
+            raise no_connection(error) from error
         except httpx2.TimeoutException as error:
             raise CloudLost("no connection in time.") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
@@ -199,10 +190,11 @@ class Events:
             async with self._wire.answering(self.request) as response:
                 lines = self._lines(response)
                 async for line in lines:
-                    if line.startswith(b"data:") and line[5:].strip() == b"[DONE]":
+                    data = _data(line)
+                    if data == b"[DONE]":
                         break
-                    if line.startswith(b"data:"):
-                        await self._queue.put(line[5:])  # parsed when it is read: it may become much more
+                    if data:
+                        await self._queue.put(data)  # parsed when it is read: it may become much more
                 await self._queue.put(None)
                 self._has_ended = True
                 with suppress(TimeoutError, SkydraftError):
@@ -227,15 +219,23 @@ class Events:
                     yield bytes(line.strip())
             if len(held) > _MAX_LINE:
                 raise CloudFailure("The server sends an event that does not end.")
+        yield bytes(held.strip())
 
     async def next(self, waiting: Waiting) -> Any:
         """The next event; None at the end. Raises a SkydraftError."""
-        event = self._queue.get_nowait() if self.has_more else await self._wait(waiting)
-        if event is None or isinstance(event, SkydraftError):
-            self._queue.put_nowait(event)  # so it ends here, whoever asks again
-        if isinstance(event, SkydraftError):
-            raise event
-        return event and parsed(event)
+        return self.read(await self.arriving(waiting))
+
+    async def arriving(self, waiting: Waiting) -> Any:
+        """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`."""
+        return self._queue.get_nowait() if self.has_more else await self._wait(waiting)
+
+    def read(self, came: Any) -> Any:
+        """The event that came; None for the end. Raises a SkydraftError, also the one that ended the answer."""
+        if came is None or isinstance(came, SkydraftError):
+            self._queue.put_nowait(came)  # so it ends here, whoever asks again
+        if isinstance(came, SkydraftError):
+            raise came
+        return came and parsed(came)
 
     async def _wait(self, waiting: Waiting) -> Any:
         return await self._wire.patiently(self._queue.get(), self._life, waiting)
@@ -257,6 +257,18 @@ class Events:
         self._task.add_done_callback(_seen)
 
 
+def _data(line: bytes) -> bytes:
+    """The event in a line of an answer; empty if it holds none, such as a comment.
+
+    Some servers send an error as the field "error" or bare, and a whole answer though they were asked for events.
+    """
+    if line.startswith(b"{"):
+        return line
+    name, _, data = line.partition(b":")
+    data = data.strip()
+    return data if name in (b"data", b"error") and not data.startswith(b":") else b""
+
+
 def as_json(body: Mapping[str, Any]) -> bytes:
     """A body as it is sent: without spaces."""
     return json.dumps(body, separators=(",", ":")).encode()
@@ -270,56 +282,6 @@ def parsed(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CloudFailure("The server sent an answer that is not JSON.") from error
-
-
-def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftError:
-    """The error for a status that is not 200; `start` is the beginning of its body."""
-    says = _says(start)
-    why = f"The server answered {status}{f': {says}' if says else '.'}"
-    if status in (401, 403):
-        return NotAuthorized(why, hint="Give its key with --cloud-key-file FILE.")
-    if status == 429:
-        return RateLimited(why, retry_after_s=_seconds(headers.get("retry-after", "")))
-    if status in (400, 413, 422) and any(part in says.lower() for part in _TOO_LONG):
-        return LimitExceeded(why)
-    if status in (408, 504):
-        return CloudTimeout(why)
-    if status == 503:  # it loads its model, or a router has no server: as good as gone
-        return CloudLost(why)
-    return CloudFailure(why)
-
-
-def _says(start: bytes) -> str:
-    """The server's own sentence, as one short line."""
-    try:
-        body = json.loads(start)
-        error = body.get("error", body) if isinstance(body, dict) else body
-        text = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
-    except (ValueError, RecursionError):
-        text = start.decode(errors="replace")
-    return one_line(str(text))[:300]
-
-
-def _seconds(text: str) -> float:
-    """The seconds of a Retry-After header; 1 for a date or nonsense."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        return 1.0
-    return min(max(seconds, 0.0), 3600.0) if seconds == seconds else 1.0
-
-
-def _no_connection(error: Exception) -> SkydraftError:
-    text = str(error)
-    if "CERTIFICATE" in text or "SSL" in text or isinstance(error, ssl.SSLError):
-        hint = "Give the certificate that signs its own with --tls-ca, or http:// where it does not encrypt."
-        return TlsFailure(f"There is no encrypted connection to the server ({one_line(text)[:200]}).", hint=hint)
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ConnectionRefusedError):
-            return CloudLost("no connection (Connection refused).")
-        cause = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause.__cause__ or cause.__context__
-    return CloudLost(f"no connection ({one_line(text)[:200]}).")
 
 
 async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
