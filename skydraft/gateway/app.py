@@ -147,17 +147,20 @@ class Gateway:
         self.desk.close()
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Body, ChatRequest | TextRequest, Requests]:
-        """A body, what it is as one of OpenAI's completions, and its requests. Raises Refusal or UsageError."""
+        """A body, what it is as one of OpenAI's completions, and its requests. Raises Refusal."""
         data = request.scope.pop("body")
         is_long = len(data) > _LONG_BODY
         body = await self._reading(is_long, read_body, data, kind)
-        asked = body.as_chat() if isinstance(body, Translated) else body
-        check_privacy(data, asked)
-        del data
-        if asked.model == PREFIX and not asked.choice.local_only:
-            await self._look()
-        given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
-        requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
+        try:
+            asked = body.as_chat() if isinstance(body, Translated) else body
+            check_privacy(data, asked)
+            del data
+            if asked.model == PREFIX and not asked.choice.local_only:
+                await self._look()
+            given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
+            requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
+        except Exception as error:
+            raise refusal_of(error).renamed(kind.names) from error
         request.scope["take"](num_heard(requests))
         return body, asked, requests
 
@@ -168,7 +171,7 @@ class Gateway:
             given = self.pair.edge, first.messages
             prompts = await self._reading(True, partial(read_prompt, *given, tools=first.tools))
         except Exception as error:
-            return self._refuse(error, interface)
+            return self._refuse(refusal_of(error).renamed(interface.kind.names), interface)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
 
     async def _convert(self, request: Request, kind: type[TokenizeRequest | DetokenizeRequest]) -> Response:
@@ -195,11 +198,11 @@ class Gateway:
         writing = _Writing(self, answer, tickets, events)
         try:
             return await (writing.stream(request) if body.stream else writing.whole(request))
-        except GrammarRefused as error:
-            field = asked.grammar_field if isinstance(asked, ChatRequest) else "skydraft.grammar"
-            return self._refuse(Refusal(400, error.message, param=field), interface)
         except Exception as error:
-            return self._refuse(error, interface)
+            refusal = refusal_of(error)
+            if isinstance(error, GrammarRefused):
+                refusal.param = asked.grammar_field if isinstance(asked, ChatRequest) else "skydraft.grammar"
+            return self._refuse(refusal.renamed(interface.kind.names), interface)
 
     async def _reading(self, takes_long: bool, read: Callable[..., T], *given: Any) -> T:
         """Call `read`, what takes long in a thread: one for all, so that such requests slow each other and no other."""

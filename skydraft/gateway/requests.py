@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import json
 import random
 import re
@@ -24,7 +25,7 @@ from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, ObjectF
 from skydraft.gateway.text import TextRequest
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
-from skydraft.prompts.messages import Message, asked
+from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.tool_calls import (
     Called,
@@ -65,13 +66,16 @@ class Defaults:
         """The length of an answer."""
         return self.params.max_new_tokens if "max_new_tokens" in self.given else otherwise
 
-    def seed(self) -> int:
-        """The seed of an answer."""
-        return self.params.seed if "seed" in self.given else random.SystemRandom().randrange(2**32)
+    def seed(self, given: int | None) -> int:
+        """The seed of an answer, where -1 is a random one."""
+        if given is None and "seed" in self.given:
+            return self.params.seed
+        return random.SystemRandom().randrange(2**32) if given in (None, -1) else given % 2**64
 
 
 def read_body(data: bytes | bytearray, kind: type[B]) -> B:
     """Parse and check a body. Raises Refusal. The interpreter is held meanwhile, so all that costs time is bounded."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     data, recordings = _apart(data) if len(data) > _MAX_TEXT else (data, {})
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
         raise Refusal(413, f"The body has more than {_MAX_ITEMS} brackets and commas.", code="body_too_long")
@@ -222,11 +226,13 @@ def text_requests(
     body: TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
 ) -> list[GenerateRequest]:
     """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
+    if "" in body.prompt and not edge.vocab.bos_text:
+        raise Refusal(400, "prompt: It has no token.", param="prompt")
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     requests = [
         GenerateRequest(
-            asked(prompt) if isinstance(prompt, str) else (),
+            (Message("user", prompt),) if isinstance(prompt, str) else (),
             prompt_ids=() if isinstance(prompt, str) else tuple(prompt),
             plan=plan,
             params=params,
@@ -253,13 +259,16 @@ def _params(
     """The client's options over those of its style, or else over the gateway's defaults."""
     given: dict[str, Any] = {
         name: getattr(body, name)
-        for name in ("temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-    }
+        for name in (
+            "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop_token_ids",
+        )
+    }  # fmt: skip
     given["top_p"] = None if body.top_p is None else max(body.top_p, 1e-9)
     given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
     given["stop"] = body.stop
     given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
-    given["seed"] = defaults.seed() if body.seed is None else body.seed % 2**64
+    given["seed"] = defaults.seed(body.seed)
+    given["min_new_tokens"] = body.min_tokens
     given |= body.choice.decoding()
     if grammar and given.get("grammar"):
         raise Refusal(400, "The answer cannot follow two grammars.", param="skydraft.grammar")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
-from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, Translated, not_served
+from skydraft.gateway.refusals import NOT_SERVED, Refusal
+from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, ToolName, Translated
 
 _LOGPROBS = "message.output_text.logprobs"
-_REMEMBERED = not_served("Nothing is kept between requests; send the whole conversation as input.")
-_LENGTH = not_served("Use max_output_tokens instead.")
 
 
 class _Text(BaseModel):
@@ -72,7 +70,7 @@ class _Tool(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     type: Literal["function"]
-    name: str
+    name: ToolName
 
 
 class _Named(BaseModel):
@@ -93,6 +91,16 @@ class _TextOptions(BaseModel):
 class ResponsesRequest(Translated):
     """`POST /v1/responses`. What would need a memory on the server is refused."""
 
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
+        "max_tokens": "Use max_output_tokens instead.",
+        "max_completion_tokens": "Use max_output_tokens instead.",
+        "response_format": "Use text.format instead.",
+        "prompt": "Use instructions and input instead; prompts are not kept here.",
+    }
+    names: ClassVar[Mapping[str, str]] = {
+        "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
+    }  # fmt: skip
+
     input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
@@ -103,13 +111,6 @@ class ResponsesRequest(Translated):
     include: Annotated[Some[str], Field(max_length=32)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     metadata: dict[str, Any] | None = None
-    previous_response_id: Annotated[None, _REMEMBERED] = None
-    conversation: Annotated[None, _REMEMBERED] = None
-    prompt: Annotated[None, not_served("Use instructions and input instead; prompts are not kept here.")] = None
-    background: Literal[False] | None = None
-    max_tokens: Annotated[None, _LENGTH] = None
-    max_completion_tokens: Annotated[None, _LENGTH] = None
-    response_format: Annotated[None, not_served("Use text.format instead.")] = None
 
     def chat_fields(self) -> dict[str, Any]:
         """Messages, tools, format and log-probabilities as chat completions call them."""
@@ -261,7 +262,7 @@ class ResponsesAnswer(Answer):
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response so far, with what the client asked for."""
-        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "previous_response_id"}
+        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p"}
         given = {"text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
         asked, usage = self._body.model_dump(include=copied | given), self.usage
         is_over = status in ("completed", "incomplete")
@@ -286,6 +287,7 @@ class ResponsesAnswer(Answer):
             "tool_choice": asked["tool_choice"] or "auto",
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
             "metadata": asked["metadata"] or {},
+            "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
         }

@@ -1,13 +1,14 @@
 """Bodies of OpenAI's requests as pydantic models. Known fields are checked, and unknown ones are ignored.
 
 Our own fields are under the key `skydraft`, where an unknown field is an error. A field for an unsupported feature is
-refused by its name; fields without effect (`user`, `store`, `metadata`, ...) are accepted.
+refused by its name (`refusals`); fields without effect (`user`, `store`, `metadata`, ...) are accepted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,13 +24,14 @@ from pydantic import (
 )
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
+from skydraft.gateway.refusals import NOT_SERVED, check_served
 from skydraft.prompts.messages import Role
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
-MAX_BIASES = 1024
-_CALLER_FIELDS = {"max_new_tokens", "stop", "logit_bias"}  # OpenAI's own fields set these
+MAX_BIASES = 1024  # and stop tokens
+_CALLER_FIELDS = {"max_new_tokens", "stop", "stop_token_ids", "logit_bias"}  # OpenAI's own fields set these
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 T = TypeVar("T")
@@ -97,12 +99,15 @@ class ToolCall(Checked):
     function: CalledFunction
 
 
+ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,64}$")]
+
+
 class Function(Checked):
     """A function that the model may call. Other keys are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = Field(pattern=r"^[\w.:/-]{1,64}$")
+    name: ToolName
     parameters: dict[str, Any] | None = None
 
 
@@ -215,55 +220,36 @@ Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTION
 
 
 MAX_LOGPROBS = 20  # of one place
-TokenIds = Annotated[Some[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]], Field(min_length=1)]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+TokenIds = Annotated[Some[TokenId], Field(min_length=1)]
 # Some clients write -1 for no limit.
 MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
 
 
-def not_served(why: str) -> BeforeValidator:
-    """Refuse a field whose effect would be missed, and say what to use; some clients send it empty."""
-
-    def check(value: Any) -> None:
-        if value:
-            raise ValueError(why)
-
-    return BeforeValidator(check)
-
-
-_FORMAT = not_served("Use response_format (of a response: text.format) or skydraft.grammar instead.")
-_GRAMMAR = not_served("Use skydraft.grammar instead.")
-
-
 class AnyRequest(Checked):
-    """Fields of all interfaces."""
+    """Fields of all interfaces. Those that are `not_served` are refused, and other unknown ones passed over."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED
+    names: ClassVar[Mapping[str, str]] = {}  # of fields, where those of chat completions are called otherwise
 
     model: str = Field(max_length=256)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens = None
+    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     stop: str | Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[Some[TokenId], Field(max_length=MAX_BIASES)] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     repetition_penalty: float | None = Field(None, gt=0, le=1e6)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
-    grammar: Annotated[None, not_served("GBNF is not read. Give a Lark grammar or a pattern as skydraft.grammar.")] = (
-        None
-    )
-    json_schema: Annotated[None, _FORMAT] = None
-    guided_json: Annotated[None, _FORMAT] = None
-    structured_outputs: Annotated[None, _FORMAT] = None
-    guided_regex: Annotated[None, _GRAMMAR] = None
-    guided_choice: Annotated[None, _GRAMMAR] = None
-    guided_grammar: Annotated[None, _GRAMMAR] = None
-    structural_tag: Annotated[None, _GRAMMAR] = None
-    regex: Annotated[None, _GRAMMAR] = None
-    ebnf: Annotated[None, _GRAMMAR] = None
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @field_validator("stop")
@@ -273,6 +259,13 @@ class AnyRequest(Checked):
         if any(len(text) > MAX_STOP_CHARS for text in stops):
             raise ValueError(f"at most {MAX_STOP_CHARS} characters")
         return stops or None
+
+    @model_validator(mode="after")
+    def _check_served(self) -> Self:
+        extra = self.model_extra or {}
+        check_served(dict(self) | extra, self.not_served)
+        extra.clear()  # a body can hold much that is not read
+        return self
 
     @property
     def choice(self) -> Any:
@@ -298,10 +291,6 @@ class ChatRequest(AnyRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    functions: Annotated[None, not_served("Use tools instead.")] = None
-    function_call: Literal["none", "auto"] | None = None
-    modalities: Annotated[Some[Literal["text"]], Field(max_length=8)] | None = None
-    audio: Annotated[None, not_served("Answers are text.")] = None
 
     @field_validator("add_generation_prompt")
     @classmethod
