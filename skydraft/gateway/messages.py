@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
+from skydraft.gateway.parts import Some
 from skydraft.gateway.refusals import NOT_SERVED, Refusal, check_served
-from skydraft.gateway.schema import MAX_STOPS, Some, ToolName, Translated
+from skydraft.gateway.schema import MAX_STOPS, Translated
+from skydraft.gateway.tools import OtherTool, ToolName, is_other
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
@@ -61,6 +63,12 @@ class _Tool(BaseModel):
     input_schema: dict[str, Any]
 
 
+_AnyTool = Annotated[
+    Annotated[_Tool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(lambda tool: "other" if is_other(tool, "custom") else "function"),
+]
+
+
 class _Choice(BaseModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -81,7 +89,7 @@ class MessagesRequest(Translated):
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
     system: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
     stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
-    tools: Annotated[Some[_Tool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[_AnyTool], Field(max_length=128)] | None = None
     tool_choice: _Choice | None = None
     output_config: dict[str, Any] | None = None
 
@@ -94,15 +102,17 @@ class MessagesRequest(Translated):
         return {
             "messages": [*system, *(each for message in self.messages for each in _turns(message))],
             "stop": self.stop_sequences,
-            "tools": self.tools and [{"type": "function", "function": _function(tool)} for tool in self.tools],
+            "tools": self.tools and [_as_chats(tool) for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type) if self.tools else None,
             "parallel_tool_calls": not chosen.disable_parallel_tool_use,
         }
 
 
-def _function(tool: _Tool) -> dict[str, Any]:
+def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
+    if isinstance(tool, OtherTool):
+        return {"type": tool.type}
     said = {"description": tool.description} if tool.description is not None else {}
-    return {"name": tool.name, **said, "parameters": tool.input_schema}
+    return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 
 
 def _words(content: str | list[_Text]) -> str:

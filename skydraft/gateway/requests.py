@@ -6,23 +6,28 @@ import base64
 import binascii
 import codecs
 import json
+import logging
 import random
 import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from skydraft.characters import one_line
 from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
+from skydraft.gateway.parts import AudioPart
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, ObjectFormat, SchemaFormat, ToolCall
+from skydraft.gateway.schema import ChatMessage, ChatRequest, ObjectFormat, SchemaFormat
 from skydraft.gateway.text import TextRequest
+from skydraft.gateway.tools import ToolCall
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message
@@ -39,6 +44,7 @@ from skydraft.prompts.tool_calls import (
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
+log = logging.getLogger("skydraft.gateway")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
@@ -149,6 +155,8 @@ def chat_requests(
     """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
     if has_audio(body) and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
+    if body.left_out:
+        _warn_of(tuple(body.left_out))
     messages = _messages(body.messages)
     if body.continue_final_message and messages:
         messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
@@ -177,13 +185,19 @@ def chat_requests(
         tuple(messages),
         plan=plan,
         params=params,
-        tools=tuple(tool.given for tool in body.tools or ()) if body.callable_tools else (),
+        tools=tuple(tool.given for tool in body.described_tools) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         num_best=body.num_best,
         cache_scope=scope,
         local_only=body.choice.local_only,
     )
     return _choices(request, body.n or 1)
+
+
+@lru_cache(maxsize=64)
+def _warn_of(kinds: tuple[str, ...]) -> None:
+    """Say once which tools are left out."""
+    log.warning("requests have tools that are not functions, which are left out: %s", ", ".join(map(one_line, kinds)))
 
 
 def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) -> frozenset[Called]:

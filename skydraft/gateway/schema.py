@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    ValidationInfo,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
+from skydraft.gateway.parts import Checked, Part, Some
 from skydraft.gateway.refusals import NOT_SERVED, check_served
+from skydraft.gateway.tools import (
+    AllowedTools,
+    AnyTool,
+    CalledFunction,
+    Function,
+    NamedTool,
+    OtherTool,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from skydraft.prompts.messages import Role
 
 MAX_CHOICES = 8
@@ -34,8 +35,6 @@ MAX_BIASES = 1024  # and stop tokens
 _CALLER_FIELDS = {"max_new_tokens", "stop", "stop_token_ids", "logit_bias"}  # OpenAI's own fields set these
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-T = TypeVar("T")
-Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
 
 
 def at_most(num_items: int) -> BeforeValidator:
@@ -47,98 +46,6 @@ def at_most(num_items: int) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
-
-
-class Checked(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class TextPart(Checked):
-    type: Literal["text"]
-    text: str
-
-
-class RefusalPart(Checked):
-    """What an assistant refused; a text like any other."""
-
-    type: Literal["refusal"]
-    text: str = Field(alias="refusal")
-
-
-class InputAudio(Checked):
-    """A recording, as the bytes of a file in base64. A name of one in the context of the validation stands for it."""
-
-    data: bytes
-    format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
-
-    @field_validator("data")
-    @classmethod
-    def _find(cls, data: bytes, info: ValidationInfo) -> bytes:
-        recordings: dict[bytes, bytes] = info.context or {}
-        return recordings.pop(data, data)
-
-
-class AudioPart(Checked):
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
-
-
-class CalledFunction(Checked):
-    """A function that an earlier turn called. Arguments are JSON; some clients send them as an object."""
-
-    name: str
-    arguments: str | dict[str, Any] = ""
-
-
-class ToolCall(Checked):
-    type: Literal["function"] = "function"
-    id: str | None = None
-    function: CalledFunction
-
-
-ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,64}$")]
-
-
-class Function(Checked):
-    """A function that the model may call. Other keys are passed on to the chat template."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: ToolName
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(Checked):
-    """`given` is for the chat template: the same with all keys in the client's order."""
-
-    type: Literal["function"]
-    function: Function
-    _given: dict[str, Any] = PrivateAttr()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep(cls, data: Any, check: ModelWrapValidatorHandler[Tool]) -> Tool:
-        tool = check(data)
-        tool._given = {key: value for key, value in data.items() if key in cls.model_fields}
-        return tool
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return self._given
-
-
-class FunctionName(Checked):
-    name: str
-
-
-class NamedTool(Checked):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: FunctionName
 
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -157,9 +64,6 @@ class ChatMessage(Checked):
 
 class StreamOptions(Checked):
     include_usage: bool | None = None
-
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
 
 class TextFormat(Checked):
@@ -283,7 +187,7 @@ class ChatRequest(AnyRequest):
 
     messages: Annotated[Some[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: MaxTokens = None
-    tools: Annotated[Some[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -301,8 +205,8 @@ class ChatRequest(AnyRequest):
 
     @field_validator("tools")
     @classmethod
-    def _check_tools(cls, tools: list[Tool] | None) -> list[Tool] | None:
-        names = [tool.function.name for tool in tools or ()]
+    def _check_tools(cls, tools: list[AnyTool] | None) -> list[AnyTool] | None:
+        names = [tool.function.name for tool in tools or () if isinstance(tool, Tool)]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two tools are called '{twice[0]}'")
         return tools
@@ -310,10 +214,13 @@ class ChatRequest(AnyRequest):
     @field_validator("tool_choice")
     @classmethod
     def _check_choice(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
-        names = [tool.function.name for tool in info.data.get("tools") or ()]
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            raise ValueError(f"there is no tool '{choice.function.name[:64]}'")
-        if choice == "required" and not names:
+        names = [tool.function.name for tool in info.data.get("tools") or () if isinstance(tool, Tool)]
+        allowed = choice.allowed_tools if isinstance(choice, AllowedTools) else None
+        asked = [choice.function.name] if isinstance(choice, NamedTool) else allowed.names() if allowed else []
+        if unknown := [name for name in asked if name not in names]:
+            raise ValueError(f"there is no tool '{unknown[0][:64]}'")
+        must_call = choice == "required" or (allowed is not None and allowed.mode == "required")
+        if must_call and not (asked if allowed else names):
             raise ValueError("there are no tools")
         return choice
 
@@ -330,11 +237,26 @@ class ChatRequest(AnyRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def left_out(self) -> list[str]:
+        """The types of the tools that are left out."""
+        return sorted({tool.type for tool in self.tools or () if isinstance(tool, OtherTool)})
+
+    @property
+    def described_tools(self) -> list[Tool]:
+        """The tools of which the model reads."""
+        tools = [tool for tool in self.tools or () if isinstance(tool, Tool)]
+        if not isinstance(self.tool_choice, AllowedTools):
+            return tools
+        names = self.tool_choice.allowed_tools.names()
+        return [tool for tool in tools if tool.function.name in names]
+
+    @property
     def callable_tools(self) -> list[Function]:
         """The functions that the answer may call."""
+        functions = [tool.function for tool in self.described_tools]
         if isinstance(self.tool_choice, NamedTool):
-            return [tool.function for tool in self.tools or () if tool.function.name == self.tool_choice.function.name]
-        return [tool.function for tool in self.tools or ()] if self.tool_choice != "none" else []
+            return [function for function in functions if function.name == self.tool_choice.function.name]
+        return functions if self.tool_choice != "none" else []
 
     @property
     def calls_in_parallel(self) -> bool:
@@ -356,6 +278,8 @@ class ChatRequest(AnyRequest):
     @property
     def must_call(self) -> bool:
         """Whether the answer must consist of calls."""
+        if isinstance(self.tool_choice, AllowedTools):
+            return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from skydraft.gateway.parts import Some
 from skydraft.gateway.refusals import NOT_SERVED
-from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, AnyRequest, MaxTokens, Some, TokenIds
+from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, AnyRequest, MaxTokens, TokenIds
 
 
 class TextRequest(AnyRequest):
