@@ -9,6 +9,7 @@ from skydraft.config import is_number
 from skydraft.errors import OptionError
 
 DEFAULT_PORT = 7373
+_HINT = "Write HOST:PORT, for example cloud.example:7373, or the URL of a server without skydraft: http://HOST:PORT/v1."
 
 
 def is_loopback(host: str) -> bool:
@@ -34,11 +35,9 @@ def parse_address(text: str) -> tuple[str, int]:
     bracketed = re.fullmatch(r"\[([^][]+)\]", host)
     bare = bracketed[1] if bracketed else host
     if not bare or re.search(r"[][/\s]", bare) or (":" in bare and not bracketed):
-        raise OptionError(
-            f"'{text}' is not the address of a server.", hint="Write HOST:PORT, for example cloud.example:7373."
-        )
+        raise OptionError(f"'{text}' is not the address of a server.", hint=_HINT)
     if not is_number(port) or not 0 < int(port) < 65536:
-        raise OptionError(f"'{port}' is not a port.", hint="Write HOST:PORT, for example cloud.example:7373.")
+        raise OptionError(f"'{port}' is not a port.", hint=_HINT)
     return host, int(port)
 
 
