@@ -57,6 +57,7 @@ _PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -108,7 +109,10 @@ class Gateway:
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
         self.metrics = GatewayMetrics(self.desk)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reading")
-        cors = Middleware(CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"])
+        cors = Middleware(
+            CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"],
+            allow_private_network=True,
+        )  # fmt: skip
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/v1/chat/completions": partial(self._answer, interface=_CHAT),
             "/v1/chat/completions/input_tokens": partial(self._count, interface=_CHAT),
@@ -153,7 +157,7 @@ class Gateway:
         body = await self._reading(is_long, read_body, data, kind)
         try:
             asked = body.as_chat() if isinstance(body, Translated) else body
-            check_privacy(data, asked)
+            await self._reading(is_long, check_privacy, data, asked)
             del data
             if asked.model == PREFIX and not asked.choice.local_only:
                 await self._look()
@@ -178,7 +182,9 @@ class Gateway:
         """Text to tokens, or tokens to text."""
         try:
             body = await self._reading(True, read_body, request.scope.pop("body"), kind)
-            return JSONResponse(await self._reading(True, body.answer, self.pair.edge.vocab))
+            return JSONResponse(
+                await self._reading(True, body.answer, self.pair.edge.vocab, self.pair.edge.context_len)
+            )
         except Exception as error:
             return self._refuse(error)
 

@@ -124,13 +124,19 @@ class Namespace(BaseModel):
 
 
 def _tool_kind(tool: Any) -> str:
-    return "other" if is_other(tool, "function", "namespace") else "space" if is_other(tool, "function") else "function"
+    return (
+        "another"
+        if is_other(tool, "function", "namespace")
+        else "a namespace"
+        if is_other(tool, "function")
+        else "a function"
+    )
 
 
 AnyTool = Annotated[
-    Annotated[FunctionTool, BeforeValidator(_flat), Tag("function")]
-    | Annotated[Namespace, Tag("space")]
-    | Annotated[OtherTool, Tag("other")],
+    Annotated[FunctionTool, BeforeValidator(_flat), Tag("a function")]
+    | Annotated[Namespace, Tag("a namespace")]
+    | Annotated[OtherTool, Tag("another")],
     Discriminator(_tool_kind),
 ]
 

@@ -64,8 +64,8 @@ class _Tool(BaseModel):
 
 
 _AnyTool = Annotated[
-    Annotated[_Tool, Tag("function")] | Annotated[OtherTool, Tag("other")],
-    Discriminator(lambda tool: "other" if is_other(tool, "custom") else "function"),
+    Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")],
+    Discriminator(lambda tool: "another" if is_other(tool, "custom") else "a function"),
 ]
 
 

@@ -53,6 +53,7 @@ _LONG_RECORDING = 4096  # bytes
 _MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
 _VALUE = re.compile(rb'\s*:\s*"')
 _LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
+_CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,17 @@ def read_body(data: bytes | bytearray, kind: type[B]) -> B:
 
 def check_privacy(data: bytes | bytearray, asked: ChatRequest | TextRequest) -> None:
     """Raise Refusal for a `local_only` in a place where it would be passed over, and the text sent."""
-    if "local_only" not in asked.choice.model_fields_set and _LOCAL_ONLY.search(data):
+    if "local_only" not in asked.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
         raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
+
+
+def _asks(part: Any) -> bool:
+    """Whether a part of a body has `local_only`, arguments and schemas of tools apart, which are the client's own."""
+    if isinstance(part, list):
+        return any(map(_asks, part))
+    if not isinstance(part, dict):
+        return False
+    return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)
 
 
 def _apart(data: bytes | bytearray) -> tuple[bytes, dict[bytes, bytes]]:

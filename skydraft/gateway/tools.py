@@ -77,8 +77,8 @@ def is_other(tool: Any, *kinds: str) -> bool:
 
 
 AnyTool = Annotated[
-    Annotated[Tool, Tag("function")] | Annotated[OtherTool, Tag("other")],
-    Discriminator(lambda tool: "other" if is_other(tool, "function") else "function"),
+    Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")],
+    Discriminator(lambda tool: "another" if is_other(tool, "function") else "a function"),
 ]
 
 
