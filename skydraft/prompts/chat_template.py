@@ -16,11 +16,11 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, PromptError
+from skydraft.prompts.bounded import BoundedEnvironment, render_within
 from skydraft.prompts.messages import Message
 
 _now = datetime.now  # a name of its own, so that tests can stop the clock
@@ -52,7 +52,8 @@ def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (),
             )
         return vocab.bos_text + messages[0].content
     try:
-        text = _compiled(vocab.chat_template).render(
+        text = render_within(
+            _compiled(vocab.chat_template),
             messages=conversation,
             tools=list(tools) or None,  # templates ask `tools is none`, which is false of a name that was never passed
             documents=None,
@@ -77,10 +78,10 @@ def _one_line(error: Exception) -> str:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _json
+    environment = BoundedEnvironment(
+        {"tojson": _json}, trim_blocks=True, lstrip_blocks=True,
+        extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
+    )  # fmt: skip
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda format: _now().strftime(format)
     environment.globals["dict"] = _DictMaker()
