@@ -27,12 +27,12 @@ Content = (
 )
 
 
-class Message(BaseModel):
+class MessageItem(BaseModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
 
-class Call(BaseModel):
+class CallItem(BaseModel):
     """A call of a function or of a tool that takes text; of a server's own tool with its `output`."""
 
     call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
@@ -42,7 +42,7 @@ class Call(BaseModel):
     output: str | None = None
 
 
-class Act(BaseModel):
+class ActItem(BaseModel):
     """A call of a tool that has a type of its own in place of a name."""
 
     type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
@@ -55,7 +55,7 @@ def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-class Result(BaseModel):
+class ResultItem(BaseModel):
     call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
     output: Content
 
@@ -90,10 +90,10 @@ def _kind(item: Any) -> str | None:
 
 
 Item = Annotated[
-    Annotated[Message, Tag("message")]
-    | Annotated[Call, Tag("function_call")]
-    | Annotated[Act, Tag("act")]
-    | Annotated[Result, Tag("function_call_output")]
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ActItem, Tag("act")]
+    | Annotated[ResultItem, Tag("function_call_output")]
     | Annotated[_Skipped, Tag("skipped")],
     Discriminator(_kind),
 ]
@@ -141,10 +141,10 @@ AnyTool = Annotated[
 ]
 
 
-class NamedTool(BaseModel):
+class NamedFunction(BaseModel):
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(Allowed):
+class AllowedFunctions(Allowed):
     type: Literal["allowed_tools"]

@@ -12,8 +12,8 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
 from skydraft.gateway.parts import Some
-from skydraft.gateway.refusals import NOT_SERVED, Refusal, check_served
-from skydraft.gateway.schema import MAX_STOPS, Translated
+from skydraft.gateway.refusals import NOT_SERVED, Refusal
+from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
 from skydraft.gateway.tools import OtherTool, ToolName, is_other
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",

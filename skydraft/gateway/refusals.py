@@ -120,24 +120,12 @@ _NOT_SERVED = {
 }
 NOT_SERVED = {name: why for why, names in _NOT_SERVED.items() for name in names.split()}
 # What asks for nothing, besides null, false, 0 and what is empty.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"), "modalities": (["text"],), "best_of": (1,), "n_cmpl": (1,), "n_predict": (-1,),
     "repeat_penalty": (1,), "truncation": ("disabled",), "truncate_prompt_tokens": (-1,),
     "skip_special_tokens": (True,), "response_format": ({"type": "text"},), "typical_p": (1,), "tfs": (1,),
     "top_n_sigma": (-1,), "t_max_predict_ms": (-1,), "adaptive_target": (-1,),
 }  # fmt: skip
-_MEANT_IF_FALSE = ("prompt_logprobs", "skip_special_tokens")
-
-
-def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> None:
-    """Raise Refusal for a field that is not served, unless it asks for nothing."""
-    for name in not_served.keys() & fields.keys():
-        value = fields[name]
-        asks_nothing = value in _NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
-        if value is not None and not asks_nothing:
-            raise Refusal(400, f"{name}: {not_served[name]}", param=name)
-
-
 _OPENAIS = {
     "max_new_tokens": "Use max_tokens.",
     "stop": "Use stop of the request.",

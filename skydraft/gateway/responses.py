@@ -13,16 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
 from skydraft.gateway.items import (
-    Act,
-    AllowedTools,
+    ActItem,
+    AllowedFunctions,
     AnyTool,
-    Call,
+    CallItem,
     FunctionTool,
     Item,
-    Message,
-    NamedTool,
+    MessageItem,
+    NamedFunction,
     Namespace,
-    Result,
+    ResultItem,
     as_json,
 )
 from skydraft.gateway.parts import AudioPart, Some, TextPart
@@ -61,7 +61,9 @@ class ResponsesRequest(Translated):
     max_output_tokens: MaxTokens = None
     tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
     tool_choice: (
-        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None
+        Literal["none", "auto", "required"]
+        | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
+        | None
     ) = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
@@ -105,13 +107,13 @@ class ResponsesRequest(Translated):
 
     def _choice(self) -> Any:
         choice = self.tool_choice
-        if isinstance(choice, NamedTool):
+        if isinstance(choice, NamedFunction):
             return {"type": "function", "function": {"name": choice.name}}
-        if isinstance(choice, AllowedTools):
+        if isinstance(choice, AllowedFunctions):
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": choice.tools}}
         return choice
 
-    def _known_as(self, call: Call) -> str:
+    def _known_as(self, call: CallItem) -> str:
         """The name of a call's function as the model reads it."""
         own = (
             name
@@ -128,17 +130,17 @@ class ResponsesRequest(Translated):
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
         for item in self.input:
-            if isinstance(item, Message):
+            if isinstance(item, MessageItem):
                 messages.append({"role": item.role, "content": _parts(item.content)})
-            elif isinstance(item, Call | Act):
+            elif isinstance(item, CallItem | ActItem):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
-                if isinstance(item, Call):
+                if isinstance(item, CallItem):
                     function = {"name": self._known_as(item), "arguments": item.arguments}
                 else:
                     function = {"name": item.type.removesuffix("_call"), "arguments": as_json(item.acts)}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
-            if isinstance(item, Result | Call) and item.output is not None:
+            if isinstance(item, ResultItem | CallItem) and item.output is not None:
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
         return messages
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.gateway.parts import Checked, Part, Some
-from skydraft.gateway.refusals import NOT_SERVED, check_served
+from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, Refusal
 from skydraft.gateway.tools import (
     AllowedTools,
     AnyTool,
@@ -124,10 +124,20 @@ Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTION
 
 
 MAX_LOGPROBS = 20  # of one place
+_MEANT_IF_FALSE = ("prompt_logprobs", "skip_special_tokens")
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 TokenIds = Annotated[Some[TokenId], Field(min_length=1)]
 # Some clients write -1 for no limit.
 MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
+
+
+def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> None:
+    """Raise Refusal for a field that is not served, unless it asks for nothing."""
+    for name in not_served.keys() & fields.keys():
+        value = fields[name]
+        asks_nothing = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
+        if value is not None and not asks_nothing:
+            raise Refusal(400, f"{name}: {not_served[name]}", param=name)
 
 
 class AnyRequest(Checked):

@@ -10,8 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel
-from skydraft.prompts.bounded import BoundedEnvironment, render_within
-from skydraft.prompts.chat_template import render
+from skydraft.prompts.chat_template import BoundedEnvironment, render, render_within
 from skydraft.prompts.messages import Message
 
 GROW = (
