@@ -112,7 +112,6 @@ def gateway(
     from skydraft.gateway.app import Gateway
     from skydraft.gateway.requests import Defaults
     from skydraft.gateway.server import listen, serve
-    from skydraft.gateway.starting import starting
 
     at, keys = door
     cloud.check(models)
@@ -128,15 +127,22 @@ def gateway(
     log_to_stderr("info" if work.log_prompts else "warning")
     with ExitStack() as stack:
         sockets = stack.enter_context(listen(at))
-        with starting(sockets, encrypted=at.tls_cert is not None):
+
+        def load() -> Gateway:
             pair = _open(work, cloud, models, keep, stack)
-        # No part of a recording leaves this machine without --share-audio.
-        share = work.share_audio or ("none" if cloud.address else "features")
-        defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
-        made = Gateway(pair, defaults, work.options(cloud.timeout_s), keys.label if keys else None)
-        made.names.look()
-        told = (made, "a key is required" if keys else "no key is required", cloud)
-        serve(made, at, sockets, lambda port: click.echo(_announcement(*told, f"{at.url}:{port}"), err=True))
+            # No part of a recording leaves this machine without --share-audio.
+            share = work.share_audio or ("none" if cloud.address else "features")
+            defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
+            access = (keys.label, keys.has_several) if keys else ()
+            made = Gateway(pair, defaults, work.options(cloud.timeout_s), *access)
+            made.names.look()
+            return made
+
+        def ready(made: Gateway, port: int) -> None:
+            lock = "a key is required" if keys else "no key is required"
+            click.echo(_announcement(made, lock, cloud, f"{at.url}:{port}"), err=True)
+
+        serve(load, at, sockets, ready)
     click.echo("skydraft: stopped.", err=True)
 
 

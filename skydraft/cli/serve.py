@@ -64,7 +64,6 @@ _limits_section = Section("limits", "Limits", Limits, [
 @served_model_section
 def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelChoice) -> None:
     """Let other devices use a target model on this machine. Ctrl-C finishes running requests and stops."""
-    from skydraft.cloud.listening import starting
     from skydraft.cloud.logs import log_to_stderr
     from skydraft.cloud.server import serve as run
     from skydraft.cloud.worker import Worker
@@ -73,14 +72,13 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
     run_options = dataclasses.replace(
         models.options, max_sequences=limits.max_sessions, shared_cache=options.execution == "throughput"
     )
-    with starting(options):
-        engine = dataclasses.replace(models, options=run_options).load(models.target_name)
-        worker = Worker(engine, limits, execution=options.execution)
     log_to_stderr(log_level)
-    try:
-        run(worker, options, lambda port: click.echo(_announcement(worker, options, port), err=True))
-    finally:
-        worker.close()
+
+    def load() -> Worker:
+        engine = dataclasses.replace(models, options=run_options).load(models.target_name)
+        return Worker(engine, limits, execution=options.execution)
+
+    run(load, options, lambda worker, port: click.echo(_announcement(worker, options, port), err=True))
     click.echo("skydraft: stopped.", err=True)
 
 

@@ -30,6 +30,7 @@ _BURST_S = 2.0  # seconds of its rate that a token may use at once
 _MIN_BURST_ROWS = 64.0  # but always a whole block
 # gRPC hands over each call, also a cancelled one, and each takes the event loop 0.2 to 0.7 ms.
 _CALLS_PER_S = 400  # of one address; a server manages 1,000 to 5,000
+_CALLS_OF_KNOWN = 20  # of one connection with a session; a device pings 3 times a second, however many texts it has
 _OUT_S = 5.0
 _MOST_OUT = 64  # addresses
 # gRPC cancels the calls beyond these.
@@ -51,6 +52,7 @@ class Keyring:
         self._looked_at = clock()
         self._stamp = _stamp(path) if path else None
         self._labels = _read(path) if path else {}
+        self._had_several = False
         if path and not self._labels:
             raise OptionError(
                 f"The token file {path} holds no tokens, so every client would be refused.",
@@ -63,6 +65,11 @@ class Keyring:
     def has_tokens(self) -> bool:
         """Whether tokens distinguish the callers."""
         return self._path is not None
+
+    def has_several(self) -> bool:
+        """Whether it has, or had, tokens of several labels."""
+        self._had_several = self._had_several or len(set(self._labels.values())) > 1
+        return self._had_several
 
     def label(self, authorization: str | None) -> str:
         """The label of the token in an authorization header. Raises NotAuthorized."""
@@ -167,15 +174,18 @@ class Calls(grpc.GenericRpcHandler):
     """The calls of a server on `port`, by the paths of its methods.
 
     An address that begins too many a second is shut out: its calls are refused, its connections are closed, and it gets
-    no new one for five seconds. Calls that open a session do not count. Connections of the ports in `spared` stay.
+    no new one for five seconds. Calls that begin a session do not count, nor do some of each connection in `known`,
+    which are the ports of clients with a session: such a connection stays and is answered, whoever else is there. Those
+    in `spared` stay whatever they do.
     """
 
     def __init__(self) -> None:
         self._methods: dict[str, Any] = {}
-        self._unknown = self._counted(_unknown)
-        self._begun: Counter[str] = Counter()  # in this second, by address
+        self._other = self._counted(self._refuse)
+        self._begun: Counter[str] = Counter()  # in this second, by address and by port
         self._until = 0.0
         self._out: set[str] = set()
+        self.known: Callable[[], Collection[int]] = tuple
         self.spared: Callable[[], Collection[int]] = tuple
         self.port = 0
 
@@ -184,30 +194,39 @@ class Calls(grpc.GenericRpcHandler):
         self._methods |= {path: self._counted(method) for path, method in methods.items()}
 
     def forgive(self, context: RpcContext) -> None:
-        """Do not count this call: it opened a session, of which there is a limit."""
-        self._begun[_address(context.peer())] -= 1
+        """Do not count this call: it began a session, of which there is a limit."""
+        self._begun[_address(context.peer())[0]] -= 1
 
     def service(self, handler_call_details: Any) -> Any:
-        return self._methods.get(handler_call_details.method, self._unknown)
+        return self._methods.get(handler_call_details.method, self._other)
 
     def _counted(self, method: Method) -> Any:
         async def answer(requests: Any, context: RpcContext) -> None:
-            if self._is_too_many(_address(context.peer())):
+            if self._is_too_many(*_address(context.peer())):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "Too many calls a second.")
             await method(requests, context)
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    def _is_too_many(self, address: str) -> bool:
+    async def _refuse(self, requests: Any, context: RpcContext) -> None:
+        if self._methods:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "There is no such method.")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
+
+    def _is_too_many(self, address: str, port: str) -> bool:
         loop = asyncio.get_running_loop()
         if loop.time() > self._until:
             self._begun.clear()
             self._until = loop.time() + 1
+        self._begun[port] += 1
+        calm = {each for each in self.known() if self._begun[str(each)] <= _CALLS_OF_KNOWN}
+        if port.isdecimal() and int(port) in calm:
+            return False
         self._begun[address] += 1
         if self._begun[address] > _CALLS_PER_S and address not in self._out and len(self._out) < _MOST_OUT:
             log.warning("more than %d calls in a second, shut out for %g s: %s", _CALLS_PER_S, _OUT_S, address)
             self._out.add(address)
-            loop.run_in_executor(None, shut_out, self.port, frozenset(self._out), address, self.spared())
+            loop.run_in_executor(None, shut_out, self.port, frozenset(self._out), address, calm.union(self.spared()))
             loop.call_later(_OUT_S, self._let_in, address)
         return address in self._out
 
@@ -216,10 +235,7 @@ class Calls(grpc.GenericRpcHandler):
         asyncio.get_running_loop().run_in_executor(None, shut_out, self.port, frozenset(self._out))
 
 
-async def _unknown(requests: Any, context: RpcContext) -> None:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "There is no such method.")
-
-
-def _address(peer: str) -> str:
-    """The address in what gRPC calls a client, such as `ipv4:10.0.0.1:50000` or `ipv6:%5B::1%5D:50000`."""
-    return plain_host(unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]"))
+def _address(peer: str) -> tuple[str, str]:
+    """Address and port in what gRPC calls a client, such as `ipv4:10.0.0.1:50000` or `ipv6:%5B::1%5D:50000`."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return plain_host(host.strip("[]")), port

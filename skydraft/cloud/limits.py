@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from skydraft.config import MAX_K
 from skydraft.errors import OptionError
 
+_BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -33,3 +35,7 @@ class Limits:
         for name in ("sessions_per_token", "rows_per_s"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"--{name.replace('_', '-')} must not be negative.")
+
+    def message_bytes(self, *, takes_audio: bool) -> int:
+        """The size of the largest message: with audio, features of a prompt come in one."""
+        return self.max_message_bytes + (self.max_prompt * _BYTES_PER_AUDIO_TOKEN if takes_audio else 0)

@@ -1,39 +1,53 @@
-"""Where a server listens: its address, its certificate, and what it answers while its model loads."""
+"""Where a server listens: its address, its certificate, and its port, which is open while the model loads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import asyncio
+import socket
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 
+from skydraft.cloud.access import MOST_PENDING, Calls, Keyring
 from skydraft.cloud.certificate import check_certificate
+from skydraft.cloud.connections import ConnectionWatch
+from skydraft.cloud.questions import QUESTION_S
 from skydraft.errors import OptionError
 from skydraft.files import warn_if_shared
+from skydraft.protocol.values import FEW_FRAMES
 
 if TYPE_CHECKING:
     from skydraft.cloud.server import ServeOptions
 
-ONE_LISTENER = ("grpc.so_reuseport", 0)  # two servers on one port would split the calls of a session
+_ONE_LISTENER = ("grpc.so_reuseport", 0)  # two servers on one port would split the calls of a session
+_INT32_MAX = 2**31 - 1  # of gRPC's settings
+_MAX_CONNECTIONS, _FILES_LEFT = 8192, 128  # an idle one takes 17 KB
 
 
-def bind(server: grpc.Server | grpc.aio.Server, options: ServeOptions) -> int:
+def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
     """Have a server listen at the address of `options`; returns the port. Raises OptionError."""
-    host = f"[{options.host}]" if ":" in options.host and "[" not in options.host else options.host
-    address = f"{host}:{options.port}"
+    host = options.host.strip("[]")
+    address = f"[{host}]:{options.port}" if ":" in host else f"{host}:{options.port}"
     try:
+        _try(host, options.port)
         if options.tls_cert is None or options.tls_key is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, _credentials(options.tls_cert, options.tls_key))
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "gRPC does not say why"
         raise OptionError(
-            f"Cannot listen on {address}: the port is in use, the address is not this machine's, or the "
-            "certificate and the key do not belong together.",
-            hint="Choose another --port, or 0 for any free one.",
+            f"Cannot listen on {address}: {reason}.", hint="Choose another --port, or 0 for any free one."
         ) from error
+
+
+def _try(host: str, port: int) -> None:
+    """Bind once before gRPC does, which would not say why it cannot. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
 
 
 def _credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
@@ -42,29 +56,58 @@ def _credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
 
 
-@contextmanager
-def starting(options: ServeOptions) -> Iterator[None]:
-    """Answer each call with UNAVAILABLE within the block, so that clients learn why and try again.
-
-    Raises OptionError at once if the real server could not listen later. Any free port is free later, too.
-    """
-    if not options.port:
-        yield
-        return
-    server = grpc.server(ThreadPoolExecutor(1), handlers=[_Starting()], options=[ONE_LISTENER])
-    bind(server, options)
-    server.start()
+def _most_connections() -> int:
+    """How many connections may be open; some of the files that this process may have are left for other things."""
     try:
-        yield
-    finally:
-        server.stop(None).wait()
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _MAX_CONNECTIONS
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if soft < 0 else max(16, min(_MAX_CONNECTIONS, soft - _FILES_LEFT))
 
 
-class _Starting(grpc.GenericRpcHandler):
-    def service(self, handler_call_details: object) -> grpc.RpcMethodHandler[bytes, bytes]:
-        return grpc.stream_stream_rpc_method_handler(_refuse)
+class Listener:
+    """The port of a server and who may come in, from before its model is loaded to the end.
 
+    Until `calls` have methods each is answered with UNAVAILABLE and the reason; connections made until then stay. Call
+    `start`, then `stop`, on one event loop. Raises OptionError for a wrong file of tokens.
+    """
 
-def _refuse(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-    context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
-    yield b""
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self.keyring = Keyring(options.token_file)
+        self.calls = Calls()
+        self._watching: asyncio.Future[None] | None = None
+
+    async def start(self) -> int:
+        """Bind; returns the port. Raises OptionError."""
+        limits = self._options.limits
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", min(limits.message_bytes(takes_audio=True), _INT32_MAX)),
+                _ONE_LISTENER,
+                *FEW_FRAMES,
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+                ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
+                ("grpc.max_connection_idle_ms", int(min(limits.session_ttl_s * 1e3, _INT32_MAX))),  # one without a call
+                *MOST_PENDING,
+                ("grpc.max_allowed_incoming_connections", most := _most_connections()),
+            ]
+        )
+        self._server.add_generic_rpc_handlers((self.calls,))
+        self.calls.port = port = bind(self._server, self._options)
+        await self._server.start()
+        watch = ConnectionWatch(port, most, lambda: set(self.calls.known()))
+        self._watching = asyncio.ensure_future(watch.watch())
+        return port
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, and end the others after `grace_s` seconds, unless it was stopped before."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None  # gRPC would crash the second time
+            await self._server.stop(grace_s)

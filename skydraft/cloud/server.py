@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import grpc
+from typing import Any, TypeVar
 
 from skydraft import __version__
-from skydraft.cloud.access import MOST_PENDING, Calls, Keyring
-from skydraft.cloud.connections import ConnectionWatch
 from skydraft.cloud.limits import Limits
-from skydraft.cloud.listening import ONE_LISTENER, bind
-from skydraft.cloud.questions import QUESTION_S, Questions
+from skydraft.cloud.listening import Listener
+from skydraft.cloud.questions import Questions
 from skydraft.cloud.service import VerifierService
 from skydraft.cloud.worker import Worker
 from skydraft.config import Execution, check_execution
 from skydraft.errors import EngineError, OptionError, importing
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
-from skydraft.protocol.values import FEW_FRAMES, ServerInfo
+from skydraft.protocol.values import ServerInfo
 from skydraft.tracing import Tracing, check_collector
 
 log = logging.getLogger("skydraft.cloud")
-
-_BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
-_INT32_MAX = 2**31 - 1  # of gRPC's settings
-_MAX_CONNECTIONS, _FILES_LEFT = 8192, 128  # an idle one takes 17 KB
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +73,22 @@ class ServeOptions:
 
 
 class CloudServer:
-    """Serves one worker on one port. Call `start`, then `stop`, on one event loop."""
+    """Serves one worker on one port; call `start`, then `stop`, on one event loop. `listener` may listen already: then
+    calls are answered from now on."""
 
-    def __init__(self, worker: Worker, options: ServeOptions) -> None:
+    def __init__(self, worker: Worker, options: ServeOptions, listener: Listener | None = None) -> None:
         self._worker = worker
         self._options = options
-        self._keyring = Keyring(options.token_file)
+        self._listener = listener or Listener(options)
         self._metrics = _metrics(worker.served.engine.name, options) if options.metrics_port else None
         worker.docket.metrics = self._metrics
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._stop_requested: Callable[[], None] = lambda: None
         self._has_died = False
-        self._calls = Calls()
-        self._questions = Questions(worker, self.info, self._keyring, self._calls)
+        self._questions = Questions(worker, self.info, self._listener.keyring, self._listener.calls)
         self._service = VerifierService(
-            worker, self._keyring, options.limits, time.perf_counter, self._calls,
+            worker, self._listener.keyring, options.limits, time.perf_counter, self._listener.calls,
             log_prompts=options.log_prompts, tracing=self._tracing,
         )  # fmt: skip
 
@@ -119,31 +112,10 @@ class CloudServer:
         )
 
     async def start(self) -> int:
-        """Bind and begin to answer; returns the port."""
-        engine, limits = self._worker.served.engine, self._options.limits
-        engine.vocab.classes  # noqa: B018  computed now, not in the first session
-        speech_bytes = limits.max_prompt * _BYTES_PER_AUDIO_TOKEN if engine.takes_audio else 0
-        limit = min(limits.max_message_bytes + speech_bytes, _INT32_MAX)
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", limit),
-                ONE_LISTENER,
-                *FEW_FRAMES,
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-                ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
-                ("grpc.max_connection_idle_ms", int(min(limits.session_ttl_s * 1e3, _INT32_MAX))),  # one without a call
-                *MOST_PENDING,
-                ("grpc.max_allowed_incoming_connections", most := _most_connections()),
-            ]
-        )
-        self._server.add_generic_rpc_handlers((self._calls,))
-        if self._keyring.has_tokens:
-            self._calls.spared = self._service.ports
-        self._calls.port = port = bind(self._server, self._options)
+        """Begin to answer; returns the port, which is bound now if it was not before."""
+        self._worker.served.engine.vocab.classes  # noqa: B018  computed now, not in the first session
+        port = self._listener.calls.port or await self._listener.start()
         self._thread.start()
-        await self._server.start()
-        self._watching = asyncio.ensure_future(ConnectionWatch(port, most, self._service.ports).watch())
         return port
 
     def _work(self) -> None:
@@ -172,9 +144,8 @@ class CloudServer:
 
         Nothing else is waited for: anybody can begin a call that does not end. After this the engine may be closed.
         """
-        self._watching.cancel()
         sessions = self._service.drain()
-        stopping = asyncio.ensure_future(self._server.stop(grace_s))  # a second call of it would crash
+        stopping = asyncio.ensure_future(self._listener.stop(grace_s))
         if sessions:
             await asyncio.wait(sessions, timeout=grace_s)
         self._questions.end()
@@ -185,19 +156,6 @@ class CloudServer:
             await asyncio.to_thread(self._metrics.close)
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
-
-
-def _most_connections() -> int:
-    """How many connections may be open; some of the files that this process may have are left for other things."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return _MAX_CONNECTIONS
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_CONNECTIONS if soft < 0 else max(16, min(_MAX_CONNECTIONS, soft - _FILES_LEFT))
 
 
 def _metrics(model: str, options: ServeOptions) -> Any:
@@ -214,23 +172,48 @@ def _metrics(model: str, options: ServeOptions) -> Any:
     return metrics
 
 
-def serve(worker: Worker, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
-    """Serve until SIGINT or SIGTERM; a second signal ends the process at once. `on_ready` gets the port."""
-    asyncio.run(_serve(worker, options, on_ready))
+def serve(load: Callable[[], Worker], options: ServeOptions, on_ready: Callable[[Worker, int], None]) -> None:
+    """Listen, load a model, and serve it until SIGINT or SIGTERM; a second signal ends the process at once.
+
+    `on_ready` gets the port. Who connects while the model loads stays connected. Raises OptionError for a port that is
+    taken, before the model is loaded.
+    """
+    loop = asyncio.new_event_loop()  # in a thread of its own: loading takes the main thread, where Ctrl-C ends it
+    thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
+    thread.start()
+    try:
+        _serve(load, options, on_ready, loop)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
-async def _serve(worker: Worker, options: ServeOptions, on_ready: Callable[[int], None]) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+def _serve(
+    load: Callable[[], Worker], options: ServeOptions, on_ready: Callable[[Worker, int], None],
+    loop: asyncio.AbstractEventLoop,
+) -> None:  # fmt: skip
+    def run(work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    def request_stop(number: signal.Signals) -> None:
-        stop.set()
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)  # the next one ends the process
+    listener, stop = Listener(options), asyncio.Event()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, request_stop, number)
-    server = CloudServer(worker, options)
-    on_ready(await server.start())
-    await server.run(stop)
+    async def begin(worker: Worker) -> tuple[CloudServer, int]:
+        server = CloudServer(worker, options, listener)
+        return server, await server.start()
+
+    def request_stop(*_: object) -> None:
+        loop.call_soon_threadsafe(stop.set)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # the next one ends the process
+
+    run(listener.start())
+    try:
+        with closing(load()) as worker:
+            server, port = run(begin(worker))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, request_stop)
+            on_ready(worker, port)
+            run(server.run(stop))
+    finally:
+        run(listener.stop(0.0))

@@ -69,6 +69,9 @@ class VerifierService:
     ) -> None:
         self._worker, self._calls = worker, calls
         calls.add({f"/{SERVICE}/Session": self._session})
+        calls.known = self.ports
+        calls.spared = self.ports if keyring.has_tokens else calls.spared
+        self._most_bytes = limits.message_bytes(takes_audio=worker.served.engine.takes_audio)
         self._context_len = worker.served.engine.context_len
         self._keyring = keyring
         self._limits = limits
@@ -81,7 +84,7 @@ class VerifierService:
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
 
     def ports(self) -> set[int]:
-        """The ports of the clients that have a session's stream."""
+        """The ports of the clients that have a session, or wait for one."""
         return self._streams.ports
 
     def drain(self) -> set[asyncio.Task[None]]:
@@ -117,6 +120,7 @@ class VerifierService:
             kind = "session"
             try:
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
+                self._check_size(data)
                 call = codec.decode_call(data, session, self._context_len)
                 if isinstance(call, CloseCall):
                     self._worker.post(partial(self._worker.docket.close, call.session, stream.owner))
@@ -126,15 +130,16 @@ class VerifierService:
                 kind, session, stream.is_busy = call.kind, call.session, True
                 if isinstance(call, OpenCall):
                     await context.write(await self._open(call, stream.owner))
-                    self._calls.forgive(context)
                 else:
                     async for reply in self._verify(call, stream, messages):
                         await context.write(reply)
+                if not stream.is_known:
+                    self._calls.forgive(context)
             except Exception as error:
                 self._count(kind, error)
                 raise
             self._count(kind)
-            stream.is_busy, stream.used_at = False, self._clock()
+            stream.is_busy, stream.is_known, stream.used_at = False, True, self._clock()
             if self._streams.is_draining:
                 raise CloudDraining("The server is shutting down.")
 
@@ -252,6 +257,11 @@ class VerifierService:
     def _unnamed(self, opening: Opening | None) -> TargetId | None:
         """The target, if the opening names none."""
         return self._worker.served.target_id if opening and opening.target is None else None
+
+    def _check_size(self, message: bytes) -> None:
+        """gRPC's own limit was set before it was known whether the model takes audio."""
+        if len(message) > self._most_bytes:
+            raise LimitExceeded(f"A message of {len(message)} bytes is larger than {self._most_bytes}, the limit here.")
 
     def _check_verify(self, call: VerifyCall) -> None:
         if len(call.draft_ids) > self._limits.max_block:

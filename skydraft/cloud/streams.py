@@ -21,7 +21,7 @@ _SWEEP_S = 1.0  # how often idle streams are checked; the token file is read as 
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """An open stream; its client is at `port`. The service sets `is_busy` during each request, then `used_at`."""
+    """An open stream; its client is at `port`. The service sets `is_busy` during each request, then the two others."""
 
     owner: str
     authorization: str
@@ -29,6 +29,7 @@ class Stream:
     used_at: float
     port: int
     is_busy: bool = False
+    is_known: bool = False  # a request of it was answered
     ended_by: SkydraftError | None = None
 
 
@@ -110,8 +111,8 @@ class Streams:
 
     @property
     def ports(self) -> set[int]:
-        """The ports of the clients that have a stream."""
-        return {stream.port for stream in self._open}
+        """The ports of the clients that have a session, or wait for one."""
+        return {stream.port for stream in self._open if stream.is_busy or stream.is_known}
 
     def drain(self) -> set[asyncio.Task[None]]:
         """End all idle streams and refuse new ones; returns the tasks of all streams, which end with them.

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from skydraft.characters import one_line
-from skydraft.edge.tls import ServerOptions, speaks_tls
+from skydraft.edge.tls import ServerOptions, refused_plaintext
 from skydraft.errors import (
     CloudDraining,
     CloudFailure,
@@ -27,9 +27,7 @@ from skydraft.errors import (
     ProtocolError,
     SessionNotFound,
     SkydraftError,
-    TlsFailure,
 )
-from skydraft.protocol.address import parse_address
 from skydraft.protocol.info import decode_info
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
@@ -43,7 +41,7 @@ _CLOSE_S, _END_S = 10.0, 0.3  # for the close of a session to be sent, in the ba
 _TICK_S, _UNSEEN_S = 0.1, 0.3  # a longer pause between two ticks is none of the servers'
 _NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent; the status has the cause
 _LOOK_S, _NUM_LOOKS = 0.01, 20  # interval and number of looks for that status
-_LOOK_AGAIN_S = 0.3  # between two pings of a server whose answer takes long
+_LOOK_AGAIN_S = 0.3  # from an answer of the server to the next ping, while other answers take long
 
 
 class Awaited(Generic[T]):
@@ -187,6 +185,7 @@ class Channel:
         self.options = options
         self.target = options.target
         self.heard_at = 0.0  # when the server last answered, in the loop's time
+        self._pings: dict[float, asyncio.Task[float]] = {}  # under way, by how long they may take
         self._authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
         self._wire: grpc.aio.Channel | None = None
 
@@ -201,11 +200,9 @@ class Channel:
         settings: list[tuple[str, Any]] = [
             ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the dead connection
             ("grpc.enable_retries", 0),  # edge/recovery.py alone decides about retries
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-            ("grpc.enable_http_proxy", int(not self.options.is_here)),
-            *FEW_FRAMES,
-        ]
+            ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.enable_http_proxy", int(not self.options.is_here)), *FEW_FRAMES,
+        ]  # fmt: skip
         if self.options.tls_name:
             settings.append(("grpc.ssl_target_name_override", self.options.tls_name))
         if self.options.uses_tls:
@@ -213,11 +210,12 @@ class Channel:
             return grpc.aio.secure_channel(self.target, credentials, settings)
         return grpc.aio.insecure_channel(self.target, settings)
 
-    async def renew(self, wire: grpc.aio.Channel) -> None:
-        """Drop a connection that may be dead, unless it was dropped before; the next call makes another one."""
-        if self._wire is wire:
+    async def renew(self, wire: grpc.aio.Channel | None = None) -> None:
+        """Drop a connection that may be dead, the current one or `wire`, unless it was dropped before."""
+        dead = wire or self._wire
+        if dead is not None and self._wire is dead:
             self._wire = None
-            await wire.close()
+            await dead.close()
 
     async def call(self, path: str, timeout_s: float) -> bytes:
         """A unary call without arguments."""
@@ -236,19 +234,22 @@ class Channel:
         meant = from_rpc(error)
         is_shut = isinstance(meant, CloudLost) and "Socket closed" in meant.message
         may_be_tls = is_shut and not self.options.uses_tls and not self.heard_at
-        if not may_be_tls or not await asyncio.to_thread(speaks_tls, *parse_address(self.options.address)):
-            return meant
-        hint = "Give the certificate that signs its own with --tls-ca."
-        return TlsFailure(f"The server at {self.target} wants TLS, and this connection is plaintext.", hint=hint)
+        return (await asyncio.to_thread(refused_plaintext, self.options) if may_be_tls else None) or meant
 
     async def ping(self, timeout_s: float) -> float:
-        """Ping the server; returns the round trip in milliseconds. Raises CloudLost."""
+        """Ping the server, once for all who ask meanwhile; returns the round trip in ms. Raises CloudLost."""
+        if (ping := self._pings.get(timeout_s)) is None or ping.done():
+            ping = self._pings[timeout_s] = asyncio.ensure_future(self._ping(timeout_s))
+            ping.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks any more
+        return await asyncio.shield(ping)
+
+    async def _ping(self, timeout_s: float) -> float:
         began, seen = time.perf_counter(), shared_loop().now()
         try:
             answer = await self.call(_HEALTH, timeout_s)
         except CloudTimeout as error:
             if shared_loop().now() - seen < timeout_s / 2:  # this process was stopped meanwhile
-                return await self.ping(timeout_s)
+                return await self._ping(timeout_s)
             raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
         if answer != _SERVING:
             raise CloudDraining("it is shutting down.")
@@ -274,8 +275,7 @@ class Channel:
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._wire is not None:
-            await self.renew(self._wire)
+        await self.renew()
 
 
 class SessionStream:
@@ -362,11 +362,11 @@ class SessionStream:
         self._watching = asyncio.ensure_future(self._look_for_life(waiting, began))
 
     async def _look_for_life(self, waiting: Waiting, began: float) -> None:
-        """Break the stream off if the server answers no ping, or the answer is too late."""
+        """Break the stream off if the answer is too late, or the server answers nobody: no other text, and no ping."""
         try:
-            while shared_loop().now() < began + waiting.timeout_s:
-                await self._channel.ping(waiting.ping_s)
-                await asyncio.sleep(_LOOK_AGAIN_S)
+            while (now := shared_loop().now()) < began + waiting.timeout_s:
+                pause_s = self._channel.heard_at + _LOOK_AGAIN_S - now
+                await (asyncio.sleep(pause_s) if pause_s > 0 else self._channel.ping(waiting.ping_s))
             self._broken_by = CloudTimeout("no answer in time.")
         except SkydraftError as error:
             self._broken_by = error

@@ -7,7 +7,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, TlsFailure
 from skydraft.protocol.address import is_loopback, parse_address
 
 _GREETING_S = 1.0  # timeout of the handshake
@@ -85,3 +85,11 @@ class ServerOptions:
     def is_here(self) -> bool:
         """Whether the server is on this machine."""
         return is_loopback(parse_address(self.address)[0])
+
+
+def refused_plaintext(options: ServerOptions) -> TlsFailure | None:
+    """The error of a plaintext connection that the server closed at once, if the server speaks TLS, as it may."""
+    if not speaks_tls(*parse_address(options.address)):
+        return None
+    hint = "Give the certificate that signs its own with --tls-ca."
+    return TlsFailure(f"The server at {options.target} wants TLS, and this connection is plaintext.", hint=hint)

@@ -247,12 +247,14 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Numbers of tokens of the prompts, each prompt counted once for all its choices, and of the answer."""
+        """Numbers of tokens of the prompts, each prompt counted once for all its choices, and of the answer. Cached
+        tokens are those of the first prompt, which may have been read twice."""
         each, numbers = self._shape.choices_each, [choice.num_prompt_tokens for choice in self.choices]
         prompt_tokens = sum(max(numbers[first : first + each]) for first in range(0, len(numbers), each))
         written = sum(len(choice.token_ids) for choice in self.choices)
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0
+        cached = min(cached, numbers[0])
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": written,

@@ -28,7 +28,7 @@ from skydraft.gateway.answers import PING, Answer, Shape
 from skydraft.gateway.desk import Anew, Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
-from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair
+from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair, model_card
 from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.requests import (
     Defaults,
@@ -98,11 +98,14 @@ _MESSAGES = Interface(MessagesRequest, MessagesAnswer)
 
 
 class Gateway:
-    """OpenAI's interface over a pair. `app` is the ASGI application."""
+    """OpenAI's interface over a pair. `app` is the ASGI application. With `authorize` there are keys, of several owners
+    if `has_several` says so."""
 
     def __init__(
-        self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None
-    ) -> None:
+        self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None,
+        has_several: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        self._is_shared = has_several if authorize else lambda: False
         self.pair, self._defaults, self._options = pair, defaults, options
         self.names = ModelNames(pair)
         self._health = CloudHealth(pair)
@@ -163,6 +166,8 @@ class Gateway:
                 await self._look()
             given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
             requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
+            if self._is_shared():
+                requests = [replace(each, shares_target=True) for each in requests]
         except Exception as error:
             raise refusal_of(error).renamed(kind.names) from error
         request.scope["take"](num_heard(requests))
@@ -257,7 +262,7 @@ class Gateway:
             "takes_audio": pair.edge.takes_audio,
             "context": pair.edge.context_len,
         }
-        return JSONResponse({"object": "list", "data": [_model_card(name) for name in names.all], "skydraft": ours})
+        return JSONResponse({"object": "list", "data": [model_card(name) for name in names.all], "skydraft": ours})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -265,7 +270,7 @@ class Gateway:
             self.names.mode_of(name)
         except Refusal as refusal:
             return self._refuse(refusal)
-        return JSONResponse(_model_card(name))
+        return JSONResponse(model_card(name))
 
     async def _show_health(self, request: Request) -> Response:
         state = await asyncio.to_thread(self._health.state)
@@ -393,7 +398,3 @@ async def _gone(request: Request) -> None:
 def _scope_of(label: str) -> str:
     """The KV scope of a label's conversations. It is a hash, since the cloud must not learn the label."""
     return hashlib.sha256(label.encode()).hexdigest()[:16]
-
-
-def _model_card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "skydraft"}

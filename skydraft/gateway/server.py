@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import uvicorn
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
 from skydraft.gateway.connections import MAX_CONNECTIONS, Connections, PatientProtocol
+from skydraft.gateway.starting import Entrance
 from skydraft.protocol.address import is_loopback
 
 _IDLE_S = 30  # how long a connection may be without a request, before the first one or after an answer
@@ -64,24 +65,11 @@ class _Server(uvicorn.Server):
     """uvicorn, which calls `ready` when it listens, and ends streams when it stops."""
 
     def __init__(
-        self, config: uvicorn.Config, options: ListenOptions, gateway: Gateway, ready: Callable[[int], None]
+        self, config: uvicorn.Config, options: ListenOptions, entrance: Entrance, ready: Callable[[int], None]
     ) -> None:
         super().__init__(config)
-        self._options, self._gateway, self._ready = options, gateway, ready
+        self._options, self.entrance, self._ready = options, entrance, ready
         self.servers = []
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop at Ctrl-C or SIGTERM, at a second one at once. uvicorn would raise the signals again at the end."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     async def startup(self, sockets: Any = None) -> None:
         """Accept connections by `Connections`; nothing of uvicorn's own start is wanted."""
@@ -98,7 +86,8 @@ class _Server(uvicorn.Server):
         """End within two seconds. Who still sends a body is hung up on at once, who waits or reads after `_GRACE_S`."""
         self._accepting.cancel()
         self._listening.close()
-        self._gateway.desk.cancel_all()
+        if self.entrance.gateway:
+            self.entrance.gateway.desk.cancel_all()
         self._hang_up(lambda connection: connection.cycle is not None and connection.cycle.more_body)
         rest = asyncio.get_running_loop().call_later(_GRACE_S, self._hang_up, lambda connection: True)
         await super().shutdown(sockets)
@@ -109,11 +98,13 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], None]) -> uvicorn.Server:
-    """A server for `gateway`; `ready` gets its port. Raises OptionError for certificates that do not load."""
+def server_of(gateway: Gateway | None, options: ListenOptions, ready: Callable[[int], None]) -> _Server:
+    """A server for `gateway`, which may come later; `ready` gets its port. Raises OptionError for certificates that do
+    not load."""
+    entrance = Entrance(gateway)
     try:
         config = uvicorn.Config(
-            gateway.app,
+            entrance,
             host=options.host,
             port=options.port,
             ws="none",
@@ -132,7 +123,7 @@ def server_of(gateway: Gateway, options: ListenOptions, ready: Callable[[int], N
         raise OptionError(
             f"The certificate cannot be used: {error.strerror or error}.", hint="Give PEM files that belong together."
         ) from error
-    return _Server(config, options, gateway, ready)
+    return _Server(config, options, entrance, ready)
 
 
 def listen(options: ListenOptions) -> socket.socket:
@@ -153,9 +144,34 @@ def listen(options: ListenOptions) -> socket.socket:
     return listening
 
 
-def serve(gateway: Gateway, options: ListenOptions, listening: socket.socket, ready: Callable[[int], None]) -> None:
-    """Serve on a listening socket until Ctrl-C or SIGTERM; `ready` gets its port."""
+def serve(
+    load: Callable[[], Gateway], options: ListenOptions, listening: socket.socket, ready: Callable[[Gateway, int], None]
+) -> None:
+    """Serve on a listening socket until Ctrl-C or SIGTERM. Who connects while `load` runs is told so, and may stay.
+
+    `ready` gets the port. It runs in a thread of its own: loading takes the main thread, where Ctrl-C ends it.
+    """
+    port = listening.getsockname()[1]
+    server = server_of(None, options, lambda port: None)
+    thread = threading.Thread(target=server.run, args=([listening],), name="serving", daemon=True)
+    thread.start()
     try:
-        server_of(gateway, options, ready).run([listening])
+        with closing(load()) as gateway:
+            server.entrance.gateway = gateway
+            with _signals(server.handle_exit):
+                ready(gateway, port)
+                thread.join()
     finally:
-        gateway.close()
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def _signals(stop: Callable[[int, Any], None]) -> Iterator[None]:
+    """Stop at Ctrl-C or SIGTERM, at a second one at once."""
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
 
-_PATIENCE_S = 0.5  # for a client to send its request; others wait meanwhile
+from starlette.responses import JSONResponse
+
+if TYPE_CHECKING:
+    from skydraft.gateway.app import Gateway
+
 _ERROR = {"message": "The gateway is starting: its models load.", "type": "server_error", "code": "starting"}
 
 
-@contextmanager
-def starting(listening: socket.socket, *, encrypted: bool) -> Iterator[None]:
-    """Answer on a listening socket within the block. Clients of an encrypted one wait instead."""
-    if encrypted:
-        yield
-        return
-    server = HTTPServer(("", 0), _Starting, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listening
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="starting", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
+class Entrance:
+    """An ASGI application that leads to `gateway`, once it is there."""
+
+    def __init__(self, gateway: Gateway | None = None) -> None:
+        self.gateway = gateway
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        app = self.gateway.app if self.gateway else _starting
+        await app(scope, receive, send)
 
 
-class _Starting(BaseHTTPRequestHandler):
-    timeout = _PATIENCE_S
-
-    def _answer(self) -> None:
-        is_health = self.path == "/health"
-        body = json.dumps({"status": "starting"} if is_health else {"error": _ERROR}).encode()
-        self.send_response(503)
-        for name, value in (
-            ("Content-Type", "application/json"), ("Content-Length", str(len(body))),
-            ("Retry-After", "2"), ("Connection", "close"),
-        ):  # fmt: skip
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_HEAD = do_POST = do_OPTIONS = _answer
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Write no log."""
-
-    def version_string(self) -> str:
-        return "skydraft"
+async def _starting(scope: Any, receive: Any, send: Any) -> None:
+    said = {"status": "starting"} if scope["path"] == "/health" else {"error": _ERROR}
+    await JSONResponse(said, 503, {"Retry-After": "2"})(scope, receive, send)

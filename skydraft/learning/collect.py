@@ -99,6 +99,9 @@ class Collector:
         if facts is None:
             self._notify("The cloud is gone, so the model that judged this answer is not known: it is not kept.")
             return False
+        if not facts.weights:
+            self._notify("The server does not tell which model it runs, so this answer is not kept.")
+            return False
         lesson = lesson_of(generation, edge.fingerprint if edge else "", facts.weights, reader.vocab.fingerprint)
         if lesson is None:
             return False

@@ -82,7 +82,9 @@ def test_an_option_of_a_cloud_wants_a_cloud(given: dict[str, Any]) -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The sections' values, without a server."""
     found: dict[str, Any] = {}
-    monkeypatch.setattr("skydraft.cloud.server.serve", lambda engine, options, started: found.update(options=options))
+    monkeypatch.setattr(
+        "skydraft.cloud.server.serve", lambda load, options, started: (load(), found.update(options=options))
+    )
     monkeypatch.setattr(pair_options, "load_engine", lambda name, options, **more: _Nobody(found, name, options))
     monkeypatch.setattr("skydraft.cloud.worker.Worker", lambda engine, limits, *, execution: engine)
     return found

@@ -1,44 +1,128 @@
-"""A server listens before its model is loaded: calls get UNAVAILABLE and the reason."""
+"""A server listens before its model is loaded, on the socket that it keeps: who connects is never cut off."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from skydraft.cloud.listening import starting
-from skydraft.cloud.server import ServeOptions
-from skydraft.errors import OptionError
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.server import ServeOptions, serve
+from skydraft.cloud.worker import Worker
+from skydraft.engines.toy import open_toy
+from skydraft.errors import EngineError, OptionError
+
+from ..serving import PATIENCE_S, free_port
+
+HEALTH = "/grpc.health.v1.Health/Check"
+LATE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+def ends_with(channel: grpc.Channel, path: str = HEALTH) -> tuple[grpc.StatusCode, str]:
+    """Status and details of a call."""
+    call = channel.stream_stream(path)(iter([b""]), timeout=PATIENCE_S)
+    with suppress(grpc.RpcError):
+        list(call)
+    return call.code(), str(call.details())
 
 
-def test_calls_learn_why_and_the_port_is_free_afterwards() -> None:
-    options = ServeOptions(port=free_port())
-    with starting(options), grpc.insecure_channel(f"127.0.0.1:{options.port}") as channel:
-        for call in ("skydraft.verifier.v2.Verifier/GetInfo", "grpc.health.v1.Health/Check"):
-            with pytest.raises(grpc.RpcError) as refused:
-                channel.unary_unary(f"/{call}")(b"", timeout=20)
-            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
-            assert "its model loads" in refused.value.details()  # type: ignore[attr-defined]
-        with pytest.raises(grpc.RpcError) as refused:
-            list(channel.stream_stream("/skydraft.verifier.v2.Verifier/Session")(iter([b"a", b"b"]), timeout=20))
-        assert "its model loads" in refused.value.details()  # type: ignore[attr-defined]
-    with starting(options):  # which binds the port again
-        pass
+def end() -> None:
+    """What Ctrl-C does to a server, which runs in the main thread of this process."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def signals_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def toy() -> Worker:
+    return Worker(open_toy("toy"), Limits())
+
+
+def listeners(port: int) -> list[str]:
+    """The inodes of the sockets that listen on a port."""
+    tables = (Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    lines = [line.split() for table in tables for line in table]
+    return [line[9] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "0A"]
+
+
+def test_one_socket_listens_from_the_beginning_to_the_end_and_connections_stay() -> None:
+    options = ServeOptions(port=free_port(), grace_s=0.0)
+    told: list[Any] = []
+    with signals_as_before(), grpc.insecure_channel(f"127.0.0.1:{options.port}") as channel, socket.socket() as silent:
+        states: list[grpc.ChannelConnectivity] = []
+
+        def load() -> Worker:
+            for path in (HEALTH, "/skydraft.verifier.v2.Verifier/GetInfo", "/skydraft.verifier.v2.Verifier/Session"):
+                code, details = ends_with(channel, path)
+                assert code is grpc.StatusCode.UNAVAILABLE and "its model loads" in details
+            silent.connect(("127.0.0.1", options.port))
+            told.append(listeners(options.port))
+            channel.subscribe(states.append)
+            return toy()
+
+        def on_ready(worker: Worker, port: int) -> None:
+            told.append(listeners(port))
+            threading.Thread(target=asked).start()
+
+        def asked() -> None:
+            try:
+                told.append(ends_with(channel))
+                silent.sendall(LATE)  # who connected before and spoke only now
+                silent.settimeout(PATIENCE_S)
+                told.append(silent.recv(9)[3])  # a frame of SETTINGS
+            finally:
+                end()
+
+        serve(load, options, on_ready)
+    before, after, (code, _), frame = told
+    assert before == after and len(before) == 1
+    assert code is grpc.StatusCode.OK and frame == 4
+    assert grpc.ChannelConnectivity.CONNECTING not in states  # it never had to connect again
 
 
 def test_a_taken_port_is_refused_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = ServeOptions(port=taken.getsockname()[1])
-        with pytest.raises(OptionError, match="Cannot listen"), starting(options):
-            pytest.fail("it was loaded")
+        with pytest.raises(OptionError, match=r"Cannot listen on 127.0.0.1:\d+: Address already in use\."):
+            serve(lambda: pytest.fail("it was loaded"), options, lambda worker, port: None)
 
 
-def test_any_free_port_is_left_alone() -> None:
-    with starting(ServeOptions(port=0)):
-        pass
+def test_wrong_tokens_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("nothing\n")
+    with pytest.raises(OptionError, match="LABEL TOKEN"):
+        serve(lambda: pytest.fail("it was loaded"), ServeOptions(port=0, token_file=tmp_path / "tokens"), print)
+
+
+@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt()])
+def test_a_model_that_does_not_load_frees_the_port(error: BaseException) -> None:
+    options = ServeOptions(port=free_port())
+
+    def load() -> Worker:
+        raise error
+
+    with pytest.raises(type(error)):
+        serve(load, options, print)
+    socket.create_server(("127.0.0.1", options.port)).close()
+
+
+def test_a_taken_port_of_metrics_frees_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = ServeOptions(port=free_port(), metrics_port=taken.getsockname()[1])
+        with pytest.raises(OptionError, match="Metrics cannot be served"):
+            serve(toy, options, print)
+    socket.create_server(("127.0.0.1", options.port)).close()

@@ -37,7 +37,7 @@ HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever says nothing has half a second."""
-    for module in ("questions", "server"):
+    for module in ("questions", "listening"):
         monkeypatch.setattr(f"skydraft.cloud.{module}.QUESTION_S", 0.5)
 
 
@@ -81,7 +81,7 @@ def test_a_question_that_does_not_come_ends(soon: None, guarded: Serving) -> Non
 
 
 def test_connections_that_say_nothing_make_way(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skydraft.cloud.server._MAX_CONNECTIONS", 20)
+    monkeypatch.setattr("skydraft.cloud.listening._MAX_CONNECTIONS", 20)
     with serving(open_toy("toy")) as server, ExitStack() as silent:
         for _ in range(40):
             silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
@@ -91,7 +91,7 @@ def test_connections_that_say_nothing_make_way(soon: None, monkeypatch: pytest.M
 @linux
 def test_idle_connections_make_way_and_running_texts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """They speak HTTP/2, begin no call, and come again when they are closed."""
-    monkeypatch.setattr("skydraft.cloud.server._MAX_CONNECTIONS", 32)
+    monkeypatch.setattr("skydraft.cloud.listening._MAX_CONNECTIONS", 32)
     plan, params = make_plan("cloud"), DecodingParams(max_new_tokens=40, min_new_tokens=40)
     with serving(open_toy("toy")) as server, ExitStack() as idle:
         cloud = skydraft.connect(server.address, timeout_s=20)

@@ -1,61 +1,107 @@
-"""The gateway listens before its models are loaded, and says so."""
+"""The gateway listens before its models are loaded, and says so; who connects meanwhile stays connected."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx2
 import pytest
 
-from skydraft.errors import OptionError
-from skydraft.gateway.server import ListenOptions, listen
-from skydraft.gateway.starting import starting
+from skydraft.config import DecodingParams
+from skydraft.errors import EngineError, OptionError
+from skydraft.gateway.app import Gateway, GatewayOptions
+from skydraft.gateway.requests import Defaults
+from skydraft.gateway.server import ListenOptions, listen, serve
 
-from ..serving import ran_s
+from ..serving import PATIENCE_S, ran_s
+from .running import toy_pair
+
+ASKS = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture
-def listening() -> socket.socket:
-    return listen(ListenOptions())
+def listening() -> Iterator[socket.socket]:
+    with listen(ListenOptions()) as listening:
+        yield listening
 
 
 def url(listening: socket.socket) -> str:
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
+def starting(
+    listening: socket.socket, meanwhile: Callable[[], object], later: Callable[[], object] = lambda: None
+) -> None:
+    """Start a gateway: one thing is done while its models load, one when it is ready; then it is stopped."""
+    failed: list[BaseException] = []
+
+    def load() -> Gateway:
+        meanwhile()
+        return Gateway(toy_pair(), Defaults(DecodingParams()), GatewayOptions())
+
+    def last() -> None:
+        try:
+            later()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    serve(load, ListenOptions(), listening, lambda gateway, port: threading.Thread(target=last).start())
+    if failed:
+        raise failed[0]
+
+
 def test_everything_is_answered_at_once_and_says_why(listening: socket.socket) -> None:
-    with listening, starting(listening, encrypted=False):
+    def asked() -> None:
         health = httpx2.get(f"{url(listening)}/health")
         assert (health.status_code, health.json()) == (503, {"status": "starting"})
         for answer in (
-            httpx2.post(f"{url(listening)}/v1/chat/completions", json={"messages": []}),
+            httpx2.post(f"{url(listening)}/v1/chat/completions", json={"messages": ["a" * 100_000]}),
             httpx2.get(f"{url(listening)}/"),
             httpx2.options(f"{url(listening)}/v1/models"),
         ):
             assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
             assert answer.json()["error"]["message"] == "The gateway is starting: its models load."
 
+    starting(listening, asked)
+
 
 def test_the_port_is_refused_before_a_model_is_loaded(listening: socket.socket) -> None:
-    with listening, pytest.raises(OptionError, match="cannot be used"):
+    with pytest.raises(OptionError, match="cannot be used: Address already in use"):
         listen(ListenOptions(port=listening.getsockname()[1]))
 
 
-def test_who_comes_late_is_kept_for_the_gateway(listening: socket.socket) -> None:
-    """After the block nobody answers, and the socket still listens: connections wait for the next owner."""
-    with listening:
-        with starting(listening, encrypted=False):
-            pass
-        with socket.create_connection(listening.getsockname()) as late:
-            accepted, _ = listening.accept()
-            with accepted:
-                accepted.sendall(b"hello")
-                assert late.recv(5) == b"hello"
+def test_who_connects_while_the_models_load_is_served_on_that_connection(listening: socket.socket) -> None:
+    def said(connection: socket.socket) -> bytes:
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(ASKS)
+        answer = b""
+        while b"}" not in answer:
+            answer += connection.recv(65536)
+        return answer
+
+    with socket.socket() as silent, socket.socket() as asking:
+
+        def connect() -> None:
+            for connection in (silent, asking):
+                connection.connect(listening.getsockname())
+            assert b"503" in said(asking).splitlines()[0]
+
+        def ask_again() -> None:
+            assert b"200" in said(asking).splitlines()[0]
+            assert b"200" in said(silent).splitlines()[0]
+
+        starting(listening, connect, ask_again)
 
 
-def test_silent_and_broken_clients_hold_nobody_up_for_long(listening: socket.socket) -> None:
-    with listening, starting(listening, encrypted=False):
+def test_silent_and_broken_clients_hold_nobody_up(listening: socket.socket) -> None:
+    def asked() -> None:
         silent = [socket.create_connection(listening.getsockname()) for _ in range(2)]
         with socket.create_connection(listening.getsockname()) as broken:
             broken.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
@@ -64,15 +110,16 @@ def test_silent_and_broken_clients_hold_nobody_up_for_long(listening: socket.soc
         assert ran_s() - began < 5
         for client in silent:
             client.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "starting"]
+
+    starting(listening, asked)
+    assert not [thread for thread in threading.enumerate() if thread.name == "serving"]
 
 
-def test_clients_of_an_encrypted_port_wait(listening: socket.socket) -> None:
-    with (
-        listening,
-        starting(listening, encrypted=True),
-        socket.create_connection(listening.getsockname()) as waiting,
-        pytest.raises(TimeoutError),
-    ):
-        waiting.settimeout(0.2)
-        waiting.recv(1)
+@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt()])
+def test_models_that_do_not_load_end_it(listening: socket.socket, error: BaseException) -> None:
+    def fail() -> Any:
+        raise error
+
+    with pytest.raises(type(error)):
+        serve(fail, ListenOptions(), listening, lambda gateway, port: None)
+    assert not [thread for thread in threading.enumerate() if thread.name == "serving"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from skydraft.config import DecodingParams
+from skydraft.edge.stock.ledger import UNTOLD, Usage
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
@@ -30,13 +31,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What an answer or an event says: rows in order, and the server's own count of the prompt's tokens in its cache.
+    """What an answer or an event says: rows in order, and what they cost by the server's own counts.
 
     `num_written`, if not 0, is the number of tokens so far: the last rows are new, others are told again.
     """
 
     rows: tuple[Row, ...] = ()
-    num_cached: int = 0
+    usage: Usage = UNTOLD
     model: str = ""
     num_written: int = 0
 
@@ -55,6 +56,8 @@ class Dialect(Protocol):
     name: str
     life: str
     checks: bool  # whether one request gives the choices along a whole draft
+    salt: str  # the field of a request that keeps its cache apart from that of other values; "": there is none
+    separates: bool  # whether all versions do what `salt` asks for
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         """The models that the server has, or `model` alone if it was named."""
@@ -145,6 +148,12 @@ def count(value: Any, *names: str) -> int:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
+
+
+def openai_usage(answer: Any) -> Usage:
+    """The counts of an answer or an event at an interface of OpenAI's kind."""
+    cached = count(answer, "usage", "prompt_tokens_details", "cached_tokens")
+    return Usage(count(answer, "usage", "prompt_tokens"), cached, count(answer, "usage", "completion_tokens"))
 
 
 def name(value: Any) -> str:

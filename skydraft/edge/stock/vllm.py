@@ -11,12 +11,12 @@ from skydraft.edge.stock.dialect import (
     ListsModels,
     Read,
     Row,
-    count,
     field,
     log_probability,
     name,
     number,
     numbers,
+    openai_usage,
     sampling,
 )
 from skydraft.errors import CloudFailure
@@ -30,6 +30,7 @@ class Vllm(ListsModels):
     name = "vllm"
     life = "/health"
     checks = True
+    salt, separates = "cache_salt", True
 
     def writing(
         self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
@@ -40,7 +41,7 @@ class Vllm(ListsModels):
     def written(self, event: Any) -> Read:
         _check(event)
         rows = tuple(row for choice in field(event, "choices") for row in _rows(choice))
-        return Read(rows, _cached(event), name(event.get("model")))
+        return Read(rows, openai_usage(event), name(event.get("model")))
 
     def checking(
         self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
@@ -53,7 +54,7 @@ class Vllm(ListsModels):
         by_index = {number(field(choice, "index")): _rows(choice) for choice in field(answer, "choices")}
         if sorted(by_index) != list(range(num_rows)) or not all(len(rows) == 1 for rows in by_index.values()):
             raise CloudFailure(f"The server did not answer {num_rows} prompts with a token each.")
-        return Read(tuple(by_index[at][0] for at in range(num_rows)), _cached(answer), name(answer.get("model")))
+        return Read(tuple(by_index[at][0] for at in range(num_rows)), openai_usage(answer), name(answer.get("model")))
 
 
 def _body(model: str, prompt: list[Any], num_tokens: int, num_best: int) -> dict[str, Any]:
@@ -84,7 +85,3 @@ def _best(best: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(best, dict) or not all(key.startswith(_ID) and key[len(_ID) :].isdecimal() for key in best):
         raise CloudFailure("The server does not name the tokens of its log-probabilities by their ids.")
     return tuple((number(int(key[len(_ID) :])), log_probability(value)) for key, value in best.items())
-
-
-def _cached(answer: Any) -> int:
-    return count(answer, "usage", "prompt_tokens_details", "cached_tokens")

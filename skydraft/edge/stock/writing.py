@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Row, read_safely
+from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudFailure, SkydraftError
@@ -25,7 +27,7 @@ class Writing:
     """One request for at most `num_tokens` tokens after `prefix`. Its rows are read in order."""
 
     def __init__(self, events: Events, dialect: Any, prefix: TokenIds, num_tokens: int) -> None:
-        self.num_sent, self.num_written, self.num_cached = len(prefix), 0, 0
+        self.num_written = 0
         self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
         self._events = events
@@ -41,11 +43,6 @@ class Writing:
         """Whether the next row is the choice after `text`."""
         start = len(self._prefix)
         return len(text) == start + len(self._own) and np.array_equal(text[start:], self._own)
-
-    @property
-    def bytes(self) -> tuple[int, int]:
-        """Bytes of the request, and of the answer so far."""
-        return self._events.bytes_up, self._events.bytes_down
 
     async def arrived(self, waiting: Waiting) -> bool:
         """Whether a row can be read without waiting for the server."""
@@ -87,7 +84,9 @@ class Writing:
             self._is_over = True
             return
         read = self._dialect.written(event)
-        rows = read.rows
+        rows, usage = read.rows, read.usage
+        num_written = read.num_written or self.num_written + len(rows)
+        self._events.request.says(replace(usage, num_written=max(usage.num_written, num_written)))
         if read.num_written:
             num_new = read.num_written - self.num_written
             if num_new > len(rows):  # some were not told, so what follows is of no use
@@ -97,15 +96,16 @@ class Writing:
         self.num_written += len(rows)
         if self.num_written > self._left:
             raise CloudFailure(f"The server wrote more than the {self._left} tokens that it was asked for.")
-        self.num_cached = min(read.num_cached or self.num_cached, self.num_sent)
         self.model = read.model or self.model
         self._rows += rows
 
     def close(self) -> None:
-        """Break it off: the server stops. What it had sent until now is counted."""
+        """Break it off: the server stops. What it had sent until now is counted, and the token that it writes now."""
         with suppress(SkydraftError):
             while (event := self._events.unread()) is not None:
                 read_safely(self._take, event)
+        if self.num_written and not self._is_over and not self.is_whole:
+            self._events.request.says(Usage(num_written=self.num_written + 1))
         self._events.close()
 
 
@@ -164,10 +164,10 @@ class TextWriting(Writing):
             self._is_over = True
             return
         said = self._dialect.told(event)
-        self.num_cached = min(said.num_cached or self.num_cached, self.num_sent)
         self.model = said.model or self.model
         # A server sends an event for each token, or for a few; at the end it may count them itself.
-        self.num_written = said.num_written or self.num_written + bool(said.text)
+        self.num_written = max(said.usage.num_written, self.num_written + self._num_tokens(said.text))
+        self._events.request.says(replace(said.usage, num_written=self.num_written))
         self._held += said.text.encode()
         if self._again and not self._again.startswith(self._held):
             self._held, self._again = self._held.removeprefix(self._again), b""
@@ -175,6 +175,10 @@ class TextWriting(Writing):
             raise CloudFailure(f"The server ended the text: {said.finish}.")
         self._is_cut = self._is_cut or said.finish in _CUT
         self._has_ended = self._has_ended or bool(said.finish and not self._is_cut)
+
+    def _num_tokens(self, text: str) -> int:
+        """About how many tokens a text is for the server, and at least one; of a long one, its characters."""
+        return max(len(self._vocab.encode(text)), 1) if text and len(text) <= _MAX_TOKEN else len(text)
 
     def _cut(self) -> int:
         """The first token of the held text."""

@@ -10,6 +10,7 @@ everything that the program started dies. It prints a line of JSON: the exit sta
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -27,9 +28,28 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _READ_ONLY = 0x1 | 0x2 | 0x4  # and no set-uid programs, no devices
 _AT_RECURSIVE, _DETACH = 0x8000, 2
 _DIE_WITH_PARENT, _FILTER_CALLS, _KEEP_NO_CAPABILITY, _NO_NEW_PRIVILEGES = 1, 22, 24, 38
-# What the kernel calls the machine; the numbers of socket, add_key (two before keyctl) and io_uring_setup.
-_CALLS = {"x86_64": (0xC000003E, 41, 248, 425), "aarch64": (0xC00000B7, 198, 217, 425)}
-_LAST_FAMILY = 10  # IPv6: what comes after, as VSOCK, may know no namespaces
+# The calls that a program may make, by what the kernel calls the machine: its number, then those of clone, fcntl,
+# ioctl and socketpair, then ranges: of open files, paths, memory of the process, threads and children, pairs of
+# sockets, signals and clocks. Any other is refused: kernels add calls that make files or memory outside of every limit,
+# or tell of other programs (memfd_create, memfd_secret, inotify, cachestat, ...).
+_CALLS: dict[str, tuple[int, tuple[int, int, int, int], str]] = {
+    "x86_64": (
+        0xC000003E, (56, 72, 16, 53),
+        "0-15 17-26 28 32-40 44-48 51-52 55 57-63 74-91 95-100 102 104 107-112 115 118 120-121 124 127-128 130-132 "
+        "137-138 140 158 160 186 191-196 200-202 204 213 217-219 228-235 247 257-258 261-271 273-274 280-281 285 "
+        "291-293 295-296 302 309 316 318 326 332 334 436 439 441",
+    ),
+    "aarch64": (
+        0xC00000B7, (220, 25, 29, 199),
+        "8-13 17 20-24 34-38 43-50 52-53 56-57 59 61-73 78-80 82-83 88 93-96 98-103 113-115 123-124 128-137 139 "
+        "141 148 150 153-158 160 163-166 168-169 172-179 204-207 209-212 214-216 221-222 226-227 233 260-261 276 278 "
+        "285 291 293 436 439 441",
+    ),
+}  # fmt: skip
+_NAMESPACES = 0x7E020000  # flags of clone
+_OTHER_FILES, _COPY_AND_CLOSE = 1024, 1030  # commands of fcntl: from when on they are Linux's own, and one of these
+_TERMINAL = 0x5400, 0x54FF  # commands of ioctl that any open file may get
+_UNIX = 1
 _FIRST_UID, _NUM_UIDS = 60_000, 5_000  # nobody's, so that processes are counted for this program alone
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin")
 _INSIDE, _WORK = "/inside", "/work"
@@ -108,16 +128,31 @@ def _confine(limits: dict[str, int], uid: int | None) -> None:
         resource.setrlimit(limit, (value, value))
 
 
+def allowed_calls(machine: str) -> list[range]:
+    """The numbers of the calls that a program may make, whatever their arguments."""
+    parts = (part.partition("-") for part in _CALLS[machine][2].split())
+    return [range(int(first), int(last or first) + 1) for first, _, last in parts]
+
+
 def _refuse_calls() -> None:
-    """Refuse what namespaces leave open: other kinds of sockets, the keys of the caller's session, io_uring."""
-    machine, socket, add_key, io_uring = _CALLS[os.uname().machine]
-    load, equal, at_least, above, give = 0x20, 0x15, 0x35, 0x25, 0x06
-    allow, refuse, kill = 0x7FFF0000, 0x00050001, 0x80000000
-    steps = (
-        (load, 0, 0, 4), (equal, 0, 10, machine), (load, 0, 0, 0), (at_least, 8, 0, 1 << 30),  # x32
-        (equal, 5, 0, io_uring), (equal, 2, 0, socket), (at_least, 0, 4, add_key), (above, 3, 2, add_key + 2),
-        (load, 0, 0, 16), (above, 0, 1, _LAST_FAMILY), (give, 0, 0, refuse), (give, 0, 0, allow), (give, 0, 0, kill),
-    )  # fmt: skip
+    """Let the kernel answer any call that is not allowed as one that it does not know, so that libraries do without."""
+    machine = os.uname().machine
+    name, (clone, fcntl, ioctl, socketpair), _ = _CALLS[machine]
+    load, equal, at_least, above, has_any, give = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+    refuse, allow, kill = (give, 0, 0, 0x00050000 | errno.ENOSYS), (give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x80000000)
+    first_argument, second_argument = (load, 0, 0, 16), (load, 0, 0, 24)
+    steps = [
+        (load, 0, 0, 4), (equal, 1, 0, name), kill, (load, 0, 0, 0),
+        (equal, 0, 4, clone), first_argument, (has_any, 0, 1, _NAMESPACES), refuse, allow,
+        (equal, 0, 4, socketpair), first_argument, (equal, 1, 0, _UNIX), refuse, allow,
+        (equal, 0, 5, fcntl), second_argument, (at_least, 0, 2, _OTHER_FILES), (equal, 1, 0, _COPY_AND_CLOSE), refuse,
+        allow,
+        (equal, 0, 5, ioctl), second_argument, (at_least, 0, 1, _TERMINAL[0]), (above, 0, 1, _TERMINAL[1]), refuse,
+        allow,
+    ]  # fmt: skip
+    for calls in allowed_calls(machine):
+        steps += [(at_least, 0, 2, calls.start), (above, 1, 0, calls.stop - 1), allow]
+    steps.append(refuse)
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     at = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(program)))
     _check(_libc.prctl(_FILTER_CALLS, 2, at, 0, 0), "seccomp")

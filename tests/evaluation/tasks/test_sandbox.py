@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from skydraft.errors import OptionError
-from skydraft.evaluation.tasks import sandbox
+from skydraft.evaluation.tasks import jail, sandbox
 from skydraft.evaluation.tasks.checks import Python
 from skydraft.evaluation.tasks.sandbox import CodeLimits, run
 
@@ -58,7 +59,15 @@ HOSTILE = {
     "a socket that knows no namespace": "import socket; socket.socket(40, socket.SOCK_STREAM)",  # VSOCK, to the host
     "the keys of the caller's session": _C + "import os\nn = {'x86_64': 248, 'aarch64': 217}[os.uname().machine]\n"
     "assert c.syscall(n, b'user', b'x', b'y', 1, -3) >= 0",
-    "files in memory": "import os\nf = [os.memfd_create('x') for _ in range(1000)]",
+    "a file in memory": "import os; os.memfd_create('x')",
+    "a file in secret memory": _C + "assert c.syscall(447, 0) >= 0",  # memfd_secret, on every machine
+    "news of other programs": _C + "assert c.inotify_init1(0) >= 0",
+    "news of files that are opened": "import fcntl, os; fcntl.fcntl(os.open('/usr/bin', os.O_RDONLY), 1026, 1)",
+    "what others have in the page cache": _C + "import os\nf = os.open(os.__file__, os.O_RDONLY)\n"
+    "assert c.syscall(451, f, (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 5)(), 0) == 0",  # cachestat
+    "a command for the file system": "import fcntl, os; fcntl.ioctl(os.open('/usr', 0), 0x80086601, bytes(8))",
+    "the kernel's log": _C + "b = ctypes.create_string_buffer(99); assert c.klogctl(3, b, 99) >= 0",
+    "an old kind of sockets": "import socket; socket.socket(9, socket.SOCK_SEQPACKET)",  # X.25, from a kernel module
     "an endless loop": "while True: pass",
     "sleep": "import time; time.sleep(1000)",
     "a write outside": _TOUCH.format(path="{tmp}/escaped") + "raise SystemExit(0)",
@@ -115,6 +124,75 @@ def test_a_hostile_program_is_a_failed_task_and_nothing_happens_outside(
 def test_what_a_good_program_needs_is_there() -> None:
     assert run("import math, random, hashlib, datetime\nopen('f', 'w').write('x')", LIMITS).passed
     assert not run("import numpy", LIMITS).passed  # the standard library alone
+
+
+def test_threads_children_pipes_and_event_loops_are_there() -> None:
+    program = """
+import asyncio, os, shutil, signal, subprocess, sys, tempfile, threading, time
+with tempfile.TemporaryDirectory(dir=".") as folder:
+    open(folder + "/a", "w").write("x" * 100_000)
+    shutil.copy2(folder + "/a", folder + "/b")
+    assert os.stat(folder + "/b").st_size == 100_000 and sorted(os.listdir(folder)) == ["a", "b"]
+done = []
+thread = threading.Thread(target=done.append, args=(1,))
+thread.start(); thread.join()
+assert done
+assert subprocess.run([sys.executable, "-S", "-c", "print(6 * 7)"], capture_output=True, text=True).stdout == "42\\n"
+async def main():
+    await asyncio.sleep(0.01)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "print(1)", stdout=-1)
+    return (await process.communicate())[0] + (await asyncio.to_thread(lambda: b"2"))
+assert asyncio.run(main()) == b"1\\n2"
+signal.signal(signal.SIGALRM, lambda *_: done.append(2)); signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(0.05)
+assert done == [1, 2] and os.cpu_count() and time.process_time() and os.urandom(4)
+"""
+    outcome = run(program, CodeLimits())
+    assert outcome.passed, outcome.note
+
+
+def test_every_call_that_is_not_named_is_refused() -> None:
+    """Also those that this kernel has and the list's author did not know."""
+    allowed = {number for calls in jail.allowed_calls(os.uname().machine) for number in calls}
+    special = jail._CALLS[os.uname().machine][1]
+    probes = (335, 336)  # these Linux lets through, and kills whoever makes them itself
+    others = sorted(set(range(600)) - allowed - {*special, *probes})
+    assert len(others) > 400
+    for numbers, argument in ((others, "0"), ([special[0]] * 7, "1 << (17, 25, 26, 27, 28, 29, 30)[i] | 17")):
+        program = f"""{_C}
+for i, number in enumerate({numbers}):
+    assert c.syscall(number, {argument}, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == 38, (i, number)
+"""
+        assert run(program, LIMITS).passed, run(program, LIMITS)
+
+
+CALLS = """
+read write readv writev pread64 pwrite64 preadv pwritev lseek sendfile copy_file_range open openat creat close
+close_range dup dup2 dup3 pipe pipe2 fcntl ioctl stat fstat lstat newfstatat statx statfs fstatfs access faccessat
+faccessat2 readlink readlinkat getdents getdents64 mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link
+linkat symlink symlinkat chmod fchmod fchmodat truncate ftruncate fallocate fsync fdatasync utime utimes utimensat
+futimesat umask getcwd chdir fchdir getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr mmap munmap mremap
+mprotect msync madvise brk poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
+epoll_pwait2 socketpair sendto recvfrom sendmsg recvmsg shutdown getsockname getpeername getsockopt clone fork vfork
+execve exit exit_group wait4 waitid kill tkill tgkill setsid setpgid set_tid_address set_robust_list get_robust_list
+rseq arch_prctl futex sched_yield sched_getaffinity getcpu rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending
+rt_sigtimedwait rt_sigsuspend sigaltstack restart_syscall pause alarm setitimer getitimer nanosleep clock_nanosleep
+clock_gettime clock_getres gettimeofday time getpid getppid gettid getpgid getpgrp getsid getuid geteuid getgid getegid
+getgroups getresuid getresgid getrlimit setrlimit prlimit64 getrusage times uname sysinfo getpriority getrandom
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"), [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")]
+)
+def test_the_numbers_are_those_of_the_calls_that_are_meant(machine: str, header: str) -> None:
+    path = Path("/usr/include", header)
+    if not path.exists():
+        pytest.skip("the kernel's headers are not here")
+    defined = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)", path.read_text(), re.MULTILINE)
+    numbers = {{"fstatat": "newfstatat"}.get(name, name): int(number) for name, number in defined}
+    listed = {number for calls in jail.allowed_calls(machine) for number in calls}
+    assert jail._CALLS[machine][1] == tuple(numbers[name] for name in ("clone", "fcntl", "ioctl", "socketpair"))
+    assert listed | {*jail._CALLS[machine][1]} == {numbers[name] for name in CALLS.split() if name in numbers}
 
 
 def test_a_word_that_a_program_prints_is_not_the_word_that_passes() -> None:
