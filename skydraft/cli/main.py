@@ -59,6 +59,8 @@ def main(args: Seq[str] | None = None) -> None:
 def run(args: Seq[str] | None = None) -> int:
     """Run a command; returns its exit status. A failure is one line on stderr, never a traceback."""
     _fill_streams()
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.encoding.lower() == "utf-8":
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors=sys.stdin.errors)  # without a byte order mark
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
     try:

@@ -41,7 +41,7 @@ class Shape:
     the choices: the prompt if it is echoed, else nothing. Each prompt has `choices_each` choices. `tools` are the names
     of the functions that may be called; `calls_are_certain` if a grammar enforces the calls. Calls that are
     `answered` are left out. `scored` is the vocabulary of the tokens that are shown with log-probabilities, if they are
-    wanted.
+    wanted. `left_out` are the types of the tools that no answer calls.
     """
 
     chat: bool
@@ -53,6 +53,7 @@ class Shape:
     tools: tuple[str, ...] = ()
     calls_are_certain: bool = False
     answered: frozenset[Called] = frozenset()
+    left_out: tuple[str, ...] = ()
     scored: Vocab | None = None
 
     @classmethod
@@ -77,6 +78,7 @@ class Shape:
             tools=tuple(tool.name for tool in tools),
             calls_are_certain=isinstance(body, ChatRequest) and body.calls_are_certain,
             answered=answered,
+            left_out=tuple(body.left_out) if isinstance(body, ChatRequest) else (),
             scored=None if body.num_best is None else vocab,
         )
 
@@ -195,9 +197,8 @@ class Answer:
             choice.finish, choice.stats, choice.receipt = event.finish, event.stats, event.receipt
             if left := choice.reader.finish() if choice.reader else []:
                 yield self._chunk(index, choice.take(left))
-            yield self._chunk(
-                index, {}, choice.finish_reason, {"stats": asdict(event.stats), "receipt": asdict(event.receipt)}
-            )
+            ended = {"stats": asdict(event.stats), "receipt": asdict(event.receipt)} | self._left_out
+            yield self._chunk(index, {}, choice.finish_reason, ended)
 
     def _wrote(self, index: int, choice: Choice, event: Wrote) -> Iterator[dict[str, Any]]:
         runs = [list(run) for _, run in itertools.groupby(event.tokens, key=lambda token: token.origin)]
@@ -298,8 +299,12 @@ class Answer:
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         return {"index": index, "message": message | ({"tool_calls": choice.calls} if choice.calls else {}), **ending}
 
+    @property
+    def _left_out(self) -> dict[str, Any]:
+        return {"left_out": list(self._shape.left_out)} if self._shape.left_out else {}
+
     def _ours(self, choice: Choice) -> dict[str, Any]:
-        ours = {
+        ours = self._left_out | {
             "origins": choice.origins,
             "finish_reason": choice.finish,
             "stats": asdict(choice.stats) if choice.stats else None,

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
-from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_STOPS, Some, Translated, not_served
+from skydraft.gateway.parts import Some
+from skydraft.gateway.refusals import NOT_SERVED, Refusal
+from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
+from skydraft.gateway.tools import OtherTool, ToolName, is_other
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_FORMAT = not_served("Use skydraft.grammar instead: json_schema:{...}.")
+_FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
+_OUTPUT = {"output_config.format": _FORMAT}
 
 
 class _Text(BaseModel):
@@ -56,9 +59,15 @@ class _Message(BaseModel):
 
 class _Tool(BaseModel):
     type: Literal["custom"] | None = None
-    name: str
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
+
+
+_AnyTool = Annotated[
+    Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")],
+    Discriminator(lambda tool: "another" if is_other(tool, "custom") else "a function"),
+]
 
 
 class _Choice(BaseModel):
@@ -67,41 +76,44 @@ class _Choice(BaseModel):
     disable_parallel_tool_use: bool = False
 
 
-class _OutputConfig(BaseModel):
-    format: Annotated[None, _FORMAT] = None
-
-
 class MessagesRequest(Translated):
     """`POST /v1/messages`. Without `max_tokens` an answer may fill the context."""
+
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
+        "stop": "Use stop_sequences instead.",
+        "max_completion_tokens": "Use max_tokens instead.",
+        "response_format": _FORMAT,
+        "output_format": _FORMAT,
+    }
+    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences"}
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
     system: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
     stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
-    tools: Annotated[Some[_Tool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[_AnyTool], Field(max_length=128)] | None = None
     tool_choice: _Choice | None = None
-    stop: Annotated[None, not_served("Use stop_sequences instead.")] = None
-    max_completion_tokens: Annotated[None, not_served("Use max_tokens instead.")] = None
-    response_format: Annotated[None, _FORMAT] = None
-    output_format: Annotated[None, _FORMAT] = None
-    output_config: _OutputConfig | None = None
+    output_config: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        """Messages, tools and limits as chat completions call them."""
+        """Messages, tools and limits as chat completions call them. Raises Refusal."""
+        check_served({f"output_config.{name}": value for name, value in (self.output_config or {}).items()}, _OUTPUT)
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
         system = [{"role": "system", "content": _words(self.system)}] if self.system else []
         return {
             "messages": [*system, *(each for message in self.messages for each in _turns(message))],
             "stop": self.stop_sequences,
-            "tools": self.tools and [{"type": "function", "function": _function(tool)} for tool in self.tools],
+            "tools": self.tools and [_as_chats(tool) for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type) if self.tools else None,
             "parallel_tool_calls": not chosen.disable_parallel_tool_use,
         }
 
 
-def _function(tool: _Tool) -> dict[str, Any]:
+def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
+    if isinstance(tool, OtherTool):
+        return {"type": tool.type}
     said = {"description": tool.description} if tool.description is not None else {}
-    return {"name": tool.name, **said, "parameters": tool.input_schema}
+    return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 
 
 def _words(content: str | list[_Text]) -> str:

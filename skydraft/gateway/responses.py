@@ -5,80 +5,33 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field
 
 from skydraft.gateway.answers import Answer, Shape
 from skydraft.gateway.desk import Event
-from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, Translated, not_served
+from skydraft.gateway.items import (
+    ActItem,
+    AllowedFunctions,
+    AnyTool,
+    CallItem,
+    FunctionTool,
+    Item,
+    MessageItem,
+    NamedFunction,
+    Namespace,
+    ResultItem,
+    as_json,
+)
+from skydraft.gateway.parts import AudioPart, Some, TextPart
+from skydraft.gateway.refusals import NOT_SERVED, Refusal
+from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
+from skydraft.gateway.tools import OtherTool
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
-_REMEMBERED = not_served("Nothing is kept between requests; send the whole conversation as input.")
-_LENGTH = not_served("Use max_output_tokens instead.")
-
-
-class _Text(BaseModel):
-    type: Literal["input_text", "output_text", "text"]
-    words: str = Field(validation_alias="text")
-
-
-class _Declined(BaseModel):
-    type: Literal["refusal"]
-    words: str = Field(validation_alias="refusal")
-
-
-_Content = (
-    str | Annotated[Some[Annotated[_Text | _Declined | AudioPart, Field(discriminator="type")]], Field(max_length=256)]
-)
-
-
-class _Message(BaseModel):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: _Content
-
-
-class _Call(BaseModel):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class _Result(BaseModel):
-    call_id: str
-    output: _Content
-
-
-class _Thought(BaseModel):
-    """Of another model; this one does not read it."""
-
-
-def _kind(item: Any) -> str | None:
-    return item.get("type", "message") if isinstance(item, dict) else None
-
-
-_Item = Annotated[
-    Annotated[_Message, Tag("message")]
-    | Annotated[_Call, Tag("function_call")]
-    | Annotated[_Result, Tag("function_call_output")]
-    | Annotated[_Thought, Tag("reasoning")],
-    Discriminator(_kind),
-]
-
-
-class _Tool(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    type: Literal["function"]
-    name: str
-
-
-class _Named(BaseModel):
-    type: Literal["function"]
-    name: str
 
 
 class _Format(BaseModel):
@@ -94,41 +47,81 @@ class _TextOptions(BaseModel):
 class ResponsesRequest(Translated):
     """`POST /v1/responses`. What would need a memory on the server is refused."""
 
-    input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
+        "max_tokens": "Use max_output_tokens instead.",
+        "max_completion_tokens": "Use max_output_tokens instead.",
+        "response_format": "Use text.format instead.",
+        "prompt": "Use instructions and input instead; prompts are not kept here.",
+    }
+    names: ClassVar[Mapping[str, str]] = {
+        "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
+    }  # fmt: skip
+
+    input: str | Annotated[Some[Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
-    tools: Annotated[Some[_Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _Named | None = None
+    tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
     include: Annotated[Some[str], Field(max_length=32)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     metadata: dict[str, Any] | None = None
-    previous_response_id: Annotated[None, _REMEMBERED] = None
-    conversation: Annotated[None, _REMEMBERED] = None
-    prompt: Annotated[None, not_served("Use instructions and input instead; prompts are not kept here.")] = None
-    background: Literal[False] | None = None
-    max_tokens: Annotated[None, _LENGTH] = None
-    max_completion_tokens: Annotated[None, _LENGTH] = None
-    response_format: Annotated[None, not_served("Use text.format instead.")] = None
 
     def chat_fields(self) -> dict[str, Any]:
         """Messages, tools, format and log-probabilities as chat completions call them."""
         form = self.text.format if self.text else None
-        choice = self.tool_choice
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return {
             "messages": self._messages(),
             "max_tokens": self.max_output_tokens,
-            "tools": self.tools and [{"type": "function", "function": {"name": tool.name, **(tool.model_extra or {})}}
-                                     for tool in self.tools],
-            "tool_choice": {"type": "function", "function": {"name": choice.name}}
-            if isinstance(choice, _Named) else choice,
+            "tools": self.tools and self._tools(),
+            "tool_choice": self._choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": form and {"type": form.type, "json_schema": form.model_extra},
             "logprobs": scored,
             "top_logprobs": self.top_logprobs if scored else None,
         }  # fmt: skip
+
+    def functions(self) -> dict[str, tuple[str | None, FunctionTool]]:
+        """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
+        known: dict[str, tuple[str | None, FunctionTool]] = {}
+        for space in self.tools or ():
+            for tool in space.tools if isinstance(space, Namespace) else [space]:
+                if isinstance(tool, FunctionTool):
+                    namespace = space.name if isinstance(space, Namespace) else None
+                    known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
+        return known
+
+    def _tools(self) -> list[dict[str, Any]]:
+        spaces = [space.tools for space in self.tools or () if isinstance(space, Namespace)]
+        others = [tool for tools in (self.tools or (), *spaces) for tool in tools if isinstance(tool, OtherTool)]
+        functions = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}}
+            for name, (_, tool) in self.functions().items()
+        ]
+        return [*functions, *({"type": tool.type} for tool in others)]
+
+    def _choice(self) -> Any:
+        choice = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            return {"type": "function", "function": {"name": choice.name}}
+        if isinstance(choice, AllowedFunctions):
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": choice.tools}}
+        return choice
+
+    def _known_as(self, call: CallItem) -> str:
+        """The name of a call's function as the model reads it."""
+        own = (
+            name
+            for name, (space, tool) in self.functions().items()
+            if (space, tool.name) == (call.namespace, call.name)
+        )
+        return next(own, call.name)
 
     def _messages(self) -> list[dict[str, Any]]:
         """The conversation: calls belong to the assistant's message before them."""
@@ -138,15 +131,18 @@ class ResponsesRequest(Translated):
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
         for item in self.input:
-            if isinstance(item, _Message):
+            if isinstance(item, MessageItem):
                 messages.append({"role": item.role, "content": _parts(item.content)})
-            elif isinstance(item, _Result):
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
-            elif isinstance(item, _Call):
+            elif isinstance(item, CallItem | ActItem):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
-                function = {"name": item.name, "arguments": item.arguments}
+                if isinstance(item, CallItem):
+                    function = {"name": self._known_as(item), "arguments": item.arguments}
+                else:
+                    function = {"name": item.type.removesuffix("_call"), "arguments": as_json(item.acts)}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+            if isinstance(item, ResultItem | CallItem) and item.output is not None:
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
         return messages
 
 
@@ -164,6 +160,7 @@ class ResponsesAnswer(Answer):
     def __init__(self, body: ResponsesRequest, num_choices: int, shape: Shape) -> None:
         super().__init__(body, num_choices, shape)
         self._body = body
+        self._functions = body.functions()
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
         self._items: list[dict[str, Any]] = []
         self._scored: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
@@ -201,8 +198,9 @@ class ResponsesAnswer(Answer):
         """Add a piece of a call, or a new one."""
         if "id" in call:
             name, ids = call["function"]["name"], {"id": f"fc_{uuid.uuid4().hex}", "call_id": call["id"]}
-            item = {"type": "function_call", "status": "in_progress", "name": name, "arguments": ""}
-            yield from self._begin(ids | item)
+            namespace, tool = self._functions[name]
+            item = {"type": "function_call", "status": "in_progress", "name": tool.name, "arguments": ""}
+            yield from self._begin(ids | item | ({"namespace": namespace} if namespace else {}))
         if more := call["function"]["arguments"]:
             self._items[-1]["arguments"] += more
             yield self._event("function_call_arguments.delta", **self._place, delta=more)
@@ -262,7 +260,7 @@ class ResponsesAnswer(Answer):
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response so far, with what the client asked for."""
-        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "previous_response_id"}
+        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p"}
         given = {"text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
         asked, usage = self._body.model_dump(include=copied | given), self.usage
         is_over = status in ("completed", "incomplete")
@@ -287,6 +285,7 @@ class ResponsesAnswer(Answer):
             "tool_choice": asked["tool_choice"] or "auto",
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
             "metadata": asked["metadata"] or {},
+            "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
         }

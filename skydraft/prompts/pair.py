@@ -60,7 +60,7 @@ def prompt_ids(
     ]
     text = vocab.bos_text + heard[-1].content if raw else render(vocab, heard, tools)
     if most is not None:
-        _check_length(vocab, text, most)
+        check_length(vocab, text, most)
     return vocab.encode(text) if raw else _encode_parts(vocab, text, cut)
 
 
@@ -109,7 +109,7 @@ def _encode_parts(vocab: Vocab, text: str, cut: str) -> tuple[int, ...]:
     return tuple(token_ids)
 
 
-def _check_length(vocab: Vocab, text: str, most: int) -> None:
+def check_length(vocab: Vocab, text: str, most: int) -> None:
     """Refuse a text by its beginning: to read two megabytes takes seconds, which nothing can end."""
     num_chars = _CHARS_READ * most
     while num_chars < len(text):

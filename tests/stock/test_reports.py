@@ -17,7 +17,6 @@ from skydraft.edge.stock.chat import Chat, Told
 from skydraft.edge.stock.llama_server import LlamaServer
 from skydraft.edge.stock.sglang import Sglang
 from skydraft.edge.stock.vllm import Vllm
-from skydraft.edge.stock.wire import Wire
 from skydraft.edge.stock.writing import TextWriting
 from skydraft.errors import CloudFailure, LimitExceeded, RateLimited, SkydraftError
 from tests.hostile.texts import ALONE, TARGET
@@ -107,7 +106,8 @@ def test_halves_of_a_character_are_joined() -> None:
         return next(said)
 
     async def written() -> bytes:
-        events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False)
+        request = SimpleNamespace(says=lambda usage: None)
+        events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
         dialect = SimpleNamespace(echoes=False, told=lambda told: told)
         ids = np.array([1], np.int32)
         writing = TextWriting(events, dialect, ids, TARGET.vocab, text="", pending=b"", end_id=0)
@@ -128,7 +128,7 @@ def test_halves_of_a_character_are_joined() -> None:
 )  # fmt: skip
 def test_a_model_that_reasons_is_noticed(said: Any) -> None:
     """Its answer cannot be gone on with: it would reason again, and what it wrote would be lost without a word."""
-    chat = Chat(Wire("http://127.0.0.1", None, None, is_here=True))
+    chat = Chat(SimpleNamespace(base="http://127.0.0.1"))  # type: ignore[arg-type]
     with pytest.raises(CloudFailure, match="reasons before it answers"):
         chat.told({"choices": [{"index": 0, "delta": {"content": None} | said}]})
 

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
 # With `min_call_prob` the draft model is careful about calls; such a server decides by itself.
-_KEPT = frozenset(
-    ("max_new_tokens", "stop", "sentences", "temperature", "top_k", "top_p", "min_p", "seed", "min_call_prob")
-)
+_KEPT = frozenset((
+    "max_new_tokens", "stop", "stop_token_ids", "sentences", "temperature", "top_k", "top_p", "min_p", "seed",
+    "min_call_prob",
+))  # fmt: skip
 
 
 def check_params(params: DecodingParams) -> None:
@@ -66,8 +67,10 @@ class _Drawing:
     """
 
     def __init__(self, params: DecodingParams, top: int, *, gives_text: bool, drafts: bool) -> None:
-        if gives_text and (params.top_k or params.min_p or top):
-            raise OptionError("--top-k, --min-p and --accept do not apply to a server that gives text, not token ids.")
+        if gives_text and (params.top_k or params.min_p or params.stop_token_ids or top):
+            raise OptionError(
+                "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
+            )
         is_here = not params.temperature or (drafts and 0 < params.top_k <= MAX_BEST and not gives_text)
         if top and not is_here:
             raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")

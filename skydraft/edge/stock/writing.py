@@ -203,9 +203,11 @@ class TextWriting(Writing):
         said = self._dialect.told(event)
         self.model = said.model or self.model
         # A server sends an event for each token, or for a few; at the end it may count them itself.
-        self.num_written = max(said.usage.num_written, self.num_written + self._num_tokens(said.text))
+        text = self._joined(said.text)
+        num_tokens = max(self._num_tokens(text), bool(said.text))
+        self.num_written = max(said.usage.num_written, self.num_written + num_tokens)
         self._events.request.says(replace(said.usage, num_written=self.num_written))
-        self._held += self._joined(said.text).encode()
+        self._held += text.encode()
         if self._again and not self._again.startswith(self._held):
             self._held, self._again = self._held.removeprefix(self._again), b""
         finish = said.finish.lower()
@@ -222,8 +224,8 @@ class TextWriting(Writing):
         return text.removesuffix(self._half).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
     def _num_tokens(self, text: str) -> int:
-        """About how many tokens a text is for the server, and at least one; of a long one, its characters."""
-        return max(len(self._vocab.encode(text)), 1) if text and len(text) <= _MAX_TOKEN else len(text)
+        """About how many tokens a text is for the server; of a long one, its characters."""
+        return len(self._vocab.encode(text)) if len(text) <= _MAX_TOKEN else len(text)
 
     def _cut(self) -> int:
         """The first token of the held text."""
