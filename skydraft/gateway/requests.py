@@ -28,6 +28,9 @@ from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.tool_calls import (
     Called,
+    CallReader,
+    EnforcedReader,
+    Reader,
     answered_calls,
     as_objects,
     calling_grammar,
@@ -187,6 +190,17 @@ def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) 
     if not isinstance(body, ChatRequest) or not body.callable_tools or body.must_call or body.choice.repeat_calls:
         return frozenset()
     return answered_calls(messages)
+
+
+def reader_of(body: ChatRequest | TextRequest, answered: frozenset[Called]) -> Reader | None:
+    """What finds the calls in one choice; calls that are `answered` are left out. None if it can have none."""
+    if not isinstance(body, ChatRequest) or not body.callable_tools:
+        return None
+    single = not body.calls_in_parallel
+    # A call that may have to be left out is read whole, in a text of a grammar too.
+    if body.calls_are_certain and not answered:
+        return EnforcedReader(single=single)
+    return CallReader([tool.name for tool in body.callable_tools], answered, single=single)
 
 
 def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> GenerateRequest:
