@@ -49,7 +49,7 @@ _Blocks = Annotated[
 
 
 class _Message(BaseModel):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | _Blocks
 
 
@@ -71,7 +71,10 @@ class _OutputConfig(BaseModel):
 
 
 class MessagesRequest(Translated):
-    """`POST /v1/messages`. Without `max_tokens` an answer may fill the context."""
+    """`POST /v1/messages`. Without `max_tokens` an answer may fill the context.
+
+    An answer goes on from a last message of the assistant, unless the body says that it begins a new one.
+    """
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
     system: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
@@ -88,9 +91,17 @@ class MessagesRequest(Translated):
         """Messages, tools and limits as chat completions call them."""
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
+        turns: list[dict[str, Any]] = []
+        for each in (each for message in self.messages for each in _turns(message)):
+            # A system message after the user's words holds for their answer; models expect to answer these words.
+            is_after = each["role"] == "system" and bool(turns) and turns[-1]["role"] == "user"
+            turns.insert(len(turns) - is_after, each)
+        is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
+        goes_on = is_begun and self.continue_final_message is None and not self.add_generation_prompt
         system = [{"role": "system", "content": _words(self.system)}] if self.system else []
         return {
-            "messages": [*system, *(each for message in self.messages for each in _turns(message))],
+            "messages": [*system, *turns],
+            "continue_final_message": goes_on or self.continue_final_message,
             "stop": self.stop_sequences,
             "tools": self.tools and [{"type": "function", "function": _function(tool)} for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type) if self.tools else None,

@@ -26,6 +26,7 @@ from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import ShareAudio
+from skydraft.prompts.systems import readable
 from skydraft.prompts.tool_calls import (
     Called,
     CallReader,
@@ -172,6 +173,8 @@ def chat_requests(
             params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if body.choice.gate else plan.checking_start()
+    if any(message.role == "system" for message in messages):
+        messages = readable(edge.vocab, messages)
     request = GenerateRequest(
         tuple(messages),
         plan=plan,

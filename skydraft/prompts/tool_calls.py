@@ -29,6 +29,15 @@ _MAY_ANSWER = (
     "If none does, answer from your own knowledge."
 )
 _MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
+_HOLDING = {
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "enum",
+    "const",
+    "minProperties",
+}  # keywords that say what an object holds
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
@@ -142,12 +151,14 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
 
 
 def _schema_of(tool: Mapping[str, Any]) -> str:
-    schema = tool.get("parameters") or {"properties": {}}
-    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+    given = tool.get("parameters") or {}
+    schema = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else given
+    kinds = schema.get("type", "object") if isinstance(schema, Mapping) else ""
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise PromptError(f"The parameters of the tool '{tool['name']}' must be a schema of an object.")
-    # A tool takes no argument that its schema does not name.
-    closed = {"additionalProperties": False, **schema, "type": "object", "x-guidance": _STYLE}
-    return _for_lark(json.dumps(closed))
+    # A tool takes no argument that its schema does not name; what other keywords name must not be forbidden here.
+    closed = {} if _HOLDING & schema.keys() else {"properties": {}, "additionalProperties": False}
+    return _for_lark(json.dumps({**closed, **schema, "type": "object", "x-guidance": _STYLE}))
 
 
 def _for_lark(schema: str) -> str:

@@ -8,7 +8,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from .running import Running
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.pair import Pair
+
+from .running import Running, gateway
 from .test_structured import ASKED, OTHERS, forced
 
 TOOL: Any = {
@@ -38,6 +41,15 @@ SAME: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"system": [{"type": "text", "text": "慢", "cache_control": {"type": "ephemeral"}}],
          "messages": [{"role": "user", "content": [{"type": "text", "text": "语"}, {"type": "text", "text": "速"}]}]},
         [{"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"}],
+    ),
+    "system messages after the user's": (
+        {"system": "慢", "messages": [
+            {"role": "user", "content": "快"}, {"role": "system", "content": [{"type": "text", "text": "低"}]},
+            {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
+            {"role": "user", "content": "重"}, {"role": "system", "content": "清"}]},
+        [{"role": "system", "content": "慢"}, {"role": "system", "content": "低"}, {"role": "user", "content": "快"},
+         {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
+         {"role": "system", "content": "清"}, {"role": "user", "content": "重"}],
     ),
     "calls and their results": (
         {"tools": [TOOL], "messages": [
@@ -79,6 +91,46 @@ def test_a_stream_has_the_same_text(served: Running) -> None:
     assert "".join(event["delta"]["text"] for event in deltas) == post(served).json()["content"][0]["text"]
     assert stop == {"type": "content_block_stop", "index": 0} and last == {"type": "message_stop"}
     assert delta["delta"]["stop_reason"] == "max_tokens" and delta["usage"]["output_tokens"] == 16
+
+
+def test_an_answer_goes_on_from_a_last_message_of_the_assistant(served: Running) -> None:
+    for begun in ("语速较", "语速 \n", ""):
+        turns: Any = [{"role": "user", "content": "快"}, {"role": "assistant", "content": begun}]
+        want = served.chat(turns, model="skydraft-lossless", continue_final_message=True).json()["choices"][0][
+            "message"
+        ]
+        events = events_of(post(served, messages=turns, stream=True))
+        pieces = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+        assert "".join(pieces) == post(served, messages=turns).json()["content"][0]["text"] == want["content"]
+        blocks = [{"type": "thinking", "thinking": "?", "signature": ""}, {"type": "text", "text": begun}]
+        again = post(served, messages=[turns[0], {"role": "assistant", "content": blocks}]).json()["content"]
+        assert again[0]["text"] == want["content"]
+        anew = served.chat(turns, model="skydraft-lossless").json()["choices"][0]["message"]["content"]
+        for field in ({"continue_final_message": False}, {"add_generation_prompt": True}):
+            assert post(served, messages=turns, **field).json()["content"][0]["text"] == anew
+    use = {"type": "tool_use", "id": "1", "name": "天气", "input": {}}
+    turns = [{"role": "user", "content": "快"}, {"role": "assistant", "content": [use]}]
+    assert post(served, messages=turns, tools=[TOOL]).status_code == 200
+
+
+def test_a_system_message_is_read_where_the_template_takes_only_a_first_one() -> None:
+    edge, cloud = open_toy("toy:drift=0.2", 512, 2), open_toy("toy", 512, 2)
+    strict = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not first') }}{% endif %}"
+    for engine in (edge, cloud):
+        template = "{% for m in messages %}" + strict + "{{ m.content }}{% endfor %}"
+        engine.vocab.chat_template = template
+    turns = [("user", "快"), ("assistant", "高"), ("system", "轻"), ("user", "重"), ("system", "清")]
+    with gateway(Pair(edge, cloud)) as running:
+        said: Any = [{"role": role, "content": text} for role, text in turns]
+        reply = post(running, messages=said, system="慢").json()
+        assert reply["usage"]["input_tokens"] == len(edge.vocab.encode("慢快高轻\n\n清\n\n重"))
+        chat = running.chat(said, model="skydraft-lossless").json()
+        assert chat["usage"]["prompt_tokens"] == len(edge.vocab.encode("快高轻\n\n重\n\n清"))
+        codex: Any = [{"role": "developer", "content": "轻"}, {"role": "user", "content": "重"}]
+        answer = httpx.post(
+            f"{running.v1}/responses", json={"model": "skydraft", "instructions": "慢", "input": codex}, timeout=30
+        )
+        assert answer.json()["usage"]["input_tokens"] == len(edge.vocab.encode("慢\n\n轻重"))
 
 
 @pytest.mark.parametrize(

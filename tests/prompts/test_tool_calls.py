@@ -294,7 +294,7 @@ def test_a_template_that_knows_no_tools_is_told_apart() -> None:
     assert not writes_calls("{{ messages }}") and not writes_calls(None)
 
 
-@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["object", "null"]}, [1]])
+@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["array", "null"]}, [1], {"type": 1}])
 def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
     with pytest.raises(PromptError, match="'f' must be a schema of an object"):
         calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)
