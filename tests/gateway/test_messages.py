@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from skydraft.engines.toy import open_toy
+from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
 
 from .running import Running, gateway
@@ -93,44 +96,53 @@ def test_a_stream_has_the_same_text(served: Running) -> None:
     assert delta["delta"]["stop_reason"] == "max_tokens" and delta["usage"]["output_tokens"] == 16
 
 
-def test_an_answer_goes_on_from_a_last_message_of_the_assistant(served: Running) -> None:
-    for begun in ("语速较", "语速 \n", ""):
-        turns: Any = [{"role": "user", "content": "快"}, {"role": "assistant", "content": begun}]
-        want = served.chat(turns, model="skydraft-lossless", continue_final_message=True).json()["choices"][0][
-            "message"
-        ]
-        events = events_of(post(served, messages=turns, stream=True))
-        pieces = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
-        assert "".join(pieces) == post(served, messages=turns).json()["content"][0]["text"] == want["content"]
-        blocks = [{"type": "thinking", "thinking": "?", "signature": ""}, {"type": "text", "text": begun}]
-        again = post(served, messages=[turns[0], {"role": "assistant", "content": blocks}]).json()["content"]
-        assert again[0]["text"] == want["content"]
-        anew = served.chat(turns, model="skydraft-lossless").json()["choices"][0]["message"]["content"]
-        for field in ({"continue_final_message": False}, {"add_generation_prompt": True}):
-            assert post(served, messages=turns, **field).json()["content"][0]["text"] == anew
-    use = {"type": "tool_use", "id": "1", "name": "天气", "input": {}}
-    turns = [{"role": "user", "content": "快"}, {"role": "assistant", "content": [use]}]
-    assert post(served, messages=turns, tools=[TOOL]).status_code == 200
+@contextmanager
+def written_by(template: str) -> Iterator[tuple[Running, Vocab]]:
+    """A gateway over toys with another chat template."""
+    edge, cloud = open_toy("toy:drift=0.2", 512, 2), open_toy("toy", 512, 2)
+    for engine in (edge, cloud):
+        engine.vocab.chat_template = template
+    with gateway(Pair(edge, cloud)) as running:
+        yield running, edge.vocab
+
+
+def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
+    ends = "{% for m in messages %}{{ m.content }}。{% for c in m.tool_calls or [] %}<tool_call>{{ tools }}{% endfor %}"
+    with written_by(ends + "{% endfor %}") as (running, _):
+
+        def text(**body: Any) -> str:
+            (block,) = post(running, **body).json()["content"]
+            events = events_of(post(running, stream=True, **body))
+            pieces = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+            assert "".join(pieces) == block["text"]
+            return str(block["text"])
+
+        for begun in ("语速较", "语速 \n", "，"):
+            turns: Any = [{"role": "user", "content": "快"}, {"role": "assistant", "content": begun}]
+            chat = {"model": "skydraft-lossless", "continue_final_message": True}
+            goes_on = running.chat(turns, **chat).json()["choices"][0]["message"]["content"]
+            anew = running.chat(turns, model="skydraft-lossless").json()["choices"][0]["message"]["content"]
+            blocks = [{"type": "thinking", "thinking": "?", "signature": ""}, {"type": "text", "text": begun}]
+            assert text(messages=turns) == goes_on != anew
+            assert text(messages=[turns[0], {"role": "assistant", "content": blocks}]) == goes_on
+            assert text(messages=turns, continue_final_message=False) == anew
+            assert text(messages=turns, add_generation_prompt=True) == anew
+        use = {"type": "tool_use", "id": "1", "name": "天气", "input": {}}
+        assert text(messages=[turns[0], {"role": "assistant", "content": [use]}], tools=[TOOL])
 
 
 def test_a_system_message_is_read_where_the_template_takes_only_a_first_one() -> None:
-    edge, cloud = open_toy("toy:drift=0.2", 512, 2), open_toy("toy", 512, 2)
     strict = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not first') }}{% endif %}"
-    for engine in (edge, cloud):
-        template = "{% for m in messages %}" + strict + "{{ m.content }}{% endfor %}"
-        engine.vocab.chat_template = template
     turns = [("user", "快"), ("assistant", "高"), ("system", "轻"), ("user", "重"), ("system", "清")]
-    with gateway(Pair(edge, cloud)) as running:
-        said: Any = [{"role": role, "content": text} for role, text in turns]
+    said: Any = [{"role": role, "content": text} for role, text in turns]
+    codex: Any = [{"role": "developer", "content": "轻"}, {"role": "user", "content": "重"}]
+    with written_by("{% for m in messages %}" + strict + "{{ m.content }}{% endfor %}") as (running, vocab):
         reply = post(running, messages=said, system="慢").json()
-        assert reply["usage"]["input_tokens"] == len(edge.vocab.encode("慢快高轻\n\n清\n\n重"))
+        assert reply["usage"]["input_tokens"] == len(vocab.encode("慢快高轻\n\n清\n\n重"))
         chat = running.chat(said, model="skydraft-lossless").json()
-        assert chat["usage"]["prompt_tokens"] == len(edge.vocab.encode("快高轻\n\n重\n\n清"))
-        codex: Any = [{"role": "developer", "content": "轻"}, {"role": "user", "content": "重"}]
-        answer = httpx.post(
-            f"{running.v1}/responses", json={"model": "skydraft", "instructions": "慢", "input": codex}, timeout=30
-        )
-        assert answer.json()["usage"]["input_tokens"] == len(edge.vocab.encode("慢\n\n轻重"))
+        assert chat["usage"]["prompt_tokens"] == len(vocab.encode("快高轻\n\n重\n\n清"))
+        answer = post(running, "responses", instructions="慢", input=codex, messages=None, max_tokens=None).json()
+        assert answer["usage"]["input_tokens"] == len(vocab.encode("慢\n\n轻重"))
 
 
 @pytest.mark.parametrize(
