@@ -24,8 +24,8 @@ from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import GrammarRefused, SkydraftError
-from skydraft.gateway.answers import PING, Answer, Shape
-from skydraft.gateway.desk import Anew, Desk, Event, Events, GatewayMetrics, Ticket
+from skydraft.gateway.answers import PING, Answer, CompletionsAnswer, Shape
+from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
 from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair, model_card
@@ -37,6 +37,7 @@ from skydraft.gateway.requests import (
     has_audio,
     num_heard,
     read_body,
+    reader_of,
     requests_of,
     without_tools,
 )
@@ -92,7 +93,7 @@ class Interface:
     answer: type[Answer]
 
 
-_CHAT, _TEXT = Interface(ChatRequest, Answer), Interface(TextRequest, Answer)
+_CHAT, _TEXT = Interface(ChatRequest, CompletionsAnswer), Interface(TextRequest, CompletionsAnswer)
 _RESPONSES = Interface(ResponsesRequest, ResponsesAnswer)
 _MESSAGES = Interface(MessagesRequest, MessagesAnswer)
 
@@ -199,9 +200,14 @@ class Gateway:
             if (header := request.headers.get(TRACE_HEADER)) and is_traceparent(header):
                 requests = [replace(each, traceparent=header) for each in requests]
             answered = calls_to_leave_out(asked, requests[0].messages)
-            shape = Shape.of(asked, requests, self.pair.edge.vocab, answered)
-            anew = [Anew(without_tools(asked, each), shape.only_repeats) for each in requests if answered]
-            tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream), anew=anew)
+            shape = Shape.of(asked, requests, self.pair.edge.vocab)
+            tickets, events = self.desk.submit(
+                requests,
+                request.scope["label"],
+                streams=bool(body.stream),
+                reader=partial(reader_of, asked, answered),
+                anew=[without_tools(asked, each) for each in requests if answered],
+            )
         except Exception as error:
             return self._refuse(error, interface)
         self._note(asked, requests, request.scope["label"])

@@ -32,8 +32,12 @@ from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
+from skydraft.prompts.systems import readable
 from skydraft.prompts.tool_calls import (
     Called,
+    CallReader,
+    EnforcedReader,
+    Reader,
     answered_calls,
     as_objects,
     calling_grammar,
@@ -191,6 +195,8 @@ def chat_requests(
             params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if body.choice.gate else plan.checking_start()
+    if any(message.role == "system" for message in messages):
+        messages = readable(edge.vocab, messages)
     request = GenerateRequest(
         tuple(messages),
         plan=plan,
@@ -215,6 +221,17 @@ def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) 
     if not isinstance(body, ChatRequest) or not body.callable_tools or body.must_call or body.choice.repeat_calls:
         return frozenset()
     return answered_calls(messages)
+
+
+def reader_of(body: ChatRequest | TextRequest, answered: frozenset[Called]) -> Reader | None:
+    """What finds the calls in one choice; calls that are `answered` are left out. None if it can have none."""
+    if not isinstance(body, ChatRequest) or not body.callable_tools:
+        return None
+    single = not body.calls_in_parallel
+    # A call that may have to be left out is read whole, in a text of a grammar too.
+    if body.calls_are_certain and not answered:
+        return EnforcedReader(single=single)
+    return CallReader([tool.name for tool in body.callable_tools], answered, single=single)
 
 
 def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> GenerateRequest:

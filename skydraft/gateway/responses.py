@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from skydraft.gateway.answers import Answer, Shape
-from skydraft.gateway.desk import Event
+from skydraft.gateway.answers import Answer, Run, Shape, WrittenCall
 from skydraft.gateway.items import (
     ActItem,
     AllowedFunctions,
@@ -25,10 +24,12 @@ from skydraft.gateway.items import (
     ResultItem,
     as_json,
 )
+from skydraft.gateway.logprobs import chat_logprobs
 from skydraft.gateway.parts import AudioPart, Some, TextPart
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
 from skydraft.gateway.tools import OtherTool
+from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
@@ -153,13 +154,10 @@ def _parts(content: Any) -> Any:
 
 
 class ResponsesAnswer(Answer):
-    """One response under way: its items, made of the chunks of a chat completion. The last item may be open."""
-
-    ending = b""
+    """One response under way: its items. The last one may be open."""
 
     def __init__(self, body: ResponsesRequest, num_choices: int, shape: Shape) -> None:
         super().__init__(body, num_choices, shape)
-        self._body = body
         self._functions = body.functions()
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
         self._items: list[dict[str, Any]] = []
@@ -171,21 +169,16 @@ class ResponsesAnswer(Answer):
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response("in_progress"))
 
-    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
-        """Add an event of the desk; returns events of the stream. Raises the event if it is an error."""
-        for chunk in super().take(index, event):
-            (choice,) = chunk["choices"]
-            self._scored += (choice.get("logprobs") or {"content": []})["content"]
-            if text := choice["delta"].get("content"):
-                yield from self._text(text)
-            for call in choice["delta"].get("tool_calls", ()):
-                yield from self._call(call)
+    def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
+        if self._shape.scored is not None:
+            self._scored += chat_logprobs(self._shape.scored, run.scores)["content"]
+        return super()._write(index, run)
 
-    def _text(self, text: str) -> Iterator[dict[str, Any]]:
+    def _said(self, text: str) -> Iterator[dict[str, Any]]:
         if not self._items or self._items[-1]["type"] != "message":
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "status": "in_progress", "role": "assistant"}
-            yield from self._begin(message | {"content": []})
+            yield from self._open(message | {"content": []})
             self._items[-1]["content"] = [part]
             yield self._event("content_part.added", **self._place, content_index=0, part=dict(part))
         part = self._items[-1]["content"][0]
@@ -194,34 +187,33 @@ class ResponsesAnswer(Answer):
         part["logprobs"] += scored
         yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=scored)
 
-    def _call(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Add a piece of a call, or a new one."""
-        if "id" in call:
-            name, ids = call["function"]["name"], {"id": f"fc_{uuid.uuid4().hex}", "call_id": call["id"]}
-            namespace, tool = self._functions[name]
+    def _called(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+        if piece.name:
+            namespace, tool = self._functions[call.name]
+            ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id}
             item = {"type": "function_call", "status": "in_progress", "name": tool.name, "arguments": ""}
-            yield from self._begin(ids | item | ({"namespace": namespace} if namespace else {}))
-        if more := call["function"]["arguments"]:
-            self._items[-1]["arguments"] += more
-            yield self._event("function_call_arguments.delta", **self._place, delta=more)
+            yield from self._open(ids | item | ({"namespace": namespace} if namespace else {}))
+        self._items[-1]["arguments"] = call.arguments
+        self._items[-1]["status"] = "completed" if call.is_whole else "incomplete"
+        yield self._event("function_call_arguments.delta", **self._place, delta=piece.arguments)
 
-    def _begin(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield from self._end("completed")
+    def _open(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close()
         self._items.append(item)
         yield self._event("output_item.added", output_index=len(self._items) - 1, item=dict(item))
 
-    def _end(self, status: str) -> Iterator[dict[str, Any]]:
+    def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         """Close the last item, if there is one."""
         if not self._items:
             return
         item = self._items[-1]
-        item["status"] = status
         if item["type"] == "message":
+            item["status"] = status
             (part,) = item["content"]
             done = {"text": part["text"], "logprobs": part["logprobs"]}
             yield self._event("output_text.done", **self._place, content_index=0, **done)
             yield self._event("content_part.done", **self._place, content_index=0, part=part)
-        else:
+        elif item["status"] == "completed":  # the arguments of one that was cut are never done
             done = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("function_call_arguments.done", **self._place, **done)
         yield self._event("output_item.done", output_index=len(self._items) - 1, item=item)
@@ -241,9 +233,9 @@ class ResponsesAnswer(Answer):
     def last(self) -> Iterator[dict[str, Any]]:
         """The end of the last item, and the complete response."""
         if not self._items:
-            yield from self._text("")
+            yield from self._said("")
         status = "incomplete" if self.choices[0].finish in _INCOMPLETE else "completed"
-        yield from self._end(status)
+        yield from self._close(status)
         yield self._event(status, response=self._response(status))
 
     def whole(self) -> dict[str, Any]:
