@@ -81,7 +81,7 @@ test-browser: $(READY)
 CLIENTS ?= .venv-conformance
 test-conformance: models
 	$(PYTHON) -m venv $(CLIENTS)
-	grep -vE '^(torch|transformers|llama_cpp_python)==' requirements.lock > $(CLIENTS)/pins.txt
+	grep -vE '^(torch|transformers|accelerate|peft|llama_cpp_python)==' requirements.lock > $(CLIENTS)/pins.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(CLIENTS)/pins.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CLIENTS)/pins.txt \
 		--editable '.[gateway,conformance]'

@@ -11,20 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import GrammarRefused, SkydraftError
 from skydraft.gateway.answers import PING, Answer, CompletionsAnswer, Shape
+from skydraft.gateway.chat_page import PageFiles, index
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
@@ -54,15 +53,6 @@ Body: TypeAlias = ChatRequest | TextRequest | Translated
 Requests: TypeAlias = list[GenerateRequest]
 log = logging.getLogger("skydraft.gateway")
 _LONG_BODY = 64 * 1024  # bytes; a longer one is not read in the event loop
-_PAGE = Path(__file__).parent / "page"
-_PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +130,7 @@ class Gateway:
             routes=[
                 *(Route(path, answer, methods=["POST"]) for path, answer in posts.items()),
                 *(Route(path, answer) for path, answer in gets.items()),
-                Mount("/page", _Page(directory=_PAGE)),
+                Mount("/page", PageFiles()),
             ],
             middleware=[
                 *([cors] if options.origins else []),
@@ -286,7 +276,7 @@ class Gateway:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
     async def _index(self, request: Request) -> Response:
-        return FileResponse(_PAGE / "index.html", headers=_PAGE_HEADERS)
+        return index()
 
 
 class _Writing:
@@ -384,15 +374,6 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._over()
-
-
-class _Page(StaticFiles):
-    """The files of the chat page, with headers that keep other sites from using them."""
-
-    def file_response(self, *args: Any, **options: Any) -> Response:
-        response = super().file_response(*args, **options)
-        response.headers.update(_PAGE_HEADERS)
-        return response
 
 
 async def _gone(request: Request) -> None:
