@@ -19,7 +19,7 @@ import skydraft
 from skydraft.decoding.prices import Prices
 from skydraft.edge.budget import Budget, DaySum
 from skydraft.edge.stock.chat import _HOSTS
-from skydraft.edge.stock.ledger import Ledger, Carried
+from skydraft.edge.stock.ledger import Carried, Ledger
 from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import BudgetSpent, CloudLost, SkydraftError

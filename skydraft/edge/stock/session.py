@@ -26,7 +26,7 @@ from skydraft.decoding.verification import Verification
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
 from skydraft.edge.stock.dialect import MAX_BEST, Body, Row, read_safely
-from skydraft.edge.stock.ledger import Ledger, Carried, Request, Usage
+from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab

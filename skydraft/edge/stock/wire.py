@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, shared_loop
-from skydraft.edge.stock.ledger import Ledger, Carried, Request
+from skydraft.edge.stock.ledger import Carried, Ledger, Request
 from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.refusals import no_connection, refusal
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, SkydraftError, TlsFailure
