@@ -19,7 +19,7 @@ import skydraft
 from skydraft.decoding.prices import Prices
 from skydraft.edge.budget import Budget, DaySum
 from skydraft.edge.stock.chat import _HOSTS
-from skydraft.edge.stock.ledger import Ledger, Load
+from skydraft.edge.stock.ledger import Carried, Ledger
 from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import BudgetSpent, CloudLost, SkydraftError
@@ -133,8 +133,8 @@ def test_a_request_is_sent_again_only_where_the_server_may_have_closed_before_it
     async def ask(wire: Wire) -> None:
         if not is_new:
             await wire.get("/v1/models", 5.0)
-        load = Load(len(PROMPT), PROMPT, 0)
-        await wire.answer(wire.request("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, load), 5.0)
+        carried = Carried(len(PROMPT), PROMPT, 0)
+        await wire.answer(wire.request("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, carried), 5.0)
 
     for most, num_calls, error in ((2, 1 + (not is_new), CloudLost if is_new else None),
                                    (1, 1, CloudLost if is_new else BudgetSpent)):  # fmt: skip

@@ -15,7 +15,7 @@ from skydraft.types import LinkCost
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Carried:
     """What the server has to read: `num_tokens` of prompts; 0 for a request that costs nothing.
 
     A request that carries a text is a call: `generated` are the text's tokens after its prompt, of which the first
@@ -63,27 +63,27 @@ class Ledger:
         known = self._first.usage.num_cached if self._first and self.tells_cached else 0
         return min(known, self._num_prompt_tokens)
 
-    async def allow(self, load: Load) -> None:
+    async def allow(self, carried: Carried) -> None:
         """Take a request from the budget. Raises BudgetSpent instead if it may not go out."""
         await self._budget.settle()
-        if load.generated is not None:
+        if carried.generated is not None:
             self._budget.take()
-        elif load.num_tokens:
+        elif carried.num_tokens:
             self._budget.check()
 
-    def give_back(self, load: Load) -> None:
+    def give_back(self, carried: Carried) -> None:
         """Take back a request that could not go out."""
-        if load.generated is not None:
+        if carried.generated is not None:
             self._budget.give_back()
 
-    def call(self, request: Request, load: Load) -> None:
+    def call(self, request: Request, carried: Carried) -> None:
         """Note a call that goes out."""
-        assert load.generated is not None
+        assert carried.generated is not None
         sent = self.sent
         sent.num_calls += 1
         sent.servers, sent.num_prompt_tokens = [self._server], self._num_prompt_tokens
-        sent.blocks.append((self._num_told, [int(token_id) for token_id in load.generated[self._num_told :]]))
-        self._num_told = load.num_committed
+        sent.blocks.append((self._num_told, [int(token_id) for token_id in carried.generated[self._num_told :]]))
+        self._num_told = carried.num_committed
         if self._first is None or not self._first.is_answered:
             self._first = request
 
@@ -100,35 +100,35 @@ class Ledger:
 class Request:
     """One request and its answer. It may go out twice; the answer is that of the last time."""
 
-    def __init__(self, ledger: Ledger, path: str, content: bytes | None, load: Load) -> None:
+    def __init__(self, ledger: Ledger, path: str, content: bytes | None, carried: Carried) -> None:
         self.path = path
         self.content = content
         self.usage = UNTOLD  # of the last time that it went out
         self.is_answered = False
         self._ledger = ledger
-        self._load = load
+        self._carried = carried
         self._is_allowed = False
 
     async def allow(self) -> None:
         """Raise BudgetSpent if it may not go out now."""
-        await self._ledger.allow(self._load)
+        await self._ledger.allow(self._carried)
         self._is_allowed = True
 
     def go(self) -> None:
         """Note that it goes out, before the first byte does."""
-        num_tokens = self._load.num_tokens
+        num_tokens = self._carried.num_tokens
         self.usage, self._is_allowed = Usage(num_tokens), False
         self._ledger.note(
             LinkCost(bytes_up=len(self.content or b""), num_requests=int(num_tokens > 0), tokens_in=num_tokens)
         )
-        if self._load.generated is not None:
-            self._ledger.call(self, self._load)
+        if self._carried.generated is not None:
+            self._ledger.call(self, self._carried)
 
     def end(self) -> None:
         """Take it back if it did not go out though it was allowed."""
         if self._is_allowed:
             self._is_allowed = False
-            self._ledger.give_back(self._load)
+            self._ledger.give_back(self._carried)
 
     def came(self, num_bytes: int) -> None:
         """Note bytes of the answer."""

@@ -15,7 +15,7 @@ from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
 from skydraft.edge.stock.costs import Costs
 from skydraft.edge.stock.dialect import Dialect, read_safely
-from skydraft.edge.stock.ledger import Load, Request, Usage
+from skydraft.edge.stock.ledger import Carried, Request, Usage
 from skydraft.edge.stock.wire import Events, Wire
 from skydraft.errors import CloudFailure, OptionError
 
@@ -59,7 +59,7 @@ async def check_that_it_goes_on(wire: Wire, met: Met, dialect: Chat, timeout_s: 
     question, begun = "从一数到十，只写汉字，不加标点。", "一二三四五"
     asked = Asked(({"role": "user", "content": question},), "", begun)
     path, body = dialect.going_on(met.model, asked, _NUM_GOING_ON, DecodingParams())
-    request = wire.request(path, body, Load(_most_tokens(question + begun)))
+    request = wire.request(path, body, Carried(_most_tokens(question + begun)))
     text = "".join([told.text async for told in _events(wire, dialect, request, _NUM_GOING_ON, timeout_s)])
     if text.removeprefix(begun if dialect.echoes else "").lstrip().startswith("一二"):
         raise OptionError(
@@ -84,7 +84,7 @@ async def measure(wire: Wire, met: Met, timeout_s: float) -> tuple[float, tuple[
         began = time.perf_counter()
         num_rows = num_drafts + 1
         path, body = dialect.checking(met.model, ids, [at % 7 for at in range(num_drafts)], 0)
-        request = wire.request(path, body, Load(sum(PROMPT_LEN + at for at in range(num_rows))))
+        request = wire.request(path, body, Carried(sum(PROMPT_LEN + at for at in range(num_rows))))
         read_safely(dialect.checked, await wire.answer(request, timeout_s), num_rows)
         request.says(Usage(num_written=num_rows))
         check_ms.append((time.perf_counter() - began) * 1e3)
@@ -100,12 +100,12 @@ async def written(
         text = f"{hash(tuple(ids)) % 10**6} {SAMPLE * (len(ids) // 32)}"  # other ids, another text from its start
         asked = Asked(({"role": "user", "content": text},), text, "")
         path, body = dialect.going_on(met.model, asked, num_tokens, DecodingParams())
-        request = wire.request(path, body, Load(_most_tokens(text)))
+        request = wire.request(path, body, Carried(_most_tokens(text)))
         async for told in _events(wire, dialect, request, num_tokens, timeout_s):
             yield bool(told.text), told.usage.num_cached
     else:
         path, body = dialect.writing(met.model, ids, num_tokens, 0)
-        request = wire.request(path, body, Load(len(ids)))
+        request = wire.request(path, body, Carried(len(ids)))
         async for read in _events(wire, dialect, request, num_tokens, timeout_s):
             yield len(read.rows), read.usage.num_cached
 

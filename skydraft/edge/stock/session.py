@@ -26,7 +26,7 @@ from skydraft.decoding.verification import Verification
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
 from skydraft.edge.stock.dialect import MAX_BEST, Body, Row, read_safely
-from skydraft.edge.stock.ledger import Ledger, Load, Request, Usage
+from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
@@ -351,10 +351,10 @@ class StockSession:
 
     def _request(self, met: Met, path: str, body: Body, num_tokens: int, text: TokenIds) -> Request:
         """A request that carries a text, prompt included; the server reads `num_tokens` of prompts."""
-        load = Load(num_tokens, text[len(self._prompt) :], len(self._context.generated))
+        carried = Carried(num_tokens, text[len(self._prompt) :], len(self._context.generated))
         scope = self._asked.cache_scope
         salt = {met.dialect.salt: scope} if met.dialect.salt and scope else {}
-        return self._wire.request(path, {**body, **salt}, load)
+        return self._wire.request(path, {**body, **salt}, carried)
 
     def _newly_cached(self) -> int:
         """Cached tokens of the prompt that were not told yet."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, shared_loop
-from skydraft.edge.stock.ledger import Ledger, Load, Request
+from skydraft.edge.stock.ledger import Carried, Ledger, Request
 from skydraft.edge.stock.pool import Pool
 from skydraft.errors import (
     CloudFailure,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
-_NOTHING = Load()
+_NOTHING = Carried()
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
@@ -57,9 +57,9 @@ class Wire:
         """The address of a path."""
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self._root + path
 
-    def request(self, path: str, body: Mapping[str, Any] | None = None, load: Load = _NOTHING) -> Request:
+    def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _NOTHING) -> Request:
         """A request that is not sent yet; without a body it is a GET."""
-        return Request(self.ledger, path, None if body is None else as_json(body), load)
+        return Request(self.ledger, path, None if body is None else as_json(body), carried)
 
     async def get(self, path: str, timeout_s: float) -> Any:
         """The JSON at a path. Raises a SkydraftError."""
