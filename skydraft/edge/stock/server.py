@@ -313,7 +313,7 @@ class StockServer:
     async def close(self) -> None:
         """Drop the connections."""
         await self._pool.close()
-        await self.wire.ledger.close()
+        await self.wire.ledger.settle()
 
 
 def _roots(url: str, path: str, api: str) -> tuple[str, str]:
