@@ -103,9 +103,10 @@ class Front:
         self._is_up.set()
         self._loop.run_forever()
         server.close()
+        self._loop.run_until_complete(asyncio.sleep(0.05))  # what is being accepted
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0.01))
+        self._loop.run_until_complete(asyncio.sleep(0.05))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 

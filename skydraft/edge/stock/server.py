@@ -311,7 +311,9 @@ class StockServer:
         await self._pool.renew()
 
     async def close(self) -> None:
-        """Drop the connections."""
+        """Drop the connections, and measure no further."""
+        if self._learning is not None:
+            self._learning.cancel()
         await self._pool.close()
         await self.wire.ledger.settle()
 
