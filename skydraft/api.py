@@ -98,7 +98,7 @@ def connect(
     (auto: as it says itself), and `token` is its key. `model` chooses one of several models there. Its tokens may
     depend on what else it computes, so blocks are drafted for it in gated plans alone, or with `execution` throughput.
     `price` "HIT,MISS,OUT" gives prices of a million tokens: cached, read, written; once the requests of a day have cost
-    `max_cost`, or the target was asked `max_calls` times in a day, texts go on without the server.
+    `max_cost` over all processes, or this one asked the target `max_calls` times, texts go on without the server.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions, with one token and one TLS setup
     for all. A text stays at its server until that server is lost, and then continues at another. Connections beyond

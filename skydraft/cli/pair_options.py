@@ -249,7 +249,8 @@ _SERVER = [
            type=CloudApi),
     option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server without skydraft: cached, read, written. "
            "Stats then have the cost."),
-    option("--max-cost", "X", "Go on without that server once the requests of a day have cost X.", type=float),
+    option("--max-cost", "X", "Go on without that server once its requests of a day (UTC), from all processes, "
+           "have cost X.", type=float),
     option("--max-calls", "N", "Go on without the cloud once this process has asked it N times in a day (UTC).",
            type=int),
     option("--cloud-token-file --cloud-key-file token_file", "FILE", "File with the token or key for the server.",

@@ -35,9 +35,10 @@ class Stats:
     forwards, prefill included. overhead_ms: the rest, without queue and wire. bytes: messages of the protocol, both
     ways; shared_bytes: the part of bytes_up for features of speech, repeats included. prefill_ms: the part of draft_ms
     and target_ms for the prompt. encode_ms: the part of prefill_ms for the prompt's audio. cached_tokens: prompt tokens
-    that were in the KV cache. exact: whether the target's tokens do not depend on what else it computes. Of a server
-    without skydraft: num_requests; tokens_in, those that it read, and tokens_hit, the part that it said to have had in
-    its cache; tokens_out, those that it wrote; cost, their price, if prices are known.
+    that were in the KV cache at the first request. exact: whether the target's tokens do not depend on what else it
+    computes. Of a server without skydraft, over all requests: num_requests; tokens_in, those that it read, and
+    tokens_hit, the part that it said to have had in its cache; tokens_out, those that it wrote; cost, their price, if
+    prices are known.
     """
 
     num_tokens: int

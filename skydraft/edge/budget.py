@@ -106,9 +106,9 @@ class Budget:
         self._begin_day()
         self._unsettled += self.prices.of(link) if self.prices else 0.0
 
-    async def settle(self, *, is_last: bool = False) -> None:
+    async def settle(self, *, is_known: bool = False) -> None:
         """Bring what was paid into the sum of the day, and learn that sum. Raises BudgetSpent where it cannot be kept
-        and has a limit, unless this `is_last`: then nothing more will be asked."""
+        and has a limit, unless it `is_known` what may be asked."""
         if self.day_sum is None or self.prices is None:
             return
         async with self._settling:
@@ -120,7 +120,7 @@ class Budget:
                 self._day, self._settled = await asyncio.shield(adding)  # it ends whoever is cancelled here
             except OSError as error:
                 self._settled, self._unsettled = self._settled - cost, self._unsettled + cost
-                if self._max_cost is not None and not is_last:
+                if self._max_cost is not None and not is_known:
                     raise BudgetSpent(f"what they cost cannot be kept in {self.day_sum.path} ({error}).") from error
 
     def _begin_day(self) -> None:

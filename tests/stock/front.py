@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from tests.stock.fakes import GENERATING
 
 # Counts that a server tells of its cache, in the words of all dialects.
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_n)": ?(\d+)')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_n|cache)": ?(\d+)')
 _DATA = re.compile(rb"^data: ?(\{.*\})\r?$", re.M)
 _ANSWERS = {
     "500": b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\n{}", "503": b"HTTP/1.1 503 X\r\nContent-Length: 2\r\n\r\n{}",
@@ -78,6 +78,7 @@ class Front:
         self.posts: list[Post] = []
         self.fates: deque[str] = deque()
         self.num_open = 0  # connections
+        self.hung_up: set[str] = set()  # paths, whatever the fates
         self._loop = asyncio.new_event_loop()
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -102,9 +103,10 @@ class Front:
         self._is_up.set()
         self._loop.run_forever()
         server.close()
+        self._loop.run_until_complete(asyncio.sleep(0.05))  # what is being accepted
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0.01))
+        self._loop.run_until_complete(asyncio.sleep(0.05))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -124,6 +126,7 @@ class Front:
                 method, path, _ = head.decode().split(" ", 2)
                 length = re.search(rb"(?i)content-length: *(\d+)", head)
                 fate = self.fates.popleft() if self.fates and path in GENERATING else ""
+                fate = "hangs up" if path in self.hung_up else fate
                 body = await reader.readexactly(int(length[1])) if length else b""
                 post = Post(path, json.loads(body or b"{}"), len(body))
                 if method == "POST":

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -299,3 +302,21 @@ def test_without_a_place_for_the_sum_a_limit_lets_nothing_out(tmp_path: Path, mo
             assert not front.generating
         with closing(skydraft.connect(front.url, price="1,1,1")) as cloud:
             assert write(cloud, "cloud").run().receipt.cost
+
+
+def test_what_was_sent_by_a_process_that_was_killed_is_in_the_sum(tmp_path: Path) -> None:
+    """It is noted before the first byte leaves."""
+    with fake("llama-server", TARGET) as server, Front(server.url) as front:
+        front.fates += ["silent"] * 3
+        ask = (
+            "import skydraft, sys\n"
+            "from tests.hostile.texts import write\n"
+            "write(skydraft.connect(sys.argv[1], price='0,1e6,0'), 'cloud').run()\n"
+        )
+        env = os.environ | {"SKYDRAFT_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+        with subprocess.Popen([sys.executable, "-c", ask, front.url], env=env) as process:
+            Fake.wait_until(lambda: bool(front.generating))
+            process.kill()
+        assert len(front.generating) == 1
+    [cost] = json.loads((tmp_path / "spent.json").read_text())["costs"].values()
+    assert cost == len(PROMPT)

@@ -65,7 +65,8 @@ class Ledger:
 
     async def allow(self, carried: Carried) -> None:
         """Take a request from the budget. Raises BudgetSpent instead if it may not go out."""
-        await self._budget.settle()
+        if carried.num_tokens:
+            await self._budget.settle()
         if carried.generated is not None:
             self._budget.take()
         elif carried.num_tokens:
@@ -92,9 +93,9 @@ class Ledger:
         self._budget.pay(cost)
         self.spent += cost if self.tells_cached else replace(cost, tokens_hit=0)
 
-    async def close(self) -> None:
+    async def settle(self) -> None:
         """Bring all costs into the sum of the day."""
-        await self._budget.settle(is_last=True)
+        await self._budget.settle(is_known=True)
 
 
 class Request:
@@ -114,8 +115,8 @@ class Request:
         await self._ledger.allow(self._carried)
         self._is_allowed = True
 
-    def go(self) -> None:
-        """Note that it goes out, before the first byte does."""
+    async def go(self) -> None:
+        """Note that it goes out, before the first byte does: whatever becomes of this process, it is in the sum."""
         num_tokens = self._carried.num_tokens
         self.usage, self._is_allowed = Usage(num_tokens), False
         self._ledger.note(
@@ -123,6 +124,8 @@ class Request:
         )
         if self._carried.generated is not None:
             self._ledger.call(self, self._carried)
+        if num_tokens:
+            await self._ledger.settle()
 
     def end(self) -> None:
         """Take it back if it did not go out though it was allowed."""

@@ -311,9 +311,11 @@ class StockServer:
         await self._pool.renew()
 
     async def close(self) -> None:
-        """Drop the connections."""
+        """Drop the connections, and measure no further."""
+        if self._learning is not None:
+            self._learning.cancel()
         await self._pool.close()
-        await self.wire.ledger.close()
+        await self.wire.ledger.settle()
 
 
 def _roots(url: str, path: str, api: str) -> tuple[str, str]:

@@ -246,7 +246,7 @@ class StockSession:
     async def close(self) -> None:
         """End the text."""
         self.break_off()
-        await self._ledger.close()
+        await self._ledger.settle()
 
     async def _meet(self, text: TokenIds, waiting: Waiting) -> Met:
         """The server's model, asked for unless it is writing after `text`. Raises TargetChanged if it is another one

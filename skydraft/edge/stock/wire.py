@@ -155,7 +155,7 @@ class Wire:
             nonlocal is_new
             is_new = is_new or event == "connection.connect_tcp.started"
             if event.endswith(".send_request_headers.started") and given["request"].method != b"CONNECT":
-                request.go()
+                await request.go()
 
         while True:
             await request.allow()
