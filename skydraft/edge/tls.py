@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import ssl
 from dataclasses import dataclass
 
-from skydraft.errors import OptionError
+from skydraft.errors import CloudLost, OptionError, SkydraftError, TlsFailure
 from skydraft.protocol.address import is_loopback, parse_address
 
 _GREETING_S = 1.0  # timeout of the handshake
@@ -85,3 +86,14 @@ class ServerOptions:
     def is_here(self) -> bool:
         """Whether the server is on this machine."""
         return is_loopback(parse_address(self.address)[0])
+
+
+async def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftError:
+    """What an error means before a server's first answer: one that closes the connection at once may want TLS."""
+    is_shut = isinstance(error, CloudLost) and "Socket closed" in error.message
+    if not is_shut or options.uses_tls:
+        return error
+    if not await asyncio.to_thread(speaks_tls, *parse_address(options.address)):
+        return error
+    hint = "Give the certificate that signs its own with --tls-ca."
+    return TlsFailure(f"The server at {options.target} wants TLS, and this connection is plaintext.", hint=hint)
