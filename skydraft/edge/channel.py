@@ -18,12 +18,13 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from skydraft.characters import one_line
-from skydraft.edge.tls import ServerOptions, refused_plaintext
+from skydraft.edge.tls import ServerOptions, first_error
 from skydraft.errors import (
     CloudDraining,
     CloudFailure,
     CloudLost,
     CloudTimeout,
+    OptionError,
     ProtocolError,
     SessionNotFound,
     SkydraftError,
@@ -124,7 +125,13 @@ class EventLoop:
         self._loop.call_later(_TICK_S, self._tick)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
-        """Start work on the loop. Raises CloudLost while the interpreter ends."""
+        """Start work on the loop. Raises CloudLost while the interpreter ends, OptionError in a forked process."""
+        if self is not _shared:
+            work.close()
+            raise OptionError(
+                "This process was forked after a cloud was used, so it cannot use it.",
+                hint="Start processes with the method spawn, or use the cloud in them alone.",
+            )
         return Awaited(self._loop, work)
 
     def post(self, work: Callable[[], Any]) -> None:
@@ -135,7 +142,7 @@ class EventLoop:
     def _stop(self) -> None:
         self.post(lambda: self._loop.create_task(self._wind_up()))
         self._thread.join(2.0)
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() and not self._loop.is_running():  # after a fork it is neither
             self._loop.close()
 
     async def _wind_up(self) -> None:
@@ -230,11 +237,9 @@ class Channel:
         return reply
 
     async def reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
-        """The error of a failed call. If the server closed the connection at once, it may want TLS."""
+        """The error of a failed call."""
         meant = from_rpc(error)
-        is_shut = isinstance(meant, CloudLost) and "Socket closed" in meant.message
-        may_be_tls = is_shut and not self.options.uses_tls and not self.heard_at
-        return (await asyncio.to_thread(refused_plaintext, self.options) if may_be_tls else None) or meant
+        return meant if self.heard_at else await first_error(meant, self.options)
 
     async def ping(self, timeout_s: float) -> float:
         """Ping the server, once for all who ask meanwhile; returns the round trip in ms. Raises CloudLost."""

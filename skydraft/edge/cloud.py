@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from skydraft.decoding.context import Committed
@@ -184,4 +185,5 @@ class Cloud:
 
     def close(self) -> None:
         """Close the connections."""
-        self._servers.loop.begin(self._servers.close()).result()
+        with suppress(OptionError):  # in a forked process they are the parent's
+            self._servers.loop.begin(self._servers.close()).result()

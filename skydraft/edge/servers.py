@@ -27,6 +27,8 @@ _AVOID_S = 5.0  # a lost server is tried last for this long
 _CLOSE_S = 1.0  # time for the open closes of sessions
 _ONE_FAMILY = "Choose two models of one family."
 
+_loop: EventLoop | None = None
+
 
 class Servers:
     """The servers of a list, their channels, and facts about them. All generations with this list share it."""
@@ -47,8 +49,10 @@ class Servers:
 
     @property
     def loop(self) -> EventLoop:
-        """The event loop of the channels."""
-        return shared_loop()
+        """The event loop of the channels: after a fork it stays that of the parent, as gRPC runs on no other."""
+        global _loop
+        _loop = _loop or shared_loop()
+        return _loop
 
     @property
     def uses_tls(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import ssl
 from dataclasses import dataclass
 
-from skydraft.errors import OptionError, TlsFailure
+from skydraft.errors import CloudLost, OptionError, SkydraftError, TlsFailure
 from skydraft.protocol.address import is_loopback, parse_address
 
 _GREETING_S = 1.0  # timeout of the handshake
@@ -87,9 +88,12 @@ class ServerOptions:
         return is_loopback(parse_address(self.address)[0])
 
 
-def refused_plaintext(options: ServerOptions) -> TlsFailure | None:
-    """The error of a plaintext connection that the server closed at once, if the server speaks TLS, as it may."""
-    if not speaks_tls(*parse_address(options.address)):
-        return None
+async def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftError:
+    """What an error means before a server's first answer: one that closes the connection at once may want TLS."""
+    is_shut = isinstance(error, CloudLost) and "Socket closed" in error.message
+    if not is_shut or options.uses_tls:
+        return error
+    if not await asyncio.to_thread(speaks_tls, *parse_address(options.address)):
+        return error
     hint = "Give the certificate that signs its own with --tls-ca."
     return TlsFailure(f"The server at {options.target} wants TLS, and this connection is plaintext.", hint=hint)

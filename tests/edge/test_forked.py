@@ -1,0 +1,75 @@
+"""A process that was forked after a cloud was used: the threads of its connections stayed behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from skydraft.engines.toy import open_toy
+
+from ..serving import PATIENCE_S, serving
+from ..stock.fakes import fake
+
+# Uses a cloud, forks, and tells what becomes of it in the child: texts of the same cloud, of a new one, and one that
+# the parent began.
+PROGRAM = """
+import os, sys
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.engines.toy import open_toy
+from skydraft.errors import SkydraftError
+
+def write(cloud, mode="cloud"):
+    params = DecodingParams(max_new_tokens=8)
+    return skydraft.generate("语速", edge=open_toy("toy"), cloud=cloud, plan=make_plan(mode), params=params, raw=True)
+
+def told(write):
+    try:
+        print(type(write()).__name__, flush=True)
+    except SkydraftError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+
+cloud = skydraft.connect(sys.argv[1], timeout_s=5)
+write(cloud).run()
+begun = iter(write(cloud))
+next(begun)
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+told(lambda: next(begun) and list(begun))
+told(lambda: write(cloud).run())
+told(lambda: write(cloud, "quality").run())
+told(lambda: write(skydraft.connect(sys.argv[1], timeout_s=5)).run())
+cloud.close()
+os._exit(0)  # as processes of multiprocessing end
+"""
+
+
+@contextmanager
+def served(kind: str) -> Iterator[str]:
+    if kind == "stock":
+        with fake("vllm", open_toy("toy")) as server:
+            yield server.url
+    else:
+        with serving(open_toy("toy")) as server:
+            yield server.address
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("kind", ["ours", "stock"])
+def test_a_forked_process_is_told_so(kind: str) -> None:
+    """gRPC hung or raised an error of asyncio; HTTP is made anew, but not for a text that the parent began."""
+    with served(kind) as address:
+        program = [sys.executable, "-c", PROGRAM, address]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    for line in lines if kind == "ours" else lines[:1]:
+        assert line.startswith("OptionError: This process was forked after a cloud was used"), lines
+    if kind == "stock":
+        assert lines[1:] == ["Generation"] * 3
