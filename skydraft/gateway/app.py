@@ -155,7 +155,7 @@ class Gateway:
             del data
             if asked.model == PREFIX and not asked.choice.local_only:
                 await self._look()
-            given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
+            given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"], asked.cache_salt)
             requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
             if self._is_shared():
                 requests = [replace(each, shares_target=True) for each in requests]
@@ -382,6 +382,6 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _scope_of(label: str) -> str:
+def _scope_of(label: str, salt: str | None) -> str:
     """The KV scope of a label's conversations. It is a hash, since the cloud must not learn the label."""
-    return hashlib.sha256(label.encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((label, salt)).encode()).hexdigest()[:16]

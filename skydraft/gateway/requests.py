@@ -169,6 +169,10 @@ def chat_requests(
     """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
     if has_audio(body) and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
+    for name in body.chat_template_kwargs or {}:  # one that the template does not know changes nothing
+        if re.search(rf"\b{re.escape(name)}\b", edge.vocab.chat_template or ""):
+            param = f"chat_template_kwargs.{name}"
+            raise Refusal(400, f"{param}: The chat template reads it, and it cannot be set here.", param=param)
     if body.left_out:
         _warn_of(tuple(body.left_out))
     messages = _messages(body.messages)

@@ -164,6 +164,8 @@ class AnyRequest(Checked):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
+    cache_salt: str | None = Field(None, max_length=1024)  # what is kept is shared by requests of one salt alone
+    chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(64)] = None
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @field_validator("stop")

@@ -32,7 +32,7 @@ FOLLOWED: dict[str, Any] = {
     "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "max_tokens": 2, "min_tokens": 1, "model": "skydraft-edge",
     "presence_penalty": 0.5, "repetition_penalty": 1.1, "seed": 4, "stop": ["x"], "stop_token_ids": [5],
     "stream": False, "stream_options": {"include_usage": True}, "temperature": 0.5, "top_k": 3, "top_p": 0.5,
-    "min_p": 0.1,
+    "min_p": 0.1, "cache_salt": "a",
 }  # fmt: skip
 FOLLOWED_IN: dict[str, dict[str, Any]] = {
     "chat": {
@@ -63,7 +63,8 @@ HARMLESS: dict[str, Any] = {
     "cache_control": {"type": "ephemeral"}, "inference_geo": "eu", "output_config": {"effort": "low"},
     "thinking": {"type": "disabled"}, "betas": ["a"],
     # vLLM and SGLang
-    "cache_salt": "a", "include_reasoning": True, "kv_transfer_params": {"a": 1}, "length_penalty": 1.5,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "include_reasoning": True, "kv_transfer_params": {"a": 1}, "length_penalty": 1.5,
     "mm_processor_kwargs": {"a": 1}, "priority": 0, "request_id": "a", "rid": "a", "session_id": "a",
     "separate_reasoning": True, "spaces_between_special_tokens": False, "stream_interval": 2,
     "thinking_token_budget": 100, "truncation_side": "left", "vllm_xargs": {"a": 1},
@@ -231,6 +232,24 @@ def test_a_stop_token_outside_the_vocabulary_is_refused(served: Running) -> None
     for ids, mode in itertools.product(([10**6], [-1], [2**40]), ("edge", "cloud")):
         status, param, _ = refused(post(served, "chat", stop_token_ids=ids, model=f"skydraft-{mode}"))
         assert status == 400 and param.startswith("stop_token_ids")
+
+
+def test_an_argument_that_the_chat_template_reads_is_refused_by_name(served: Running) -> None:
+    """The toy's template reads `tools` and `messages`."""
+    status, param, _ = refused(post(served, "chat", chat_template_kwargs={"a": 1, "tools": []}))
+    assert (status, param) == (400, "chat_template_kwargs.tools")
+
+
+def test_a_salt_keeps_what_was_read_apart() -> None:
+    """vLLM's field against guessing what others asked: the time or `cached_tokens` would tell."""
+    with gateway() as served:
+
+        def cached(salt: str | None) -> int:
+            usage = served.chat("语" * 1200, model="skydraft-edge", cache_salt=salt).json()["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached("a") == 0 < cached("a")
+        assert cached("b") == cached(None) == 0
 
 
 def test_a_byte_order_mark_before_a_body_is_dropped(served: Running) -> None:
