@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -43,11 +44,21 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
 
 
 def _try(host: str, port: int) -> None:
-    """Bind once before gRPC does, which would not say why it cannot. Raises OSError."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
+    """Bind once before gRPC does, which would not say why it cannot, and would leave out an address that is taken.
+
+    Raises OSError, unless the port is free at all addresses of the host that this machine has.
+    """
+    failed, found = list[OSError](), socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            failed.append(error)
+    failed.sort(key=lambda error: error.errno != errno.EADDRINUSE)
+    if failed and (failed[0].errno == errno.EADDRINUSE or len(failed) == len(found)):
+        raise failed[0]
 
 
 def _credentials(cert: Path, key: Path) -> grpc.ServerCredentials:

@@ -102,6 +102,17 @@ def test_a_taken_port_is_refused_before_the_model_is_loaded() -> None:
             serve(lambda: pytest.fail("it was loaded"), options, lambda worker, port: None)
 
 
+def test_a_port_that_is_taken_at_one_address_of_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC would listen at the other address alone, and clients would reach somebody else."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name in ("127.0.0.2", "10.255.255.1"):  # another of this machine, and one that is not of this machine
+            both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in (name, "127.0.0.1")]
+            monkeypatch.setattr("skydraft.cloud.listening.socket.getaddrinfo", lambda *_, found=both, **__: found)
+            with pytest.raises(OptionError, match="Address already in use"):
+                serve(lambda: pytest.fail("it was loaded"), ServeOptions(host="localhost", port=port), print)
+
+
 def test_wrong_tokens_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("nothing\n")
     with pytest.raises(OptionError, match="LABEL TOKEN"):
