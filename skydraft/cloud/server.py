@@ -207,6 +207,8 @@ def _serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)  # the next one ends the process
 
+    # The first process of a container ends at no signal without a handler.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run(listener.start())
     try:
         with closing(load()) as worker:

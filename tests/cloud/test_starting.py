@@ -119,14 +119,16 @@ def test_wrong_tokens_are_refused_before_the_model_is_loaded(tmp_path: Path) -> 
         serve(lambda: pytest.fail("it was loaded"), ServeOptions(port=0, token_file=tmp_path / "tokens"), print)
 
 
-@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt()])
-def test_a_model_that_does_not_load_frees_the_port(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt(), None])
+def test_a_model_that_does_not_load_and_a_signal_free_the_port(error: BaseException | None) -> None:
     options = ServeOptions(port=free_port())
 
-    def load() -> Worker:
-        raise error
+    def load() -> Any:
+        if error is not None:
+            raise error
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(type(error)):
+    with signals_as_before(), pytest.raises(type(error) if error else KeyboardInterrupt):
         serve(load, options, print)
     socket.create_server(("127.0.0.1", options.port)).close()
 
