@@ -84,11 +84,13 @@ class Listener:
     """The port of a server and who may come in, from before its model is loaded to the end.
 
     Until `calls` have methods each is answered with UNAVAILABLE and the reason; connections made until then stay. Call
-    `start`, then `stop`, on one event loop. Raises OptionError for a wrong file of tokens.
+    `start`, then `stop`, on one event loop. A model that takes audio gets larger messages. Raises OptionError for a
+    wrong file of tokens.
     """
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, *, takes_audio: bool) -> None:
         self._options = options
+        self._most_bytes = min(options.limits.message_bytes(takes_audio=takes_audio), _INT32_MAX)
         self.keyring = Keyring(options.token_file)
         self.calls = Calls()
         self._watching: asyncio.Future[None] | None = None
@@ -98,7 +100,7 @@ class Listener:
         limits = self._options.limits
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", min(limits.message_bytes(takes_audio=True), _INT32_MAX)),
+                ("grpc.max_receive_message_length", self._most_bytes),
                 _ONE_LISTENER,
                 *FEW_FRAMES,
                 ("grpc.keepalive_permit_without_calls", 1),

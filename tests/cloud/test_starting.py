@@ -113,6 +113,28 @@ def test_a_port_that_is_taken_at_one_address_of_the_host_is_refused(monkeypatch:
                 serve(lambda: pytest.fail("it was loaded"), ServeOptions(host="localhost", port=port), print)
 
 
+@pytest.mark.parametrize("may_take_audio", [False, True])
+def test_a_message_too_large_for_a_model_of_text_is_refused_whatever_was_known_before(may_take_audio: bool) -> None:
+    options, told = ServeOptions(port=free_port(), grace_s=0.0), list[tuple[grpc.StatusCode, str]]()
+
+    def asked() -> None:
+        try:
+            with grpc.insecure_channel(f"127.0.0.1:{options.port}") as channel:
+                call = channel.stream_stream("/skydraft.verifier.v2.Verifier/Session")(iter([bytes(300_000)]))
+                with suppress(grpc.RpcError):
+                    list(call)
+                told.append((call.code(), str(call.details())))
+        finally:
+            end()
+
+    with signals_as_before():
+        ready = lambda worker, port: threading.Thread(target=asked).start()  # noqa: E731
+        serve(toy, options, ready, may_take_audio=may_take_audio)
+    # gRPC's own refusal, or ours; an edge reads both as a limit.
+    assert told[0][0] is grpc.StatusCode[("RESOURCE_EXHAUSTED", "OUT_OF_RANGE")[may_take_audio]]
+    assert "larger" in told[0][1]
+
+
 def test_wrong_tokens_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("nothing\n")
     with pytest.raises(OptionError, match="LABEL TOKEN"):
