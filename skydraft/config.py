@@ -53,13 +53,15 @@ class DecodingParams:
     `full_stop_gap` count CJK characters since the last punctuation, before which comma-like tokens are banned
     and full-stop-like ones shifted by `full_stop_shift`.
     `grammar` ("" is off) is the grammar of the whole text, as `skydraft.json_schema` and `skydraft.regex` write it.
-    Stopping: `sentences` (0 is off; a grammar excludes it), `stop` strings, `max_new_tokens`.
+    Stopping: `sentences` (0 is off; a grammar excludes it), `stop` strings, `stop_token_ids` (they end a text as end
+    tokens do; rising), `max_new_tokens`.
     """
 
     max_new_tokens: int = _option(128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; when comparing, 64).")
     min_new_tokens: int = _option(0, 0, _INT32_MAX, "N", "Do not stop before N tokens, unless --sentences are written.")
     sentences: int = _option(0, 0, _INT32_MAX, "N", "Stop after N sentences; 0 is no limit.")
     stop: tuple[str, ...] = _option((), 0, 0, "TEXT", "Stop before TEXT; can be repeated.")
+    stop_token_ids: tuple[int, ...] = _option((), 0, _INT32_MAX, None, "")
     temperature: float = _option(0.0, 0, 100, "T", "How random choices are; 0 always takes the likeliest token.")
     top_k: int = _option(0, 0, _INT32_MAX, "K", "Choose among the K likeliest tokens; 0 is all.")
     top_p: float = _option(
@@ -108,8 +110,9 @@ class DecodingParams:
         if not all(self.stop):
             raise OptionError("--stop must not be empty.", hint="Give at least one character.")
         biased = [token_id for token_id, _ in self.logit_bias]
-        if biased != sorted(set(biased)) or min(biased, default=0) < 0:
-            raise OptionError("The ids of --logit-bias must be token ids, each given once.")
+        for name, ids in (("--logit-bias", biased), ("--stop-token-ids", list(self.stop_token_ids))):
+            if ids != sorted(set(ids)) or min(ids, default=0) < 0:
+                raise OptionError(f"The ids of {name} must be token ids, each given once.")
         if self.grammar:
             check_grammar(self.grammar)
             if self.sentences:
@@ -153,6 +156,10 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
     chosen = {name: value for name, value in given.items() if value is not None}
     if "stop" in chosen:
         chosen["stop"] = tuple(chosen["stop"])
+    if "stop_token_ids" in chosen:
+        chosen["stop_token_ids"] = tuple(sorted(set(chosen["stop_token_ids"])))
+    if 0 < chosen.get("temperature", 0) < _LOWEST_TEMPERATURE:
+        chosen["temperature"] = 0.0
     if "logit_bias" in chosen:
         chosen["logit_bias"] = tuple(sorted((int(token_id), float(bias)) for token_id, bias in chosen["logit_bias"]))
     return replace(DecodingParams(), **{**(STYLES[style] if style else {}), **chosen})

@@ -33,6 +33,7 @@
         ├── SessionTaken        another generation uses this session number
         ├── Diverged            the two sides have different texts of the same length
         └── CloudFailure        the server failed; its log says why
+            └── ContentFiltered the server refuses the text for what it says
 
 Every message is one line; `hint` is the next thing to do. The code that raises an error names options as flags of the
 command line (--temperature). `line` keeps the flags; `message`, `hint` and `str` have Python's names (temperature).
@@ -292,3 +293,7 @@ class Diverged(CloudError):
 
 class CloudFailure(CloudError):
     """The server failed; its log says why."""
+
+
+class ContentFiltered(CloudFailure):
+    """The server refuses the text so far, or what it was about to write, for what it says."""

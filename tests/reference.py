@@ -91,7 +91,7 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     text = vocab.decode(generated)
     said = params.sentences and Said().then(text.encode()).has(params.sentences)
     if len(generated) < params.min_new_tokens and not said:
-        edited[list(vocab.end_ids)] = -np.inf
+        edited[[*vocab.end_ids, *params.stop_token_ids]] = -np.inf
     content = [token_id for token_id in generated if _is_content(vocab, token_id)]
     for token_id in sorted(set(content)):
         _scale(edited, token_id, params.content_penalty)

@@ -141,6 +141,7 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
         "full_stop_shift": st.floats(-20, 0),
         "no_repeat_ngram_size": st.integers(1, 4),
         "min_new_tokens": st.integers(1, 20),
+        "stop_token_ids": st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=3),
         "sentences": st.integers(1, 3),
         "stop": st.lists(st.sampled_from(["我们", "ab", "员", "。你", "在说", "3.", "，"]), min_size=1, max_size=3),
     }

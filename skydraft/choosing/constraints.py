@@ -160,6 +160,12 @@ def constraints_of(params: DecodingParams, vocab: Vocab, prompt_len: int) -> lis
 
     Those of a style come last: scale, bans, shift.
     """
+    for name, token_id in (
+        ("--logit-bias", params.logit_bias[-1][0] if params.logit_bias else 0),
+        ("--stop-token-ids", params.stop_token_ids[-1] if params.stop_token_ids else 0),
+    ):
+        if token_id >= vocab.size:
+            raise OptionError(f"{name}: the vocabulary of {vocab.size} tokens has no id {token_id}.")
     constraints: list[Constraint] = []
     if params.min_call_prob:  # by the raw row
         constraints.append(no_unlikely_call(params.min_call_prob, vocab, prompt_len))
@@ -168,13 +174,11 @@ def constraints_of(params: DecodingParams, vocab: Vocab, prompt_len: int) -> lis
     if params.frequency_penalty or params.presence_penalty:
         constraints.append(occurrence_penalty(params.frequency_penalty, params.presence_penalty, prompt_len))
     if params.logit_bias:
-        if (highest := params.logit_bias[-1][0]) >= vocab.size:
-            raise OptionError(f"--logit-bias: the vocabulary of {vocab.size} tokens has no id {highest}.")
         constraints.append(logit_bias(params.logit_bias))
     if params.no_repeat_ngram_size:
         constraints.append(no_repeat_ngram(params.no_repeat_ngram_size))
     if params.min_new_tokens:
-        ban = no_end_before(params.min_new_tokens, prompt_len, vocab.end_ids)
+        ban = no_end_before(params.min_new_tokens, prompt_len, vocab.end_ids | set(params.stop_token_ids))
         # A text with all its sentences may end early: a model that must go on begins another topic.
         constraints.append(_unless_said(params.sentences, vocab, prompt_len, ban) if params.sentences else ban)
     if params.shapes_chinese:

@@ -234,6 +234,10 @@ def _refused(text: str, reason: str) -> GrammarRefused:
     """The error for llguidance's `reason`, without its line numbers in Lark and its internal state."""
     if _first_line(reason) in _DEAD_ENDS:
         return GrammarRefused("The grammar does not compile: no text follows it.")
+    if reason.startswith("panic"):  # what follows is of llguidance's own code
+        return GrammarRefused(
+            "The grammar does not compile: llguidance fails at it. It cannot name special tokens such as <|im_end|>."
+        )
     reason = re.split(r"\n\s*\d+ \| |<state>|<non-verbose/>", reason)[0]
     if not text.startswith("lark:"):
         reason = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", reason)

@@ -130,6 +130,7 @@ class Stopping:
 
     def __init__(self, params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
         self._vocab = vocab
+        self._end_ids = vocab.end_ids | set(params.stop_token_ids)
         self.max_new_tokens = max_new_tokens
         self._stop, self._text = tuple(text.encode() for text in params.stop), PrefixBytes(vocab.token_bytes)
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
@@ -138,7 +139,7 @@ class Stopping:
 
     def finish(self, generated: TokenIds) -> FinishReason | None:
         """Why a generation whose last token is generated[-1] ends here, or None. Earlier tokens ended nothing."""
-        if int(generated[-1]) in self._vocab.end_ids:
+        if int(generated[-1]) in self._end_ids:
             return "eos"
         if self._stop and self._ends_with_stop_string(generated):
             return "stop_string"

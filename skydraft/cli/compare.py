@@ -168,8 +168,15 @@ def report(folder: Path) -> None:
     _write_report(folder, folder / "records.jsonl")
 
 
-def _write_report(out: Path, records: Path) -> None:
-    click.echo(f"Report: {write_report(read_records(records), out)}", err=True)
+def _write_report(out: Path, path: Path) -> None:
+    records = read_records(path)
+    if unjudged := records.unjudged():
+        click.echo(
+            f"{len(unjudged)} answers were not judged, or by an older version, and do not count. To judge them, give "
+            "the same skydraft compare again.",
+            err=True,
+        )
+    click.echo(f"Report: {write_report(records, out)}", err=True)
 
 
 _fitted_section = Section("workload", "Prompts", _together, [

@@ -23,6 +23,7 @@ from skydraft.gating.calibration import find_calibration
 from skydraft.models import cache_dir
 from skydraft.protocol.address import is_url
 from skydraft.protocol.values import ServerInfo
+from skydraft.types import named_weights
 
 _LOOK_S = 3.0  # for the first sign of life
 
@@ -126,7 +127,7 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
         console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
         console.print("             A gated mode still saves tokens that the large model writes.")
     show_turns(console, costs)
-    show_policies(console, (edge.fingerprint, info.weights or None), f"{edge.name} and {info.model}", costs)
+    show_policies(console, (edge.fingerprint, info.weights), f"{edge.name} and {info.model}", costs)
 
 
 def _simulate_devices(
@@ -249,4 +250,6 @@ def _show_stock(console: Console, found: Examined, edge: Engine, cloud: Cloud) -
     costs = CostModel(
         edge.profile.forward_ms[0], met.forward_ms, len(met.forward_ms), wire_ms=found.rtt_ms, streams=True
     )  # fmt: skip
-    show_policies(console, (edge.fingerprint, ""), f"{edge.name} and {met.model}", costs, cloud.prices)
+    show_policies(
+        console, (edge.fingerprint, named_weights(met.model)), f"{edge.name} and {met.model}", costs, cloud.prices
+    )

@@ -133,7 +133,8 @@ def gateway(
             # No part of a recording leaves this machine without --share-audio.
             share = work.share_audio or ("none" if cloud.address else "features")
             defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
-            made = Gateway(pair, defaults, work.options(cloud.timeout_s), keys.label if keys else None)
+            access = (keys.label, keys.has_several) if keys else ()
+            made = Gateway(pair, defaults, work.options(cloud.timeout_s), *access)
             made.names.look()
             return made
 

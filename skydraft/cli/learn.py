@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skydraft.characters import json_line
+from skydraft.characters import json_line, one_line
 from skydraft.cli.compare import show_limits
 from skydraft.cli.options import open_for_writing
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
@@ -21,6 +21,7 @@ from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, bar, counted
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.models import cache_dir
+from skydraft.types import short_weights
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
@@ -64,12 +65,13 @@ def status(folder: Path) -> None:
 
 
 def _line(target: str, draft: str, taught: Taught) -> str:
-    drafted = f"draft model {draft[:8]}" if draft else "no draft model"
+    drafted = f"draft model {short_weights(draft)}" if draft else "no draft model"
+    name = one_line(short_weights(target))
     agreed = (
         "" if taught.alpha is None else f" Both models agree on {taught.alpha:.0%} of {taught.num_opinions} tokens."
     )
     return (
-        f"{taught.num_lessons} {'answer' if taught.num_lessons == 1 else 'answers'} ({drafted}, target {target[:8]}): "
+        f"{taught.num_lessons} {'answer' if taught.num_lessons == 1 else 'answers'} ({drafted}, target {name}): "
         f"{taught.marks.total()} tokens. The target's choice is known for {taught.num_known}; "
         f"{taught.num_wrong} differ from it.{agreed}"
     )

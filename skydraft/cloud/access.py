@@ -52,6 +52,7 @@ class Keyring:
         self._looked_at = clock()
         self._stamp = _stamp(path) if path else None
         self._labels = _read(path) if path else {}
+        self._had_several = False
         if path and not self._labels:
             raise OptionError(
                 f"The token file {path} holds no tokens, so every client would be refused.",
@@ -64,6 +65,11 @@ class Keyring:
     def has_tokens(self) -> bool:
         """Whether tokens distinguish the callers."""
         return self._path is not None
+
+    def has_several(self) -> bool:
+        """Whether it has, or had, tokens of several labels."""
+        self._had_several = self._had_several or len(set(self._labels.values())) > 1
+        return self._had_several
 
     def label(self, authorization: str | None) -> str:
         """The label of the token in an authorization header. Raises NotAuthorized."""

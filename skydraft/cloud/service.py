@@ -281,6 +281,7 @@ class VerifierService:
             ("stop strings", len(opening.params.stop), _MAX_STOPS),
             ("characters in stop strings", sum(map(len, opening.params.stop)), _MAX_STOP_CHARS),
             ("biased tokens", len(opening.params.logit_bias), _MAX_BIASES),
+            ("stop tokens", len(opening.params.stop_token_ids), _MAX_BIASES),
         ):
             if size > most:
                 raise LimitExceeded(f"There are {size} {what}; this server accepts up to {most}.")

@@ -204,6 +204,11 @@ class Generation:
         return self._context.finish
 
     @property
+    def stop_string(self) -> str:
+        """The stop string that ended the text; "" if none did."""
+        return self._stream.stopped_by
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt, chat template included."""
         return len(self._context.token_ids) - self._context.base
@@ -248,7 +253,8 @@ class TextStream:
     """Turns tokens into text, one at a time.
 
     A character appears with the token that completes it. Text that may be the beginning of a stop string is held back
-    until the next tokens decide; text from a stop string on is never shown.
+    until the next tokens decide; text from a stop string on is never shown. `stopped_by` is the stop string that came
+    first, the shorter one of two that begin together.
     """
 
     def __init__(self, vocab: Vocab, stop: Seq[str] = ()) -> None:
@@ -256,22 +262,21 @@ class TextStream:
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
-        self._stopped = False
+        self.stopped_by = ""
 
     def push(self, token_id: int) -> str:
         """The text that is certain after this token; may be empty."""
         self._held += self._decoder.decode(self.pieces[token_id])
-        if self._stopped:
+        if self.stopped_by:
             return ""
-        starts = [at for text in self._stop if (at := self._held.find(text)) >= 0]
-        if starts:
-            self._stopped = True
-            return self._held[: min(starts)]
+        if found := [(at, len(text), text) for text in self._stop if (at := self._held.find(text)) >= 0]:
+            start, _, self.stopped_by = min(found)
+            return self._held[:start]
         return self._release(len(self._held) - self._num_suspect())
 
     def finish(self) -> str:
         """The text held back at the end, without an incomplete character."""
-        return "" if self._stopped else self._release(len(self._held))
+        return "" if self.stopped_by else self._release(len(self._held))
 
     def _release(self, num_chars: int) -> str:
         text, self._held = self._held[:num_chars], self._held[num_chars:]

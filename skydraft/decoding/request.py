@@ -28,7 +28,8 @@ class GenerateRequest:
     for later requests of that scope, and reuse that of earlier ones; the text does not change. With `num_best` each
     token is scored, beside so many of the best ones of its place; with `scores_prompt` those of the prompt are scored
     too, and without `writes` they alone. `traceparent` is the W3C header of the request's trace, which servers get, or
-    "". With `local_only` nothing of the text leaves this device: no server is asked, and its trace is not sent. Raises
+    "". With `shares_target` other owners use the target too: nothing is told of its cache if they share that. With
+    `local_only` nothing of the text leaves this device: no server is asked, and its trace is not sent. Raises
     PromptError or OptionError.
     """
 
@@ -42,6 +43,7 @@ class GenerateRequest:
     calibration: Calibration | None = None
     with_signals: bool = False
     cache_scope: str = ""
+    shares_target: bool = False
     prompt_ids: tuple[int, ...] = ()
     num_best: int | None = None
     scores_prompt: bool = False

@@ -24,6 +24,7 @@ from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Reuse, Verdict
 class TargetFacts:
     """Facts about a target before a text begins: its name, the fingerprint of its weights, and its costs.
 
+    A server without skydraft tells no fingerprint: `weights` is then `named_weights` of its model, "" if it names none.
     `forward_ms`, `max_rows`, `wire_ms` and `streams` are as in `CostModel`; `max_block` is the longest block it takes.
     """
 

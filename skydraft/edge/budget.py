@@ -2,18 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from filelock import FileLock
+from pydantic import Field, TypeAdapter
 
 from skydraft.decoding.prices import Prices
 from skydraft.errors import BudgetSpent, OptionError
+from skydraft.files import read_file, set_aside, write_whole
 from skydraft.types import LinkCost
+
+_LOCK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """What requests to each server cost on a day, which counts from 1970 in UTC."""
+
+    day: int = 0
+    costs: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = field(default_factory=dict)
+
+
+_SPENT = TypeAdapter(_Spent)
+
+
+@dataclass(frozen=True, slots=True)
+class DaySum:
+    """The sum of all processes for one server, in a file."""
+
+    path: Path
+    server: str
+
+    def add(self, day: int, cost: float) -> tuple[int, float]:
+        """The day that it is by the file's and this clock, and the sum on it, this cost included. Raises OSError.
+
+        A clock that stepped back begins no new day. One that was far ahead delays the next one by a day.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.path}.lock", timeout=_LOCK_S):  # its Timeout is an OSError
+            known = self._known()
+            costs = dict(known.costs) if known.day >= day else {}
+            now = _Spent(max(min(known.day, day + 1), day), costs | {self.server: costs.get(self.server, 0.0) + cost})
+            now.costs[self.server] = max(now.costs[self.server], 0.0)
+            if now != known:
+                write_whole(self.path, _SPENT.dump_json(now, indent=1))
+        return now.day, now.costs[self.server]
+
+    def _known(self) -> _Spent:
+        try:
+            return _SPENT.validate_json(read_file(self.path))
+        except FileNotFoundError:
+            return _Spent()
+        except ValueError:
+            set_aside(self.path, "what was spent today counts from 0")
+            return _Spent()
 
 
 class Budget:
     """The calls of one process in one day (UTC), and what all requests cost. Used on the event loop only.
 
-    Texts go on without the server after `max_calls` calls, or once the requests have cost `max_cost` by `prices`.
-    Raises OptionError.
+    Texts go on without the server after `max_calls` calls, or once the requests have cost `max_cost` by `prices`: those
+    of this process, or with `day_sum` those of all processes. Raises OptionError.
     """
 
     def __init__(
@@ -25,13 +78,17 @@ class Budget:
             raise OptionError(f"--max-calls must be 1 or more, not {max_calls}.")
         self.prices = prices
         self._max_cost, self._max_calls = max_cost, max_calls
-        self._day, self._cost, self._num_calls = 0, 0.0, 0
+        self.day_sum: DaySum | None = None
+        self._settling = asyncio.Lock()
+        self._day, self._num_calls = 0, 0
+        self._settled, self._unsettled = 0.0, 0.0  # cost that is in the sum of the day, and that is not yet
 
     def check(self) -> None:
         """Raise BudgetSpent if nothing more may be asked today."""
         self._begin_day()
-        if self._max_cost is not None and self._cost >= self._max_cost:
-            raise BudgetSpent(f"the requests of today cost {self._cost:.4g}, and may cost {self._max_cost:g}.")
+        cost = self._settled + self._unsettled
+        if self._max_cost is not None and cost >= self._max_cost:
+            raise BudgetSpent(f"the requests of today cost {cost:.4g}, and may cost {self._max_cost:g}.")
         if self._max_calls is not None and self._num_calls >= self._max_calls:
             raise BudgetSpent(f"today's {self._max_calls} calls are used up.")
 
@@ -47,8 +104,26 @@ class Budget:
     def pay(self, link: LinkCost) -> None:
         """Note the price of a request."""
         self._begin_day()
-        self._cost += self.prices.of(link) if self.prices else 0.0
+        self._unsettled += self.prices.of(link) if self.prices else 0.0
+
+    async def settle(self, *, is_last: bool = False) -> None:
+        """Bring what was paid into the sum of the day, and learn that sum. Raises BudgetSpent where it cannot be kept
+        and has a limit, unless this `is_last`: then nothing more will be asked."""
+        if self.day_sum is None or self.prices is None:
+            return
+        async with self._settling:
+            self._begin_day()
+            cost, self._unsettled = self._unsettled, 0.0
+            self._settled += cost
+            adding = asyncio.ensure_future(asyncio.to_thread(self.day_sum.add, self._day, cost))
+            try:
+                self._day, self._settled = await asyncio.shield(adding)  # it ends whoever is cancelled here
+            except OSError as error:
+                self._settled, self._unsettled = self._settled - cost, self._unsettled + cost
+                if self._max_cost is not None and not is_last:
+                    raise BudgetSpent(f"what they cost cannot be kept in {self.day_sum.path} ({error}).") from error
 
     def _begin_day(self) -> None:
-        if (today := int(time.time() // 86400)) != self._day:
-            self._day, self._cost, self._num_calls = today, 0.0, 0
+        """A clock that steps back begins no new day."""
+        if (today := int(time.time() // 86400)) > self._day:
+            self._day, self._num_calls, self._settled, self._unsettled = today, 0, 0.0, 0.0

@@ -210,11 +210,12 @@ class Channel:
             return grpc.aio.secure_channel(self.target, credentials, settings)
         return grpc.aio.insecure_channel(self.target, settings)
 
-    async def renew(self, wire: grpc.aio.Channel) -> None:
-        """Drop a connection that may be dead, unless it was dropped before; the next call makes another one."""
-        if self._wire is wire:
+    async def renew(self, wire: grpc.aio.Channel | None = None) -> None:
+        """Drop a connection that may be dead, the current one or `wire`, unless it was dropped before."""
+        dead = wire or self._wire
+        if dead is not None and self._wire is dead:
             self._wire = None
-            await wire.close()
+            await dead.close()
 
     async def call(self, path: str, timeout_s: float) -> bytes:
         """A unary call without arguments."""
@@ -274,8 +275,7 @@ class Channel:
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._wire is not None:
-            await self.renew(self._wire)
+        await self.renew()
 
 
 class SessionStream:

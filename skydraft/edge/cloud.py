@@ -150,7 +150,7 @@ class Cloud:
                     raise too_late(self.name, error, self._timeout_s) from error
             await asyncio.sleep(_PAUSE_S)
             for channel in self._servers.in_order(self._number):
-                await channel.close()
+                await channel.renew()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         self._pending = pending = self._servers.loop.begin(work)

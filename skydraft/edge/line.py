@@ -36,6 +36,9 @@ class ServerLine(Protocol):
     async def max_block(self, timeout_s: float) -> int:
         """The longest block that the server takes."""
 
+    async def renew(self) -> None:
+        """Make a new connection for what is asked next: the current one may be dead."""
+
     async def close(self) -> None:
         """Close the connection."""
 

@@ -185,7 +185,7 @@ class RemoteVerifier:
                     return  # the verification finds out by itself, or has
                 if is_lost and not is_last:
                     for channel in channels:
-                        await channel.close()
+                        await channel.renew()
                 elif isinstance(error, CloudError) and error.is_outage:
                     self._go_alone(error)
                     return
@@ -312,7 +312,7 @@ class RemoteVerifier:
                 try:
                     await channel.ping(_PROBE_S)
                 except SkydraftError:
-                    await channel.close()
+                    await channel.renew()
                     continue
                 self._session.reopen(channel)
                 if is_told:

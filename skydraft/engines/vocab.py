@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
@@ -27,6 +29,7 @@ def num_shared(one: TokenIds, other: TokenIds) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
+_LOOKS_SPECIAL = re.compile(rb"<(?:\||\xef\xbd\x9c)\S+(?:\||\xef\xbd\x9c)>")  # <|name|>, with DeepSeek's bars too
 _MIN_CHINESE_SHARE = 0.01  # Qwen2.5 has 0.17
 
 
@@ -110,6 +113,21 @@ class Vocab:
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the tokens. An unfinished character at the end is left out, a wrong byte becomes U+FFFD."""
         return codecs.getincrementaldecoder("utf-8")("replace").decode(self.text_bytes(token_ids))
+
+    @cached_property
+    def marks(self) -> re.Pattern[str]:
+        """Matches the first character of whatever `encode` would read as a special token.
+
+        Of `<|name|>` that is the first bar: a template may write angle brackets around a word of the conversation.
+        Tokens that look special count too, since a tokenizer.json does not call all of them so. Numbers stand for all.
+        """
+        names = (name for i, name in enumerate(self._names) if i in self.special_ids or _LOOKS_SPECIAL.fullmatch(name))
+        rests = defaultdict[str, set[str]](set)
+        for name in names:
+            text = (name[1:-1] if _LOOKS_SPECIAL.fullmatch(name) else name).decode(errors="ignore")
+            if len(text) > 1:  # one character cannot be cut
+                rests[re.escape(text[0])].add(re.sub(r"\d+", r"\\d+", re.escape(text[1:])))
+        return re.compile("|".join(f"{first}(?={'|'.join(sorted(rests[first]))})" for first in sorted(rests)) or "(?!)")
 
     @cached_property
     def fingerprint(self) -> str:

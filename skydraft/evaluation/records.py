@@ -18,6 +18,7 @@ from skydraft.characters import rounded
 from skydraft.config import Execution
 from skydraft.errors import OptionError, RecordsError
 from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.tasks.reading import READING
 from skydraft.evaluation.tasks.task import Task
 from skydraft.files import read_file
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
@@ -148,7 +149,10 @@ class ScoreLine(Line):
 
 
 class VerdictLine(Line):
-    """The verdict of a task's check on a text: the answer read out of it, its score from 0 to 1, and what was wrong."""
+    """The verdict of a task's check on a text: the answer read out of it, its score from 0 to 1, and what was wrong.
+
+    `reading` says by which rules the answer was read.
+    """
 
     kind: Literal["verdict"] = "verdict"
     prompt: str
@@ -156,6 +160,7 @@ class VerdictLine(Line):
     score: float = Field(ge=0, le=1)
     answer: str
     note: str
+    reading: int = READING
 
 
 AnyLine = RunLine | GenerationLine | ScoreLine | VerdictLine
@@ -170,6 +175,13 @@ class Records(Line):
     scores: tuple[ScoreLine, ...]
     verdicts: tuple[VerdictLine, ...] = ()
 
+    def unjudged(self) -> dict[tuple[str, tuple[int, ...]], str]:
+        """Texts of tasks without a verdict, each once, by prompt and tokens."""
+        tasks = {prompt.id for prompt in self.run.prompts if prompt.task}
+        judged = {(line.prompt, line.token_ids) for line in self.verdicts}
+        texts = {(line.prompt, line.token_ids): line.text for line in self.generations if line.prompt in tasks}
+        return {key: text for key, text in texts.items() if key not in judged}
+
 
 def round_entry(done: Round) -> RoundEntry:
     """A committed round as an entry of a line."""
@@ -183,7 +195,11 @@ def signals_entry(signals: Signals) -> tuple[float, float, float]:
 
 
 def read_records(path: Path) -> Records:
-    """All complete lines. An incomplete last line of an interrupted run is left out. Raises RecordsError."""
+    """All complete lines. Raises RecordsError.
+
+    An incomplete last line of an interrupted run is left out, and so are verdicts on answers that this version reads in
+    another way: their texts are judged again when the run goes on.
+    """
     lines = list(_parse(path))
     if not lines or not isinstance(lines[0], RunLine):
         raise RecordsError(f"{path} does not begin with a line of kind run.", hint="Name the folder of a comparison.")
@@ -191,7 +207,7 @@ def read_records(path: Path) -> Records:
         raise RecordsError(f"{path} holds more than one run.")
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
     scores = tuple(line for line in lines if isinstance(line, ScoreLine))
-    verdicts = tuple(line for line in lines if isinstance(line, VerdictLine))
+    verdicts = tuple(line for line in lines if isinstance(line, VerdictLine) and line.reading == READING)
     records = Records(run=lines[0], generations=generations, scores=scores, verdicts=verdicts)
     _check_references(path, records)
     return records
@@ -233,6 +249,8 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
         raise RecordsError(
             f"{path} has schema {schema}, and this version reads schema {SCHEMA}.", hint=f"Use {way} skydraft."
         )
+    if isinstance(content, dict) and content.get("kind") == "verdict":
+        content.setdefault("reading", 1)  # the first rules had no number
     try:
         return _ADAPTER.validate_python(content)
     except ValidationError as error:

@@ -174,11 +174,7 @@ class Comparison:
 
     def unjudged(self) -> dict[tuple[str, tuple[int, ...]], str]:
         """Texts of tasks without a verdict, each once, by prompt and tokens."""
-        records = read_records(self.path)
-        tasks = {prompt.id for prompt in records.run.prompts if prompt.task}
-        judged = {(line.prompt, line.token_ids) for line in records.verdicts}
-        texts = {(line.prompt, line.token_ids): line.text for line in records.generations if line.prompt in tasks}
-        return {key: text for key, text in texts.items() if key not in judged}
+        return read_records(self.path).unjudged()
 
     def judge(self, done: Done) -> None:
         """Judge the texts without a verdict; `done` is called after each."""

@@ -24,11 +24,11 @@ from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import GrammarRefused, SkydraftError
-from skydraft.gateway.answers import PING, Answer, Shape
-from skydraft.gateway.desk import Anew, Desk, Event, Events, GatewayMetrics, Ticket
+from skydraft.gateway.answers import PING, Answer, CompletionsAnswer, Shape
+from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
-from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair
+from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair, model_card
 from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.requests import (
     Defaults,
@@ -37,6 +37,7 @@ from skydraft.gateway.requests import (
     has_audio,
     num_heard,
     read_body,
+    reader_of,
     requests_of,
     without_tools,
 )
@@ -57,6 +58,7 @@ _PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -91,24 +93,30 @@ class Interface:
     answer: type[Answer]
 
 
-_CHAT, _TEXT = Interface(ChatRequest, Answer), Interface(TextRequest, Answer)
+_CHAT, _TEXT = Interface(ChatRequest, CompletionsAnswer), Interface(TextRequest, CompletionsAnswer)
 _RESPONSES = Interface(ResponsesRequest, ResponsesAnswer)
 _MESSAGES = Interface(MessagesRequest, MessagesAnswer)
 
 
 class Gateway:
-    """OpenAI's interface over a pair. `app` is the ASGI application."""
+    """OpenAI's interface over a pair. `app` is the ASGI application. With `authorize` there are keys, of several owners
+    if `has_several` says so."""
 
     def __init__(
-        self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None
-    ) -> None:
+        self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None,
+        has_several: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        self._is_shared = has_several if authorize else lambda: False
         self.pair, self._defaults, self._options = pair, defaults, options
         self.names = ModelNames(pair)
         self._health = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
         self.metrics = GatewayMetrics(self.desk)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reading")
-        cors = Middleware(CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"])
+        cors = Middleware(
+            CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"],
+            allow_private_network=True,
+        )  # fmt: skip
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/v1/chat/completions": partial(self._answer, interface=_CHAT),
             "/v1/chat/completions/input_tokens": partial(self._count, interface=_CHAT),
@@ -147,17 +155,22 @@ class Gateway:
         self.desk.close()
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Body, ChatRequest | TextRequest, Requests]:
-        """A body, what it is as one of OpenAI's completions, and its requests. Raises Refusal or UsageError."""
+        """A body, what it is as one of OpenAI's completions, and its requests. Raises Refusal."""
         data = request.scope.pop("body")
         is_long = len(data) > _LONG_BODY
         body = await self._reading(is_long, read_body, data, kind)
-        asked = body.as_chat() if isinstance(body, Translated) else body
-        check_privacy(data, asked)
-        del data
-        if asked.model == PREFIX and not asked.choice.local_only:
-            await self._look()
-        given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
-        requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
+        try:
+            asked = body.as_chat() if isinstance(body, Translated) else body
+            await self._reading(is_long, check_privacy, data, asked)
+            del data
+            if asked.model == PREFIX and not asked.choice.local_only:
+                await self._look()
+            given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"])
+            requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
+            if self._is_shared():
+                requests = [replace(each, shares_target=True) for each in requests]
+        except Exception as error:
+            raise refusal_of(error).renamed(kind.names) from error
         request.scope["take"](num_heard(requests))
         return body, asked, requests
 
@@ -168,14 +181,16 @@ class Gateway:
             given = self.pair.edge, first.messages
             prompts = await self._reading(True, partial(read_prompt, *given, tools=first.tools))
         except Exception as error:
-            return self._refuse(error, interface)
+            return self._refuse(refusal_of(error).renamed(interface.kind.names), interface)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
 
     async def _convert(self, request: Request, kind: type[TokenizeRequest | DetokenizeRequest]) -> Response:
         """Text to tokens, or tokens to text."""
         try:
             body = await self._reading(True, read_body, request.scope.pop("body"), kind)
-            return JSONResponse(await self._reading(True, body.answer, self.pair.edge.vocab))
+            return JSONResponse(
+                await self._reading(True, body.answer, self.pair.edge.vocab, self.pair.edge.context_len)
+            )
         except Exception as error:
             return self._refuse(error)
 
@@ -185,9 +200,14 @@ class Gateway:
             if (header := request.headers.get(TRACE_HEADER)) and is_traceparent(header):
                 requests = [replace(each, traceparent=header) for each in requests]
             answered = calls_to_leave_out(asked, requests[0].messages)
-            shape = Shape.of(asked, requests, self.pair.edge.vocab, answered)
-            anew = [Anew(without_tools(asked, each), shape.only_repeats) for each in requests if answered]
-            tickets, events = self.desk.submit(requests, request.scope["label"], streams=bool(body.stream), anew=anew)
+            shape = Shape.of(asked, requests, self.pair.edge.vocab)
+            tickets, events = self.desk.submit(
+                requests,
+                request.scope["label"],
+                streams=bool(body.stream),
+                reader=partial(reader_of, asked, answered),
+                anew=[without_tools(asked, each) for each in requests if answered],
+            )
         except Exception as error:
             return self._refuse(error, interface)
         self._note(asked, requests, request.scope["label"])
@@ -195,11 +215,11 @@ class Gateway:
         writing = _Writing(self, answer, tickets, events)
         try:
             return await (writing.stream(request) if body.stream else writing.whole(request))
-        except GrammarRefused as error:
-            field = asked.grammar_field if isinstance(asked, ChatRequest) else "skydraft.grammar"
-            return self._refuse(Refusal(400, error.message, param=field), interface)
         except Exception as error:
-            return self._refuse(error, interface)
+            refusal = refusal_of(error)
+            if isinstance(error, GrammarRefused):
+                refusal.param = asked.grammar_field if isinstance(asked, ChatRequest) else "skydraft.grammar"
+            return self._refuse(refusal.renamed(interface.kind.names), interface)
 
     async def _reading(self, takes_long: bool, read: Callable[..., T], *given: Any) -> T:
         """Call `read`, what takes long in a thread: one for all, so that such requests slow each other and no other."""
@@ -248,7 +268,7 @@ class Gateway:
             "takes_audio": pair.edge.takes_audio,
             "context": pair.edge.context_len,
         }
-        return JSONResponse({"object": "list", "data": [_model_card(name) for name in names.all], "skydraft": ours})
+        return JSONResponse({"object": "list", "data": [model_card(name) for name in names.all], "skydraft": ours})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -256,7 +276,7 @@ class Gateway:
             self.names.mode_of(name)
         except Refusal as refusal:
             return self._refuse(refusal)
-        return JSONResponse(_model_card(name))
+        return JSONResponse(model_card(name))
 
     async def _show_health(self, request: Request) -> Response:
         state = await asyncio.to_thread(self._health.state)
@@ -304,7 +324,7 @@ class _Writing:
         gone = asyncio.ensure_future(_gone(request))
         until = time.monotonic() + self._gateway._options.hold_s  # then pings keep the client waiting
         try:
-            while not begun and not gone.done() and time.monotonic() < until:
+            while not (begun or self._answer.is_complete or gone.done()) and time.monotonic() < until:
                 begun = await self._first_chunks(gone, until - time.monotonic())
         except BaseException:
             self._hang_up()
@@ -384,7 +404,3 @@ async def _gone(request: Request) -> None:
 def _scope_of(label: str) -> str:
     """The KV scope of a label's conversations. It is a hash, since the cloud must not learn the label."""
     return hashlib.sha256(label.encode()).hexdigest()[:16]
-
-
-def _model_card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "skydraft"}

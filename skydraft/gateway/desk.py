@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,18 +28,11 @@ from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
+from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import FinishReason, Round, Token
 
 _FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-
-
-@dataclass(frozen=True, slots=True)
-class Anew:
-    """What is written after a choice whose text is `unfit`, with the tokens that it has left."""
-
-    request: GenerateRequest
-    unfit: Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +45,28 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A round was written; `news` are lines about the cloud, or "". `scores` are those of the tokens, if wanted."""
+    """A round was written. `pieces` are those that became certain with each of its tokens.
+
+    `news` are lines about the cloud, or "". `scores` are those of the tokens, if wanted.
+    """
 
     done: Round
     tokens: Seq[Token]
+    pieces: Seq[Seq[Piece]]
     news: str
     scores: Seq[Score] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The choice is complete. The figures are of all that was written for it."""
+    """The choice is complete. `pieces` are its last ones. The figures are of all that was written for it.
+
+    An answer that may have one call ends with it, as "interrupted". `stop` is the stop string that ended it, or "".
+    """
 
     finish: FinishReason
+    pieces: Seq[Piece]
+    stop: str
     stats: Stats
     receipt: Receipt
 
@@ -76,13 +78,17 @@ Events: TypeAlias = "asyncio.Queue[tuple[int, Event]]"
 class Ticket:
     """One choice to write. Its events go into `events` with its `index`: Began, then Wrote, then Ended or an error.
 
-    `label` names its client. `has_begun` is set once the client has its first token, or if no client streams it.
+    `reader` finds the calls in it, if it may have any. If all of them are left out, `anew` is written after it, with
+    the tokens that it has left. `label` names its client. `has_begun` is set once the client has its first token, or if
+    no client streams it.
     """
 
     def __init__(
-        self, request: GenerateRequest, label: str, index: int, events: Events, anew: Anew | None = None
-    ) -> None:
+        self, request: GenerateRequest, label: str, index: int, events: Events, reader: Reader | None = None,
+        anew: GenerateRequest | None = None,
+    ) -> None:  # fmt: skip
         self.request = request
+        self.reader = reader  # only its thread uses it
         self.anew = anew
         self.label = label
         self.has_begun = threading.Event()
@@ -93,9 +99,22 @@ class Ticket:
         self._events = events
         self._loop = asyncio.get_running_loop()
 
-    def is_unfit(self, first: Generation) -> bool:
-        """Whether the choice is to be written anew after this complete text."""
-        return self.anew is not None and self.anew.unfit(first.text)
+    @property
+    def is_unfit(self) -> bool:
+        """Whether a complete text is to be followed by another one."""
+        return self.anew is not None and self.reader is not None and self.reader.only_repeats
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the only call that the choice may have is whole."""
+        return self.reader is not None and self.reader.is_done
+
+    def read(self, tokens: Iterable[Token]) -> Iterator[Seq[Piece]]:
+        """The pieces that become certain with each token, up to the one that completes the only call."""
+        for token in tokens:
+            if self.is_done:
+                return
+            yield self.reader.push(token.text) if self.reader else (token.text,) if token.text else ()
 
     def num_left(self, first: Generation) -> int:
         """Tokens that the choice may have after this text."""
@@ -135,12 +154,13 @@ class Desk:
         return len(self._waiting)
 
     def submit(
-        self, requests: Seq[GenerateRequest], label: str = "", *, streams: bool = False, anew: Seq[Anew] = ()
-    ) -> tuple[list[Ticket], Events]:
+        self, requests: Seq[GenerateRequest], label: str = "", *, streams: bool = False,
+        reader: Callable[[], Reader | None] = lambda: None, anew: Seq[GenerateRequest] = (),
+    ) -> tuple[list[Ticket], Events]:  # fmt: skip
         """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room.
 
-        `anew` has an item for each request, or none at all. If the client `streams`, its first token is sent before the
-        second round begins.
+        `reader` makes what finds the calls in one choice. `anew` has an item for each request, or none at all. If the
+        client `streams`, its first token is sent before the second round begins.
         """
         if len(requests) > self._num_places:
             raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
@@ -149,7 +169,7 @@ class Desk:
         self._places.take(label, len(requests))
         events: Events = asyncio.Queue()  # bounded by the length of the answers
         tickets = [
-            Ticket(request, label, index, events, then)
+            Ticket(request, label, index, events, reader(), then)
             for index, (request, then) in enumerate(zip_longest(requests, anew))
         ]
         if not streams:
@@ -192,9 +212,10 @@ class Desk:
         try:
             ticket.pair = self._pair.telling(news.append)
             first = self._write(ticket, ticket.request, news)
-            if first and ticket.anew and ticket.is_unfit(first) and (num_left := ticket.num_left(first)):
-                params = replace(ticket.anew.request.params, max_new_tokens=num_left)
-                self._write(ticket, replace(ticket.anew.request, params=params), news, first)
+            if first and ticket.anew and ticket.is_unfit and (num_left := ticket.num_left(first)):
+                ticket.reader = None
+                params = replace(ticket.anew.params, max_new_tokens=num_left)
+                self._write(ticket, replace(ticket.anew, params=params), news, first)
         except Exception as error:
             ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
@@ -213,7 +234,11 @@ class Desk:
             self._begin(ticket, generation, first)
             for done, tokens in generation.rounds():
                 lines, news[:] = " ".join(news), []
-                ticket.tell(Wrote(done, tokens, lines, generation.scores(done)))
+                pieces = list(ticket.read(tokens))
+                shown, scores = tokens[: len(pieces)], generation.scores(done)[: len(pieces)]
+                ticket.tell(Wrote(done, shown, pieces, lines, scores))
+                if ticket.is_done:
+                    generation.interrupt()
                 self._finish(ticket, generation, first)  # sent before observers run
                 # The next round would slow the event loop down, which must first send the token.
                 ticket.has_begun.wait(_FIRST_TOKEN_S)
@@ -230,14 +255,18 @@ class Desk:
 
     def _finish(self, ticket: Ticket, generation: Generation, first: Generation | None) -> None:
         finish = generation.finish_reason
-        if finish and first:
+        if finish is None or (ticket.is_unfit and ticket.num_left(generation)):
+            return
+        if ticket.is_unfit:
+            finish = "length"
+        elif ticket.is_done:  # whatever else the last token was
+            finish = "interrupted"
+        stats, receipt = generation.stats, generation.receipt
+        if first:
             stats = generation.stats_after(first.records)
-            receipt = generation.receipt.after(first.receipt, len(first.token_ids), len(first.text))
-            ticket.tell(Ended(finish, stats, receipt))
-        elif finish and not ticket.is_unfit(generation):
-            ticket.tell(Ended(finish, generation.stats, generation.receipt))
-        elif finish and not ticket.num_left(generation):
-            ticket.tell(Ended("length", generation.stats, generation.receipt))
+            receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
+        left = ticket.reader.finish() if ticket.reader else ()
+        ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt))
 
     def cancel_all(self) -> None:
         """Send every client an error and end all generations, as the gateway stops."""

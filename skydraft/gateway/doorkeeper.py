@@ -45,6 +45,7 @@ class Doorkeeper:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        _take_host(scope)
         try:
             scope["label"] = self._label(scope)
             with self._share(scope["label"]) as scope["take"]:
@@ -94,7 +95,8 @@ class Doorkeeper:
             raise Refusal(400, "Give Content-Length or Transfer-Encoding, not both.")
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if self._authorize is None and not _is_this_machine(host):
-            raise Refusal(403, "Without API keys the gateway answers to localhost alone.", code="wrong_host")
+            message = "Without API keys the gateway answers to http://localhost alone. For other names give it keys."
+            raise Refusal(403, message, code="wrong_host")
         if origin and origin not in self._origins and origin.partition("://")[2] != host:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
@@ -121,6 +123,16 @@ class Doorkeeper:
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
             raise Refusal(413, f"A body may have at most {self._max_body_bytes} bytes.", code="body_too_long")
+
+
+def _take_host(scope: Scope) -> None:
+    """Make a path of a target in absolute form, whose host then counts in place of the header (RFC 9112, 3.2.2)."""
+    scheme, mark, rest = scope["path"].partition("://")
+    if mark and scheme.lower() in ("http", "https"):
+        host, _, path = rest.partition("/")
+        scope["path"], scope["raw_path"] = f"/{path}", f"/{path}".encode()
+        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        scope["headers"] = [(b"host", host.encode()), *others]
 
 
 def _is_open(scope: Scope) -> bool:

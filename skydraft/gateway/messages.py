@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
-from skydraft.gateway.answers import Answer, Shape
-from skydraft.gateway.desk import Event
-from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_STOPS, Some, Translated, not_served
+from skydraft.gateway.answers import Answer, Shape, WrittenCall
+from skydraft.gateway.parts import Some
+from skydraft.gateway.refusals import NOT_SERVED, Refusal
+from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
+from skydraft.gateway.tools import OtherTool, ToolName, is_other
+from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
-_FORMAT = not_served("Use skydraft.grammar instead: json_schema:{...}.")
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
+_OUTPUT = {"output_config.format": _FORMAT}
 
 
 class _Text(BaseModel):
@@ -49,15 +53,21 @@ _Blocks = Annotated[
 
 
 class _Message(BaseModel):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | _Blocks
 
 
 class _Tool(BaseModel):
     type: Literal["custom"] | None = None
-    name: str
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
+
+
+_AnyTool = Annotated[
+    Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")],
+    Discriminator(lambda tool: "another" if is_other(tool, "custom") else "a function"),
+]
 
 
 class _Choice(BaseModel):
@@ -66,41 +76,55 @@ class _Choice(BaseModel):
     disable_parallel_tool_use: bool = False
 
 
-class _OutputConfig(BaseModel):
-    format: Annotated[None, _FORMAT] = None
-
-
 class MessagesRequest(Translated):
-    """`POST /v1/messages`. Without `max_tokens` an answer may fill the context."""
+    """`POST /v1/messages`. Without `max_tokens` an answer may fill the context.
+
+    An answer goes on from a last message of the assistant, unless the body says that it begins a new one.
+    """
+
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
+        "stop": "Use stop_sequences instead.",
+        "max_completion_tokens": "Use max_tokens instead.",
+        "response_format": _FORMAT,
+        "output_format": _FORMAT,
+    }
+    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences"}
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
     system: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
     stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
-    tools: Annotated[Some[_Tool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[_AnyTool], Field(max_length=128)] | None = None
     tool_choice: _Choice | None = None
-    stop: Annotated[None, not_served("Use stop_sequences instead.")] = None
-    max_completion_tokens: Annotated[None, not_served("Use max_tokens instead.")] = None
-    response_format: Annotated[None, _FORMAT] = None
-    output_format: Annotated[None, _FORMAT] = None
-    output_config: _OutputConfig | None = None
+    output_config: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        """Messages, tools and limits as chat completions call them."""
+        """Messages, tools and limits as chat completions call them. Raises Refusal."""
+        check_served({f"output_config.{name}": value for name, value in (self.output_config or {}).items()}, _OUTPUT)
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
+        turns: list[dict[str, Any]] = []
+        for each in (each for message in self.messages for each in _turns(message)):
+            # A system message after the user's words holds for their answer; models expect to answer these words.
+            is_after = each["role"] == "system" and bool(turns) and turns[-1]["role"] == "user"
+            turns.insert(len(turns) - is_after, each)
+        is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
+        goes_on = is_begun and self.continue_final_message is None and not self.add_generation_prompt
         system = [{"role": "system", "content": _words(self.system)}] if self.system else []
         return {
-            "messages": [*system, *(each for message in self.messages for each in _turns(message))],
+            "messages": [*system, *turns],
+            "continue_final_message": goes_on or self.continue_final_message,
             "stop": self.stop_sequences,
-            "tools": self.tools and [{"type": "function", "function": _function(tool)} for tool in self.tools],
+            "tools": self.tools and [_as_chats(tool) for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type) if self.tools else None,
             "parallel_tool_calls": not chosen.disable_parallel_tool_use,
         }
 
 
-def _function(tool: _Tool) -> dict[str, Any]:
+def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
+    if isinstance(tool, OtherTool):
+        return {"type": tool.type}
     said = {"description": tool.description} if tool.description is not None else {}
-    return {"name": tool.name, **said, "parameters": tool.input_schema}
+    return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 
 
 def _words(content: str | list[_Text]) -> str:
@@ -120,15 +144,12 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
 
 
 class MessagesAnswer(Answer):
-    """One message under way: its blocks, made of the chunks of a chat completion. The last block may be open."""
-
-    ending = b""
+    """One message under way: its blocks. The last one may be open."""
 
     def __init__(self, body: MessagesRequest, num_choices: int, shape: Shape) -> None:
         super().__init__(body, num_choices, shape)
-        self._stops = body.stop_sequences or []
         self._frame = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": body.model}
-        self._blocks: list[str] = []  # their types
+        self._blocks: list[dict[str, Any]] = []
 
     def first(self) -> Iterator[dict[str, Any]]:
         """The message before its first block."""
@@ -136,27 +157,25 @@ class MessagesAnswer(Answer):
         ending = {"stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": self._frame | {"content": [], **ending, "usage": usage}}
 
-    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
-        """Add an event of the desk; returns events of the stream. Raises the event if it is an error."""
-        for chunk in super().take(index, event):
-            delta = chunk["choices"][0]["delta"]
-            if text := delta.get("content"):
-                if self._blocks[-1:] != ["text"]:
-                    yield from self._begin({"type": "text", "text": ""})
-                yield self._event("delta", delta={"type": "text_delta", "text": text})
-            for call in delta.get("tool_calls", ()):
-                if "id" in call:
-                    use = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
-                    yield from self._begin(use)
-                if more := call["function"]["arguments"]:
-                    yield self._event("delta", delta={"type": "input_json_delta", "partial_json": more})
+    def _said(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._blocks or self._blocks[-1]["type"] != "text":
+            yield from self._open({"type": "text", "text": ""})
+        self._blocks[-1]["text"] += text
+        yield self._event("delta", delta={"type": "text_delta", "text": text})
 
-    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield from self._end()
-        self._blocks.append(block["type"])
-        yield self._event("start", content_block=block)
+    def _called(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+        if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
+            return
+        yield from self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        self._blocks[-1]["input"] = json.loads(call.arguments)
+        yield self._event("delta", delta={"type": "input_json_delta", "partial_json": call.arguments})
 
-    def _end(self) -> Iterator[dict[str, Any]]:
+    def _open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        self._blocks.append(block)
+        yield self._event("start", content_block=dict(block))
+
+    def _close(self) -> Iterator[dict[str, Any]]:
         if self._blocks:
             yield self._event("stop")
 
@@ -165,17 +184,15 @@ class MessagesAnswer(Answer):
 
     def last(self) -> Iterator[dict[str, Any]]:
         """The end of the last block and of the message."""
-        yield from self._end()
-        ending = self._ending()
-        yield {"type": "message_delta", "delta": ending, "usage": self._used()}
+        yield from self._close()
+        yield {"type": "message_delta", "delta": self._ending(), "usage": self._used()}
         yield {"type": "message_stop"}
 
     def _ending(self) -> dict[str, Any]:
         (choice,) = self.choices
-        reason = {"length": "max_tokens", "tool_calls": "tool_use"}.get(choice.finish_reason or "", "end_turn")
+        reason = _REASONS.get(choice.finish_reason or "", "end_turn")
         stops = choice.finish == "stop_string" and reason == "end_turn"
-        only = self._stops[0] if stops and len(self._stops) == 1 else None
-        return {"stop_reason": "stop_sequence" if stops else reason, "stop_sequence": only}
+        return {"stop_reason": "stop_sequence" if stops else reason, "stop_sequence": choice.stop if stops else None}
 
     def _used(self) -> dict[str, int]:
         usage = self.usage
@@ -185,24 +202,10 @@ class MessagesAnswer(Answer):
 
     def whole(self) -> dict[str, Any]:
         """The complete message."""
-        (choice,) = self.choices
-        content: list[dict[str, Any]] = [{"type": "text", "text": choice.text}] if choice.text else []
-        for call in choice.calls:
-            function = call["function"]
-            given = {"name": function["name"], "input": _object(function["arguments"])}
-            content.append({"type": "tool_use", "id": call["id"], **given})
-        return self._frame | {"content": content, **self._ending(), "usage": self._used()}
+        return self._frame | {"content": self._blocks, **self._ending(), "usage": self._used()}
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:
         """Anthropic's error object."""
         kind = _KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": refusal.message}}
-
-
-def _object(arguments: str) -> Any:
-    """The arguments of a call; none where the answer was cut within them."""
-    try:
-        return json.loads(arguments)
-    except json.JSONDecodeError:
-        return {}

@@ -131,6 +131,11 @@ class ModelNames:
                 raise
 
 
+def model_card(name: str) -> dict[str, Any]:
+    """OpenAI's description of a model of that name."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "skydraft"}
+
+
 class CloudHealth:
     """Checks whether the cloud answers, at most every other second."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,6 +48,17 @@ class Refusal(Exception):
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
+    def renamed(self, names: Mapping[str, str]) -> Refusal:
+        """The same with the client's name of the field, where `names` has it. Messages are numbered otherwise there."""
+        given = self.param or ""
+        old = next((name for name in names if f"{given}.".startswith(f"{name}.")), None)
+        if old is None:
+            return self
+        rest = given.removeprefix(old)
+        param = names[old] + ("" if rest[1:2].isdecimal() else rest)
+        message = self.message if not self.message.startswith(f"{given}:") else param + self.message.removeprefix(given)
+        return Refusal(self.status, message, param=param, code=self.code, retry_after_s=self.retry_after_s)
+
 
 def refusal_of(error: Exception) -> Refusal:
     """The refusal for an error. An unexpected error is logged, and the client does not see its message."""
@@ -73,30 +85,66 @@ def refusal_of(error: Exception) -> Refusal:
     return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
 
 
-_WHY = {
-    "function_call": "Use tools instead.",
-    "modalities": "Answers are text.",
-    "best_of": "Use n instead.",
-    "background": "An answer is written while its client waits.",
+_FORMAT = "Use response_format (of a response: text.format) or skydraft.grammar instead."
+# Fields of OpenAI's, Anthropic's, vLLM's, SGLang's and llama-server's requests whose effect would be missed, by what to
+# do instead. Other unknown fields change no word of an answer, and are passed over.
+_NOT_SERVED = {
+    "GBNF is not read. Give a Lark grammar or a pattern as skydraft.grammar.": "grammar",
+    _FORMAT: "json_schema guided_json structured_outputs output_format",
+    "Use skydraft.grammar instead.": "guided_regex guided_choice guided_grammar structural_tag regex ebnf",
+    "Use tools instead.": "functions function_call",
+    "Answers are text.": "audio modalities",
+    "Pictures are not read.": "image_data multimodal_data",
+    "Use n instead.": "best_of n_cmpl",
+    "Use max_tokens instead.": "n_predict max_new_tokens",
+    "Use min_tokens instead.": "min_new_tokens",
+    "Use logprobs instead.": "n_probs",
+    "Use repetition_penalty instead.": "repeat_penalty",
+    "Use skydraft.token_ids instead.": "return_token_ids return_tokens return_tokens_as_token_ids",
+    "Use stop instead.": "stop_regex",
+    "Text can be continued at its end only.": "suffix",
+    "An answer ends at its end token; raise min_tokens instead.": "ignore_eos ban_eos_token",
+    "The model's own chat template is used.": "chat_template",
+    "Write them into a message.": "documents",
+    "A prompt that is too long is refused; shorten it.": "truncation truncate_prompt_tokens",
+    "Nothing is kept between requests; send the whole conversation.": "previous_response_id conversation",
+    "An answer is written while its client waits.": "background",
+    "Nothing is searched or run here.": "web_search_options mcp_servers container",
+    "The text comes without it.": "include_stop_str_in_output no_stop_trim",
+    "Special tokens are left out of a text.": "skip_special_tokens",
+    "Use echo of a completion.": "prompt_logprobs",
+    "This is not served.": """allowed_token_ids bad_words logprob_token_ids logits_processors custom_logit_processor
+        use_beam_search prompt_embeds input_embeds lora lora_path repetition_detection watermarking n_indent samplers
+        t_max_predict_ms mirostat typical_p tfs top_a top_n_sigma xtc_probability dynatemp_range dry_multiplier
+        adaptive_target post_sampling_probs min_keep response_fields return_hidden_states""",
 }
+NOT_SERVED = {name: why for why, names in _NOT_SERVED.items() for name in names.split()}
+# What asks for nothing, besides null, false, 0 and what is empty.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "function_call": ("none", "auto"), "modalities": (["text"],), "best_of": (1,), "n_cmpl": (1,), "n_predict": (-1,),
+    "repeat_penalty": (1,), "truncation": ("disabled",), "truncate_prompt_tokens": (-1,),
+    "skip_special_tokens": (True,), "response_format": ({"type": "text"},), "typical_p": (1,), "tfs": (1,),
+    "top_n_sigma": (-1,), "t_max_predict_ms": (-1,), "adaptive_target": (-1,),
+}  # fmt: skip
 _OPENAIS = {
     "max_new_tokens": "Use max_tokens.",
     "stop": "Use stop of the request.",
     "logit_bias": "Use logit_bias of the request.",
+    "stop_token_ids": "Use stop_token_ids of the request.",
 }
 
 
 def _invalid(error: ValidationError) -> Refusal:
-    # The client probably meant the alternative of a union whose error lies deepest.
-    first = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
+    # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
+    errors = error.errors(include_url=False, include_input=False)
+    first = max(errors, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     if first["type"] == "json_invalid":
         return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
     # The location of an error also holds names of alternatives, which are not fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
     fields = [part for part in place[1:] if part not in ("str", "int", "list", "text", "NamedTool")]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
-    why = _WHY.get(place[0] if place else "") or _said(first, place)
-    return Refusal(400, f"{param or 'The body'}: {why}", param=param)
+    return Refusal(400, f"{param or 'The body'}: {_said(first, place)}", param=param)
 
 
 def _said(error: Any, place: list[str]) -> str:

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import json
+import logging
 import random
 import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from skydraft.characters import one_line
 from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
+from skydraft.gateway.parts import AudioPart
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.schema import AudioPart, ChatMessage, ChatRequest, ObjectFormat, SchemaFormat, ToolCall
+from skydraft.gateway.schema import ChatMessage, ChatRequest, ObjectFormat, SchemaFormat
 from skydraft.gateway.text import TextRequest
+from skydraft.gateway.tools import ToolCall
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
-from skydraft.prompts.messages import Message, asked
+from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
+from skydraft.prompts.systems import readable
 from skydraft.prompts.tool_calls import (
     Called,
+    CallReader,
+    EnforcedReader,
+    Reader,
     answered_calls,
     as_objects,
     calling_grammar,
@@ -38,6 +48,7 @@ from skydraft.prompts.tool_calls import (
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
+log = logging.getLogger("skydraft.gateway")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
@@ -46,6 +57,7 @@ _LONG_RECORDING = 4096  # bytes
 _MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
 _VALUE = re.compile(rb'\s*:\s*"')
 _LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
+_CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +77,16 @@ class Defaults:
         """The length of an answer."""
         return self.params.max_new_tokens if "max_new_tokens" in self.given else otherwise
 
-    def seed(self) -> int:
-        """The seed of an answer."""
-        return self.params.seed if "seed" in self.given else random.SystemRandom().randrange(2**32)
+    def seed(self, given: int | None) -> int:
+        """The seed of an answer, where -1 is a random one."""
+        if given is None and "seed" in self.given:
+            return self.params.seed
+        return random.SystemRandom().randrange(2**32) if given in (None, -1) else given % 2**64
 
 
 def read_body(data: bytes | bytearray, kind: type[B]) -> B:
     """Parse and check a body. Raises Refusal. The interpreter is held meanwhile, so all that costs time is bounded."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     data, recordings = _apart(data) if len(data) > _MAX_TEXT else (data, {})
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
         raise Refusal(413, f"The body has more than {_MAX_ITEMS} brackets and commas.", code="body_too_long")
@@ -86,8 +101,17 @@ def read_body(data: bytes | bytearray, kind: type[B]) -> B:
 
 def check_privacy(data: bytes | bytearray, asked: ChatRequest | TextRequest) -> None:
     """Raise Refusal for a `local_only` in a place where it would be passed over, and the text sent."""
-    if "local_only" not in asked.choice.model_fields_set and _LOCAL_ONLY.search(data):
+    if "local_only" not in asked.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
         raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
+
+
+def _asks(part: Any) -> bool:
+    """Whether a part of a body has `local_only`, arguments and schemas of tools apart, which are the client's own."""
+    if isinstance(part, list):
+        return any(map(_asks, part))
+    if not isinstance(part, dict):
+        return False
+    return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)
 
 
 def _apart(data: bytes | bytearray) -> tuple[bytes, dict[bytes, bytes]]:
@@ -145,6 +169,8 @@ def chat_requests(
     """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
     if has_audio(body) and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
+    if body.left_out:
+        _warn_of(tuple(body.left_out))
     messages = _messages(body.messages)
     if body.continue_final_message and messages:
         messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
@@ -169,11 +195,13 @@ def chat_requests(
             params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if body.choice.gate else plan.checking_start()
+    if any(message.role == "system" for message in messages):
+        messages = readable(edge.vocab, messages)
     request = GenerateRequest(
         tuple(messages),
         plan=plan,
         params=params,
-        tools=tuple(tool.given for tool in body.tools or ()) if body.callable_tools else (),
+        tools=tuple(tool.given for tool in body.described_tools) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         num_best=body.num_best,
         cache_scope=scope,
@@ -182,11 +210,28 @@ def chat_requests(
     return _choices(request, body.n or 1)
 
 
+@lru_cache(maxsize=64)
+def _warn_of(kinds: tuple[str, ...]) -> None:
+    """Say once which tools are left out."""
+    log.warning("requests have tools that are not functions, which are left out: %s", ", ".join(map(one_line, kinds)))
+
+
 def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) -> frozenset[Called]:
     """The calls that an answer must not repeat: where the model may call and may answer, those with results."""
     if not isinstance(body, ChatRequest) or not body.callable_tools or body.must_call or body.choice.repeat_calls:
         return frozenset()
     return answered_calls(messages)
+
+
+def reader_of(body: ChatRequest | TextRequest, answered: frozenset[Called]) -> Reader | None:
+    """What finds the calls in one choice; calls that are `answered` are left out. None if it can have none."""
+    if not isinstance(body, ChatRequest) or not body.callable_tools:
+        return None
+    single = not body.calls_in_parallel
+    # A call that may have to be left out is read whole, in a text of a grammar too.
+    if body.calls_are_certain and not answered:
+        return EnforcedReader(single=single)
+    return CallReader([tool.name for tool in body.callable_tools], answered, single=single)
 
 
 def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> GenerateRequest:
@@ -222,11 +267,13 @@ def text_requests(
     body: TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
 ) -> list[GenerateRequest]:
     """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
+    if "" in body.prompt and not edge.vocab.bos_text:
+        raise Refusal(400, "prompt: It has no token.", param="prompt")
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     requests = [
         GenerateRequest(
-            asked(prompt) if isinstance(prompt, str) else (),
+            (Message("user", prompt),) if isinstance(prompt, str) else (),
             prompt_ids=() if isinstance(prompt, str) else tuple(prompt),
             plan=plan,
             params=params,
@@ -253,13 +300,16 @@ def _params(
     """The client's options over those of its style, or else over the gateway's defaults."""
     given: dict[str, Any] = {
         name: getattr(body, name)
-        for name in ("temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-    }
+        for name in (
+            "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop_token_ids",
+        )
+    }  # fmt: skip
     given["top_p"] = None if body.top_p is None else max(body.top_p, 1e-9)
     given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
     given["stop"] = body.stop
     given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
-    given["seed"] = defaults.seed() if body.seed is None else body.seed % 2**64
+    given["seed"] = defaults.seed(body.seed)
+    given["min_new_tokens"] = body.min_tokens
     given |= body.choice.decoding()
     if grammar and given.get("grammar"):
         raise Refusal(400, "The answer cannot follow two grammars.", param="skydraft.grammar")

@@ -5,79 +5,34 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field
 
-from skydraft.gateway.answers import Answer, Shape
-from skydraft.gateway.desk import Event
-from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, AudioPart, MaxTokens, Some, TextPart, Translated, not_served
-
-_LOGPROBS = "message.output_text.logprobs"
-_REMEMBERED = not_served("Nothing is kept between requests; send the whole conversation as input.")
-_LENGTH = not_served("Use max_output_tokens instead.")
-
-
-class _Text(BaseModel):
-    type: Literal["input_text", "output_text", "text"]
-    words: str = Field(validation_alias="text")
-
-
-class _Declined(BaseModel):
-    type: Literal["refusal"]
-    words: str = Field(validation_alias="refusal")
-
-
-_Content = (
-    str | Annotated[Some[Annotated[_Text | _Declined | AudioPart, Field(discriminator="type")]], Field(max_length=256)]
+from skydraft.gateway.answers import Answer, Run, Shape, WrittenCall
+from skydraft.gateway.items import (
+    ActItem,
+    AllowedFunctions,
+    AnyTool,
+    CallItem,
+    FunctionTool,
+    Item,
+    MessageItem,
+    NamedFunction,
+    Namespace,
+    ResultItem,
+    as_json,
 )
+from skydraft.gateway.logprobs import chat_logprobs
+from skydraft.gateway.parts import AudioPart, Some, TextPart
+from skydraft.gateway.refusals import NOT_SERVED, Refusal
+from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
+from skydraft.gateway.tools import OtherTool
+from skydraft.prompts.tool_calls import CallText
 
-
-class _Message(BaseModel):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: _Content
-
-
-class _Call(BaseModel):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class _Result(BaseModel):
-    call_id: str
-    output: _Content
-
-
-class _Thought(BaseModel):
-    """Of another model; this one does not read it."""
-
-
-def _kind(item: Any) -> str | None:
-    return item.get("type", "message") if isinstance(item, dict) else None
-
-
-_Item = Annotated[
-    Annotated[_Message, Tag("message")]
-    | Annotated[_Call, Tag("function_call")]
-    | Annotated[_Result, Tag("function_call_output")]
-    | Annotated[_Thought, Tag("reasoning")],
-    Discriminator(_kind),
-]
-
-
-class _Tool(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    type: Literal["function"]
-    name: str
-
-
-class _Named(BaseModel):
-    type: Literal["function"]
-    name: str
+_INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_LOGPROBS = "message.output_text.logprobs"
 
 
 class _Format(BaseModel):
@@ -93,41 +48,81 @@ class _TextOptions(BaseModel):
 class ResponsesRequest(Translated):
     """`POST /v1/responses`. What would need a memory on the server is refused."""
 
-    input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
+        "max_tokens": "Use max_output_tokens instead.",
+        "max_completion_tokens": "Use max_output_tokens instead.",
+        "response_format": "Use text.format instead.",
+        "prompt": "Use instructions and input instead; prompts are not kept here.",
+    }
+    names: ClassVar[Mapping[str, str]] = {
+        "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
+    }  # fmt: skip
+
+    input: str | Annotated[Some[Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
-    tools: Annotated[Some[_Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _Named | None = None
+    tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
     include: Annotated[Some[str], Field(max_length=32)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     metadata: dict[str, Any] | None = None
-    previous_response_id: Annotated[None, _REMEMBERED] = None
-    conversation: Annotated[None, _REMEMBERED] = None
-    prompt: Annotated[None, not_served("Use instructions and input instead; prompts are not kept here.")] = None
-    background: Literal[False] | None = None
-    max_tokens: Annotated[None, _LENGTH] = None
-    max_completion_tokens: Annotated[None, _LENGTH] = None
-    response_format: Annotated[None, not_served("Use text.format instead.")] = None
 
     def chat_fields(self) -> dict[str, Any]:
         """Messages, tools, format and log-probabilities as chat completions call them."""
         form = self.text.format if self.text else None
-        choice = self.tool_choice
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return {
             "messages": self._messages(),
             "max_tokens": self.max_output_tokens,
-            "tools": self.tools and [{"type": "function", "function": {"name": tool.name, **(tool.model_extra or {})}}
-                                     for tool in self.tools],
-            "tool_choice": {"type": "function", "function": {"name": choice.name}}
-            if isinstance(choice, _Named) else choice,
+            "tools": self.tools and self._tools(),
+            "tool_choice": self._choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": form and {"type": form.type, "json_schema": form.model_extra},
             "logprobs": scored,
             "top_logprobs": self.top_logprobs if scored else None,
         }  # fmt: skip
+
+    def functions(self) -> dict[str, tuple[str | None, FunctionTool]]:
+        """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
+        known: dict[str, tuple[str | None, FunctionTool]] = {}
+        for space in self.tools or ():
+            for tool in space.tools if isinstance(space, Namespace) else [space]:
+                if isinstance(tool, FunctionTool):
+                    namespace = space.name if isinstance(space, Namespace) else None
+                    known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
+        return known
+
+    def _tools(self) -> list[dict[str, Any]]:
+        spaces = [space.tools for space in self.tools or () if isinstance(space, Namespace)]
+        others = [tool for tools in (self.tools or (), *spaces) for tool in tools if isinstance(tool, OtherTool)]
+        functions = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}}
+            for name, (_, tool) in self.functions().items()
+        ]
+        return [*functions, *({"type": tool.type} for tool in others)]
+
+    def _choice(self) -> Any:
+        choice = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            return {"type": "function", "function": {"name": choice.name}}
+        if isinstance(choice, AllowedFunctions):
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": choice.tools}}
+        return choice
+
+    def _known_as(self, call: CallItem) -> str:
+        """The name of a call's function as the model reads it."""
+        own = (
+            name
+            for name, (space, tool) in self.functions().items()
+            if (space, tool.name) == (call.namespace, call.name)
+        )
+        return next(own, call.name)
 
     def _messages(self) -> list[dict[str, Any]]:
         """The conversation: calls belong to the assistant's message before them."""
@@ -137,15 +132,18 @@ class ResponsesRequest(Translated):
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
         for item in self.input:
-            if isinstance(item, _Message):
+            if isinstance(item, MessageItem):
                 messages.append({"role": item.role, "content": _parts(item.content)})
-            elif isinstance(item, _Result):
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
-            elif isinstance(item, _Call):
+            elif isinstance(item, CallItem | ActItem):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
-                function = {"name": item.name, "arguments": item.arguments}
+                if isinstance(item, CallItem):
+                    function = {"name": self._known_as(item), "arguments": item.arguments}
+                else:
+                    function = {"name": item.type.removesuffix("_call"), "arguments": as_json(item.acts)}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+            if isinstance(item, ResultItem | CallItem) and item.output is not None:
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
         return messages
 
 
@@ -156,13 +154,11 @@ def _parts(content: Any) -> Any:
 
 
 class ResponsesAnswer(Answer):
-    """One response under way: its items, made of the chunks of a chat completion. The last item may be open."""
-
-    ending = b""
+    """One response under way: its items. The last one may be open."""
 
     def __init__(self, body: ResponsesRequest, num_choices: int, shape: Shape) -> None:
         super().__init__(body, num_choices, shape)
-        self._body = body
+        self._functions = body.functions()
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
         self._items: list[dict[str, Any]] = []
         self._scored: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
@@ -173,21 +169,16 @@ class ResponsesAnswer(Answer):
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response("in_progress"))
 
-    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
-        """Add an event of the desk; returns events of the stream. Raises the event if it is an error."""
-        for chunk in super().take(index, event):
-            (choice,) = chunk["choices"]
-            self._scored += (choice.get("logprobs") or {"content": []})["content"]
-            if text := choice["delta"].get("content"):
-                yield from self._text(text)
-            for call in choice["delta"].get("tool_calls", ()):
-                yield from self._call(call)
+    def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
+        if self._shape.scored is not None:
+            self._scored += chat_logprobs(self._shape.scored, run.scores)["content"]
+        return super()._write(index, run)
 
-    def _text(self, text: str) -> Iterator[dict[str, Any]]:
+    def _said(self, text: str) -> Iterator[dict[str, Any]]:
         if not self._items or self._items[-1]["type"] != "message":
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "status": "in_progress", "role": "assistant"}
-            yield from self._begin(message | {"content": []})
+            yield from self._open(message | {"content": []})
             self._items[-1]["content"] = [part]
             yield self._event("content_part.added", **self._place, content_index=0, part=dict(part))
         part = self._items[-1]["content"][0]
@@ -196,33 +187,33 @@ class ResponsesAnswer(Answer):
         part["logprobs"] += scored
         yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=scored)
 
-    def _call(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Add a piece of a call, or a new one."""
-        if "id" in call:
-            name, ids = call["function"]["name"], {"id": f"fc_{uuid.uuid4().hex}", "call_id": call["id"]}
-            item = {"type": "function_call", "status": "in_progress", "name": name, "arguments": ""}
-            yield from self._begin(ids | item)
-        if more := call["function"]["arguments"]:
-            self._items[-1]["arguments"] += more
-            yield self._event("function_call_arguments.delta", **self._place, delta=more)
+    def _called(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+        if piece.name:
+            namespace, tool = self._functions[call.name]
+            ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id}
+            item = {"type": "function_call", "status": "in_progress", "name": tool.name, "arguments": ""}
+            yield from self._open(ids | item | ({"namespace": namespace} if namespace else {}))
+        self._items[-1]["arguments"] = call.arguments
+        self._items[-1]["status"] = "completed" if call.is_whole else "incomplete"
+        yield self._event("function_call_arguments.delta", **self._place, delta=piece.arguments)
 
-    def _begin(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield from self._end("completed")
+    def _open(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close()
         self._items.append(item)
         yield self._event("output_item.added", output_index=len(self._items) - 1, item=dict(item))
 
-    def _end(self, status: str) -> Iterator[dict[str, Any]]:
+    def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         """Close the last item, if there is one."""
         if not self._items:
             return
         item = self._items[-1]
-        item["status"] = status
         if item["type"] == "message":
+            item["status"] = status
             (part,) = item["content"]
             done = {"text": part["text"], "logprobs": part["logprobs"]}
             yield self._event("output_text.done", **self._place, content_index=0, **done)
             yield self._event("content_part.done", **self._place, content_index=0, part=part)
-        else:
+        elif item["status"] == "completed":  # the arguments of one that was cut are never done
             done = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("function_call_arguments.done", **self._place, **done)
         yield self._event("output_item.done", output_index=len(self._items) - 1, item=item)
@@ -242,9 +233,9 @@ class ResponsesAnswer(Answer):
     def last(self) -> Iterator[dict[str, Any]]:
         """The end of the last item, and the complete response."""
         if not self._items:
-            yield from self._text("")
-        status = "incomplete" if self.choices[0].finish == "length" else "completed"
-        yield from self._end(status)
+            yield from self._said("")
+        status = "incomplete" if self.choices[0].finish in _INCOMPLETE else "completed"
+        yield from self._close(status)
         yield self._event(status, response=self._response(status))
 
     def whole(self) -> dict[str, Any]:
@@ -261,7 +252,7 @@ class ResponsesAnswer(Answer):
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response so far, with what the client asked for."""
-        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "previous_response_id"}
+        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p"}
         given = {"text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
         asked, usage = self._body.model_dump(include=copied | given), self.usage
         is_over = status in ("completed", "incomplete")
@@ -278,7 +269,7 @@ class ResponsesAnswer(Answer):
             "created_at": self._created,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": _INCOMPLETE[self.choices[0].finish]} if status == "incomplete" else None,
             "output": [] if status == "in_progress" else self._items,
             "usage": used if is_over else None,
             "text": asked["text"] or {"format": {"type": "text"}},
@@ -286,6 +277,7 @@ class ResponsesAnswer(Answer):
             "tool_choice": asked["tool_choice"] or "auto",
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
             "metadata": asked["metadata"] or {},
+            "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
         }

@@ -1,39 +1,40 @@
 """Bodies of OpenAI's requests as pydantic models. Known fields are checked, and unknown ones are ignored.
 
 Our own fields are under the key `skydraft`, where an unknown field is an error. A field for an unsupported feature is
-refused by its name; fields without effect (`user`, `store`, `metadata`, ...) are accepted.
+refused by its name (`refusals`); fields without effect (`user`, `store`, `metadata`, ...) are accepted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    ValidationInfo,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
+from skydraft.gateway.parts import Checked, Part, Some
+from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, Refusal
+from skydraft.gateway.tools import (
+    AllowedTools,
+    AnyTool,
+    CalledFunction,
+    Function,
+    NamedTool,
+    OtherTool,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from skydraft.prompts.messages import Role
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
-MAX_BIASES = 1024
-_CALLER_FIELDS = {"max_new_tokens", "stop", "logit_bias"}  # OpenAI's own fields set these
+MAX_BIASES = 1024  # and stop tokens
+_CALLER_FIELDS = {"max_new_tokens", "stop", "stop_token_ids", "logit_bias"}  # OpenAI's own fields set these
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-T = TypeVar("T")
-Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
 
 
 def at_most(num_items: int) -> BeforeValidator:
@@ -45,95 +46,6 @@ def at_most(num_items: int) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
-
-
-class Checked(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class TextPart(Checked):
-    type: Literal["text"]
-    text: str
-
-
-class RefusalPart(Checked):
-    """What an assistant refused; a text like any other."""
-
-    type: Literal["refusal"]
-    text: str = Field(alias="refusal")
-
-
-class InputAudio(Checked):
-    """A recording, as the bytes of a file in base64. A name of one in the context of the validation stands for it."""
-
-    data: bytes
-    format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
-
-    @field_validator("data")
-    @classmethod
-    def _find(cls, data: bytes, info: ValidationInfo) -> bytes:
-        recordings: dict[bytes, bytes] = info.context or {}
-        return recordings.pop(data, data)
-
-
-class AudioPart(Checked):
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
-
-
-class CalledFunction(Checked):
-    """A function that an earlier turn called. Arguments are JSON; some clients send them as an object."""
-
-    name: str
-    arguments: str | dict[str, Any] = ""
-
-
-class ToolCall(Checked):
-    type: Literal["function"] = "function"
-    id: str | None = None
-    function: CalledFunction
-
-
-class Function(Checked):
-    """A function that the model may call. Other keys are passed on to the chat template."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str = Field(pattern=r"^[\w.:/-]{1,64}$")
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(Checked):
-    """`given` is for the chat template: the same with all keys in the client's order."""
-
-    type: Literal["function"]
-    function: Function
-    _given: dict[str, Any] = PrivateAttr()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep(cls, data: Any, check: ModelWrapValidatorHandler[Tool]) -> Tool:
-        tool = check(data)
-        tool._given = {key: value for key, value in data.items() if key in cls.model_fields}
-        return tool
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return self._given
-
-
-class FunctionName(Checked):
-    name: str
-
-
-class NamedTool(Checked):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: FunctionName
 
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -152,9 +64,6 @@ class ChatMessage(Checked):
 
 class StreamOptions(Checked):
     include_usage: bool | None = None
-
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
 
 class TextFormat(Checked):
@@ -215,55 +124,46 @@ Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTION
 
 
 MAX_LOGPROBS = 20  # of one place
-TokenIds = Annotated[Some[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]], Field(min_length=1)]
+_MEANT_IF_FALSE = ("prompt_logprobs", "skip_special_tokens")
+TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+TokenIds = Annotated[Some[TokenId], Field(min_length=1)]
 # Some clients write -1 for no limit.
 MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
 
 
-def not_served(why: str) -> BeforeValidator:
-    """Refuse a field whose effect would be missed, and say what to use; some clients send it empty."""
-
-    def check(value: Any) -> None:
-        if value:
-            raise ValueError(why)
-
-    return BeforeValidator(check)
-
-
-_FORMAT = not_served("Use response_format (of a response: text.format) or skydraft.grammar instead.")
-_GRAMMAR = not_served("Use skydraft.grammar instead.")
+def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> None:
+    """Raise Refusal for a field that is not served, unless it asks for nothing."""
+    for name in not_served.keys() & fields.keys():
+        value = fields[name]
+        asks_nothing = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
+        if value is not None and not asks_nothing:
+            raise Refusal(400, f"{name}: {not_served[name]}", param=name)
 
 
 class AnyRequest(Checked):
-    """Fields of all interfaces."""
+    """Fields of all interfaces. Those that are `not_served` are refused, and other unknown ones passed over."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED
+    names: ClassVar[Mapping[str, str]] = {}  # of fields, where those of chat completions are called otherwise
 
     model: str = Field(max_length=256)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens = None
+    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     stop: str | Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[Some[TokenId], Field(max_length=MAX_BIASES)] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     repetition_penalty: float | None = Field(None, gt=0, le=1e6)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
-    grammar: Annotated[None, not_served("GBNF is not read. Give a Lark grammar or a pattern as skydraft.grammar.")] = (
-        None
-    )
-    json_schema: Annotated[None, _FORMAT] = None
-    guided_json: Annotated[None, _FORMAT] = None
-    structured_outputs: Annotated[None, _FORMAT] = None
-    guided_regex: Annotated[None, _GRAMMAR] = None
-    guided_choice: Annotated[None, _GRAMMAR] = None
-    guided_grammar: Annotated[None, _GRAMMAR] = None
-    structural_tag: Annotated[None, _GRAMMAR] = None
-    regex: Annotated[None, _GRAMMAR] = None
-    ebnf: Annotated[None, _GRAMMAR] = None
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @field_validator("stop")
@@ -273,6 +173,13 @@ class AnyRequest(Checked):
         if any(len(text) > MAX_STOP_CHARS for text in stops):
             raise ValueError(f"at most {MAX_STOP_CHARS} characters")
         return stops or None
+
+    @model_validator(mode="after")
+    def _check_served(self) -> Self:
+        extra = self.model_extra or {}
+        check_served(dict(self) | extra, self.not_served)
+        extra.clear()  # a body can hold much that is not read
+        return self
 
     @property
     def choice(self) -> Any:
@@ -290,7 +197,7 @@ class ChatRequest(AnyRequest):
 
     messages: Annotated[Some[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: MaxTokens = None
-    tools: Annotated[Some[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -298,10 +205,6 @@ class ChatRequest(AnyRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    functions: Annotated[None, not_served("Use tools instead.")] = None
-    function_call: Literal["none", "auto"] | None = None
-    modalities: Annotated[Some[Literal["text"]], Field(max_length=8)] | None = None
-    audio: Annotated[None, not_served("Answers are text.")] = None
 
     @field_validator("add_generation_prompt")
     @classmethod
@@ -312,8 +215,8 @@ class ChatRequest(AnyRequest):
 
     @field_validator("tools")
     @classmethod
-    def _check_tools(cls, tools: list[Tool] | None) -> list[Tool] | None:
-        names = [tool.function.name for tool in tools or ()]
+    def _check_tools(cls, tools: list[AnyTool] | None) -> list[AnyTool] | None:
+        names = [tool.function.name for tool in tools or () if isinstance(tool, Tool)]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two tools are called '{twice[0]}'")
         return tools
@@ -321,10 +224,13 @@ class ChatRequest(AnyRequest):
     @field_validator("tool_choice")
     @classmethod
     def _check_choice(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
-        names = [tool.function.name for tool in info.data.get("tools") or ()]
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            raise ValueError(f"there is no tool '{choice.function.name[:64]}'")
-        if choice == "required" and not names:
+        names = [tool.function.name for tool in info.data.get("tools") or () if isinstance(tool, Tool)]
+        allowed = choice.allowed_tools if isinstance(choice, AllowedTools) else None
+        asked = [choice.function.name] if isinstance(choice, NamedTool) else allowed.names() if allowed else []
+        if unknown := [name for name in asked if name not in names]:
+            raise ValueError(f"there is no tool '{unknown[0][:64]}'")
+        must_call = choice == "required" or (allowed is not None and allowed.mode == "required")
+        if must_call and not (asked if allowed else names):
             raise ValueError("there are no tools")
         return choice
 
@@ -341,11 +247,26 @@ class ChatRequest(AnyRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def left_out(self) -> list[str]:
+        """The types of the tools that are left out."""
+        return sorted({tool.type for tool in self.tools or () if isinstance(tool, OtherTool)})
+
+    @property
+    def described_tools(self) -> list[Tool]:
+        """The tools of which the model reads."""
+        tools = [tool for tool in self.tools or () if isinstance(tool, Tool)]
+        if not isinstance(self.tool_choice, AllowedTools):
+            return tools
+        names = self.tool_choice.allowed_tools.names()
+        return [tool for tool in tools if tool.function.name in names]
+
+    @property
     def callable_tools(self) -> list[Function]:
         """The functions that the answer may call."""
+        functions = [tool.function for tool in self.described_tools]
         if isinstance(self.tool_choice, NamedTool):
-            return [tool.function for tool in self.tools or () if tool.function.name == self.tool_choice.function.name]
-        return [tool.function for tool in self.tools or ()] if self.tool_choice != "none" else []
+            return [function for function in functions if function.name == self.tool_choice.function.name]
+        return functions if self.tool_choice != "none" else []
 
     @property
     def calls_in_parallel(self) -> bool:
@@ -367,6 +288,8 @@ class ChatRequest(AnyRequest):
     @property
     def must_call(self) -> bool:
         """Whether the answer must consist of calls."""
+        if isinstance(self.tool_choice, AllowedTools):
+            return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, AnyRequest, MaxTokens, Some, TokenIds, not_served
+from skydraft.gateway.parts import Some
+from skydraft.gateway.refusals import NOT_SERVED
+from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, AnyRequest, MaxTokens, TokenIds
 
 
 class TextRequest(AnyRequest):
     """`POST /v1/completions`."""
+
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {"response_format": "Use skydraft.grammar instead."}
+    names: ClassVar[Mapping[str, str]] = {"messages": "prompt"}
 
     prompt: Annotated[Some[Annotated[str, Field(strict=True)] | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
     max_tokens: MaxTokens | Literal[0] = None
@@ -20,9 +26,6 @@ class TextRequest(AnyRequest):
         Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
         BeforeValidator(lambda value: None if value is False else value),
     ] = None
-    suffix: Annotated[None, not_served("Text can be continued at its end only.")] = None
-    best_of: Literal[1] | None = None
-    response_format: Annotated[None, not_served("Use skydraft.grammar instead.")] = None
 
     @field_validator("prompt", mode="before")
     @classmethod

@@ -7,8 +7,10 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field
 
 from skydraft.engines.vocab import Vocab
+from skydraft.errors import ContextExceeded
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import TokenIds
+from skydraft.prompts.pair import check_length
 
 
 class TokenizeRequest(BaseModel):
@@ -18,8 +20,12 @@ class TokenizeRequest(BaseModel):
     add_special: bool = Field(False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
     with_pieces: bool = False
 
-    def answer(self, vocab: Vocab) -> dict[str, Any]:
-        """The tokens."""
+    def answer(self, vocab: Vocab, most: int) -> dict[str, Any]:
+        """The tokens. Raises Refusal, soon, for far more than `most`: one thread reads for all keys."""
+        try:
+            check_length(vocab, self.content, most)
+        except ContextExceeded as error:
+            raise Refusal(400, f"content: {error.message}", param="content") from error
         token_ids = vocab.encode(vocab.bos_text * self.add_special + self.content)
         tokens = [_piece(vocab, each) for each in token_ids] if self.with_pieces else token_ids
         return {"tokens": tokens, "count": len(token_ids)}
@@ -30,7 +36,7 @@ class DetokenizeRequest(BaseModel):
 
     tokens: TokenIds
 
-    def answer(self, vocab: Vocab) -> dict[str, Any]:
+    def answer(self, vocab: Vocab, most: int) -> dict[str, Any]:
         """The text."""
         if max(self.tokens) >= vocab.size:
             raise Refusal(400, f"A token id is outside the vocabulary of {vocab.size} tokens.", param="tokens")

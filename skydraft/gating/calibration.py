@@ -23,7 +23,7 @@ from skydraft.errors import OptionError, RecordsError
 from skydraft.files import read_file
 from skydraft.gating.gates import GateSpec, History, Reason, text_reason
 from skydraft.gating.hand_back import HandBack, is_hand_back
-from skydraft.types import DraftBlock, Signals
+from skydraft.types import DraftBlock, Signals, is_named, named_weights
 
 SCHEMA: Literal[2] = 2
 FEATURES = ("entropy", "log_entropy", "margin", "log_odds")
@@ -53,8 +53,8 @@ class _Value(BaseModel):
 class PairSide(_Value):
     """A model that the calibration was made with."""
 
-    name: str
-    fingerprint: str
+    name: str = Field(min_length=1)
+    fingerprint: str = Field(min_length=1)
 
 
 class CurvePoint(_Value):
@@ -178,14 +178,13 @@ class Calibration(_Value):
             )
         return limit
 
-    def fits(self, draft: str, target: str | None, names: str = "") -> bool:
+    def fits(self, draft: str, target: str | None) -> bool:
         """Whether it was made with models of these fingerprints; `target` None stands for any target.
 
-        A server without skydraft tells no fingerprint (""): then the target's name must be in the last of `names`.
+        Of a target that is known by its name alone (`named_weights`) the whole name must be that of the model here.
         """
-        name = names.rpartition(" and ")[2].lower()
-        is_target = self.target.name.lower() in name if target == "" else target in (None, self.target.fingerprint)
-        return self.draft.fingerprint == draft and is_target
+        known = (None, self.target.fingerprint, named_weights(self.target.name))
+        return self.draft.fingerprint == draft and target in known
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -222,17 +221,33 @@ def _parse(name: str, text: str) -> Calibration:
 
 
 def find_calibration(folders: Iterable[Path], draft: str, target: str | None, names: str) -> Calibration:
-    """The calibration of a pair, from `folders` or shipped; `names` is for the message. Raises OptionError."""
+    """The calibration of a pair, from `folders` or shipped; `names` is for the message. Raises OptionError.
+
+    One that was made with exactly this target goes before one that only has its name.
+    """
     broken: RecordsError | None = None
+    namesake: Calibration | None = None
     for read in _all(folders):
         try:
-            if (calibration := read()).fits(draft, target, names):
-                return calibration
+            calibration = read()
         except RecordsError as error:
             broken = error  # it may be of another pair
+            continue
+        if calibration.fits(draft, target):
+            if target in (None, calibration.target.fingerprint):
+                return calibration
+            namesake = namesake or calibration
+    if namesake:
+        return namesake
     if broken:
         raise broken
-    raise OptionError(f"There is no calibration for {names}.", hint=f"{_MAKE_ONE}, or use --mode quality.")
+    raise OptionError(f"There is no calibration for {names}.", hint=f"{_way_to_make(target)}, or use --mode quality.")
+
+
+def _way_to_make(target: str | None) -> str:
+    """How a calibration for a target is made; a model on a server without skydraft gives no texts to `calibrate`."""
+    at_server = "Collect answers with --learn DIR and run: skydraft learn calibrate DIR"
+    return at_server if target is not None and is_named(target) else _MAKE_ONE
 
 
 def _all(folders: Iterable[Path]) -> Iterator[Callable[[], Calibration]]:
@@ -245,11 +260,11 @@ def _all(folders: Iterable[Path]) -> Iterator[Callable[[], Calibration]]:
 
 def check_fits(calibration: Calibration, draft: str, target: str | None, names: str) -> None:
     """Raise OptionError unless the calibration was made with these models."""
-    if not calibration.fits(draft, target, names):
+    if not calibration.fits(draft, target):
         raise OptionError(
             f"This calibration was made for {calibration.draft.name} and {calibration.target.name}; it does not fit "
             f"{names}, because the models or their weights differ.",
-            hint=f"{_MAKE_ONE}.",
+            hint=f"{_way_to_make(target)}.",
         )
 
 

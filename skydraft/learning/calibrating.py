@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -24,7 +26,7 @@ from skydraft.learning.dataset import Chosen, prompt_digest
 from skydraft.learning.lessons import KNOWN, WRONG, Lesson
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import read_prompt
-from skydraft.types import Prompt, Signals
+from skydraft.types import Prompt, Signals, short_weights
 
 _MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "edge"}
 OnDone: TypeAlias = Callable[[], None]
@@ -102,7 +104,7 @@ def calibrate_lessons(
         texts.append(labelled(edge, lesson))
         on_done()
     unseen = [text for text, wanted in zip(texts, is_unseen, strict=True) if wanted]
-    target = PairSide(name=chosen.target[:12], fingerprint=chosen.target)
+    target = PairSide(name=short_weights(chosen.target), fingerprint=chosen.target)
     longest = max(len(lesson.token_ids) for lesson in chosen.lessons)
     return fit(texts, side_of(edge), target, folder.name, longest, unseen=unseen), unseen
 
@@ -112,8 +114,8 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
 
     Returns its file. Raises OptionError.
     """
-    folder, name = cache / "calibrations", f"{made.draft.name}--{made.target.name}.json".replace("/", "_")
-    out = out or _earlier(folder, made) or folder / name
+    folder = cache / "calibrations"
+    out = out or _earlier(folder, made) or folder / _file_name(made.draft, made.target)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, f"{made.model_dump_json(by_alias=True, indent=1)}\n".encode())
@@ -125,9 +127,20 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
 
 
 def _earlier(folder: Path, made: Calibration) -> Path | None:
-    """Return the file of a calibration of the same pair."""
+    """Return the file of a calibration of exactly this pair."""
     for path in sorted(folder.glob("*.json")):
         with suppress(RecordsError):
-            if read_calibration(path).fits(made.draft.fingerprint, made.target.fingerprint):
+            if _pair(read_calibration(path)) == _pair(made):
                 return path
     return None
+
+
+def _pair(of: Calibration) -> tuple[str, str]:
+    return of.draft.fingerprint, of.target.fingerprint
+
+
+def _file_name(draft: PairSide, target: PairSide) -> str:
+    """The name of the file for a pair: pairs whose models only have the same names have different files."""
+    names = re.sub(r"[^\w.-]", "_", f"{draft.name}--{target.name}")[:100]
+    pair = hashlib.sha256(f"{draft.fingerprint} {target.fingerprint}".encode()).hexdigest()
+    return f"{names}-{pair[:8]}.json"

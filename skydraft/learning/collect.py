@@ -50,6 +50,8 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0) -> str:
 def lesson_of(generation: Generation, draft: str, target: str, vocab: str) -> Lesson | None:
     """The lesson of a generation with models of these fingerprints; None where the target judged nothing."""
     marks = marks_of(generation.rounds_so_far, top=generation.request.plan.top)
+    if generation.finish_reason == "content_filter":
+        marks = marks[:-1] + UNJUDGED  # no model chose the end
     if not set(marks) - {UNJUDGED}:
         return None
     prompt = generation.prompts.edge
@@ -98,6 +100,9 @@ class Collector:
             facts = None
         if facts is None:
             self._notify("The cloud is gone, so the model that judged this answer is not known: it is not kept.")
+            return False
+        if not facts.weights:
+            self._notify("The server does not tell which model it runs, so this answer is not kept.")
             return False
         lesson = lesson_of(generation, edge.fingerprint if edge else "", facts.weights, reader.vocab.fingerprint)
         if lesson is None:

@@ -250,6 +250,11 @@ def prepare(
     facts = target_of(cloud).facts(None)
     assert facts is not None  # it was waited for
     weights = facts.weights
+    if not weights:
+        raise OptionError(
+            "The server does not tell which model it runs, so its answers cannot be learned from.",
+            hint="Name its model there.",
+        )
     chosen = choose(store, Usable(edge.vocab.fingerprint, edge.vocab.size, weights), deadline)
     trained, held_out = split(chosen.lessons)
     guard = guard_lessons(guard_folder, edge, cloud, weights, progress)

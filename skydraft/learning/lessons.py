@@ -45,6 +45,7 @@ _LOCK_S = 10.0  # others hold it for milliseconds
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Fingerprint = Annotated[str, Field(max_length=128)]
+Weights = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class _Line(BaseModel):
@@ -54,13 +55,14 @@ class _Line(BaseModel):
 class Lesson(_Line):
     """`marks` has one mark for each token of the text.
 
-    `draft` and `target` name weights, `vocab` the vocabulary; `draft` is "" where the target wrote alone. `params` are
-    the decoding parameters that were not the default. The prompt is what the draft model reads.
+    `draft` and `target` name weights, `vocab` the vocabulary; `draft` is "" where the target wrote alone, and `target`
+    has `named_weights` of a server that tells no fingerprint. `params` are the decoding parameters that were not the
+    default. The prompt is what the draft model reads.
     """
 
     schema_number: Literal[1] = Field(default=1, alias="schema")
     draft: Fingerprint
-    target: Fingerprint
+    target: Weights
     vocab: Fingerprint
     prompt_ids: tuple[TokenId, ...] = Field(min_length=1)
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
@@ -115,7 +117,10 @@ def decode(line: bytes) -> Lesson:
     try:
         return Lesson.model_validate_json(data)
     except ValidationError as error:
-        raise RecordsError("not a lesson of this version") from error
+        is_nobodys = error.errors()[0]["loc"] == ("target",)
+        raise RecordsError(
+            "without the name of their target" if is_nobodys else "not a lesson of this version"
+        ) from error
 
 
 class StoreSize(NamedTuple):

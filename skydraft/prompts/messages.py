@@ -19,7 +19,7 @@ class Message:
 
     `audio` are recordings by the user, heard before the words. An answer continues a message that `is_open`, which is
     the last one and the assistant's. Raises PromptError for a role that no chat template knows, for audio in a message
-    of another role than user, for an open message of another role, and for an empty system prompt or question.
+    of another role than user, and for an open message of another role.
     """
 
     role: Role
@@ -35,14 +35,14 @@ class Message:
             raise PromptError("Only a user message can have audio.", hint="Give the recording to a user message.")
         if self.is_open and (self.role != "assistant" or dict(self.more).get("tool_calls")):
             raise PromptError("Only text of the assistant can be continued.", hint="Give it as the last message.")
-        if self.role in ("system", "user") and not self.content.strip():
-            what = "prompt" if self.role == "user" else f"{self.role} message"
-            hint = "Give at least one word" + (", or - to read it from stdin." if self.role == "user" else ".")
-            raise PromptError(f"The {what} is empty.", hint=hint)
 
 
 def asked(prompt: str, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
-    """The conversation of a single question."""
+    """The conversation of a single question. Raises PromptError for an empty question or system prompt."""
+    if not prompt.strip():
+        raise PromptError("The prompt is empty.", hint="Give at least one word, or - to read it from stdin.")
+    if system is not None and not system.strip():
+        raise PromptError("The system message is empty.", hint="Give at least one word.")
     question = Message("user", prompt, audio=(audio,) if audio else ())
     return ((Message("system", system),) if system is not None else ()) + (question,)
 

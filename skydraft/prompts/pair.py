@@ -1,13 +1,19 @@
-"""The prompts of one request: tokens and speech of its messages, for the draft model and for the target."""
+"""The prompts of one request: tokens and speech of its messages, for the draft model and for the target.
+
+What a conversation says is text: `<|im_end|>` in a message, a tool or a result is ten characters, and ends no turn. A
+tokenizer reads the name of a special token as that token wherever it stands. So each such name in the conversation is
+cut after its first character before the chat template places it, and what stands between two cuts is encoded apart.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice, product, takewhile
+from functools import cache
+from itertools import count, islice, product, takewhile
 from typing import Any, Literal
 
 from skydraft.engines.base import Engine
@@ -21,6 +27,7 @@ ShareAudio = Literal["features", "none"]
 _TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the text before in different ways
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
 _MIN_BEGINNING = 4
+_ANCHOR = "\n"  # joins no text after it; without it sentencepiece would put a space before a part
 _CHARS_READ = 8  # for each token of the context, before a longer text is read whole
 
 
@@ -39,21 +46,70 @@ def prompt_ids(
 ) -> tuple[int, ...]:  # fmt: skip
     """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
 
+    Special tokens are the template's own marks, speech, and those that a bare text writes out (for FIM, for example).
+
     `audio_ids` are the tokens of each recording, in order; they go before the words of its message. Without them only
     the words are read. `tools` are for the template. Raises ContextExceeded, soon, for far more than `most` tokens.
     """
-    ids = iter(audio_ids)
+    said, ids, cut = list(messages), iter(audio_ids), ""
+    if not raw:
+        said, tools, cut = _cut_marks(vocab, messages, tools)
     heard = [
         replace(message, content="".join(map(vocab.written, islice(ids, len(message.audio)))) + message.content)
-        for message in messages
+        for message in said
     ]
     text = vocab.bos_text + heard[-1].content if raw else render(vocab, heard, tools)
     if most is not None:
-        _check_length(vocab, text, most)
-    return vocab.encode(text)
+        check_length(vocab, text, most)
+    return vocab.encode(text) if raw else _encode_parts(vocab, text, cut)
 
 
-def _check_length(vocab: Vocab, text: str, most: int) -> None:
+def _cut_marks(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> tuple[list[Message], list[Any], str]:
+    """The conversation with a cut in each name of a special token, and the text that stands for a cut.
+
+    That text is letters and digits, which templates and JSON leave as they are, and stands nowhere else.
+    """
+    said = f"{[(message.content, message.more) for message in messages]} {tools} {vocab.chat_template}"
+    cut = next(text for number in count() if (text := f"cut{number}here") not in said)
+
+    def change(text: str) -> str:
+        return vocab.marks.sub(rf"\g<0>{cut}", text)
+
+    heard = [
+        replace(
+            each, content=change(each.content), more=tuple((key, _changed(value, change)) for key, value in each.more)
+        )
+        for each in messages
+    ]
+    return heard, [_changed(tool, change) for tool in tools], cut
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with all its strings changed, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_changed(key, change): _changed(each, change) for key, each in value.items()}
+    return [_changed(each, change) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _encode_parts(vocab: Vocab, text: str, cut: str) -> tuple[int, ...]:
+    """The tokens of `text`, read part by part between cuts."""
+    first, *others = text.split(cut)
+    token_ids = list(vocab.encode(first))
+    anchor = vocab.encode(_ANCHOR) if others else ()
+
+    @cache
+    def inner(part: str) -> tuple[int, ...]:
+        anchored = vocab.encode(_ANCHOR + part)
+        return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else vocab.encode(part)
+
+    for part in others:
+        token_ids += inner(part)
+    return tuple(token_ids)
+
+
+def check_length(vocab: Vocab, text: str, most: int) -> None:
     """Refuse a text by its beginning: to read two megabytes takes seconds, which nothing can end."""
     num_chars = _CHARS_READ * most
     while num_chars < len(text):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
@@ -20,28 +20,38 @@ from skydraft.prompts.messages import Message
 
 MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-_LAST = f"}}\n{_END}"  # after the arguments
-_HEAD = re.compile(rf'\n?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
+_HEAD = re.compile(
+    rf'(?:\}}\n{_END}\n)?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": '
+)  # after a call or none
 _OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
 _MAY_ANSWER = (
     "You are a helpful assistant. If one of the functions answers the request, call it. "
     "If none does, answer from your own knowledge."
 )
 _MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
+_HOLDING = {
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "enum",
+    "const",
+    "minProperties",
+}  # keywords that say what an object holds
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """A piece of call number `index` of an answer; the first piece of a call has the name of the tool."""
+    """A piece of a call. The first piece has the name of the tool; with the last one the arguments are an object."""
 
-    index: int
     arguments: str
     name: str = ""
+    is_last: bool = False
 
 
-Piece: TypeAlias = str | CallText
+Piece: TypeAlias = str | CallText  # text, or a piece of a call; a call that has no last piece was cut
 Called: TypeAlias = tuple[str, str]  # a name, and arguments as JSON with sorted keys
 
 
@@ -141,12 +151,14 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
 
 
 def _schema_of(tool: Mapping[str, Any]) -> str:
-    schema = tool.get("parameters") or {"properties": {}}
-    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+    given = tool.get("parameters") or {}
+    schema = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else given
+    kinds = schema.get("type", "object") if isinstance(schema, Mapping) else ""
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise PromptError(f"The parameters of the tool '{tool['name']}' must be a schema of an object.")
-    # A tool takes no argument that its schema does not name.
-    closed = {"additionalProperties": False, **schema, "type": "object", "x-guidance": _STYLE}
-    return _for_lark(json.dumps(closed))
+    # A tool takes no argument that its schema does not name; what other keywords name must not be forbidden here.
+    closed = {} if _HOLDING & schema.keys() else {"properties": {}, "additionalProperties": False}
+    return _for_lark(json.dumps({**closed, **schema, "type": "object", "x-guidance": _STYLE}))
 
 
 def _for_lark(schema: str) -> str:
@@ -154,31 +166,43 @@ def _for_lark(schema: str) -> str:
 
 
 class Reader:
-    """Splits a text, while it arrives, into calls and the text around them."""
+    """Splits a text, while it arrives, into calls and the text around them.
 
-    def __init__(self) -> None:
+    With `single` it reads nothing after the first call.
+    """
+
+    only_repeats = False
+
+    def __init__(self, *, single: bool = False) -> None:
         self._held = ""
-        self._num_calls = 0
+        self._num_calls = 0  # that are whole
+        self._single = single
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the only call that the text may have is whole."""
+        return self._single and self._num_calls > 0
 
     def push(self, text: str) -> list[Piece]:
-        """Add `text`; returns the pieces that are now certain."""
+        """Add `text`; returns the pieces that are now certain, in its order."""
         self._held += text
         said: list[Piece] = []
-        while self._read_on(said):
+        while not self.is_done and self._read_on(said):
             pass
         return said
 
     def finish(self) -> list[Piece]:
         """The rest at the end of the text."""
         held, self._held = self._held, ""
-        return self._rest(held) if held else []
+        return self._rest(held) if held and not self.is_done else []
 
     def _read_on(self, said: list[Piece]) -> bool:
         """Add to `said` what is certain; returns whether there is more to read."""
         raise NotImplementedError
 
     def _rest(self, held: str) -> list[Piece]:
-        raise NotImplementedError
+        """The pieces of what is held at the end."""
+        return []
 
 
 class CallReader(Reader):
@@ -189,8 +213,8 @@ class CallReader(Reader):
     Calls that are `answered` are left out, with the text that follows them.
     """
 
-    def __init__(self, names: Seq[str], answered: frozenset[Called] = frozenset()) -> None:
-        super().__init__()
+    def __init__(self, names: Seq[str], answered: frozenset[Called] = frozenset(), *, single: bool = False) -> None:
+        super().__init__(single=single)
         self._names = tuple(names)
         self._answered, self._has_repeated = answered, False
         self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in names]
@@ -199,7 +223,7 @@ class CallReader(Reader):
         self._object: _Object | None = None  # of the call that is being read
 
     @property
-    def only_repeats(self) -> bool:
+    def only_repeats(self) -> bool:  # type: ignore[override]
         """Whether there were calls, all of them answered before."""
         return self._has_repeated and not self._num_calls
 
@@ -265,7 +289,7 @@ class CallReader(Reader):
         if self._answered and (call[1], json.dumps(json.loads(call[0]), sort_keys=True)) in self._answered:
             self._has_repeated = True
         else:
-            said.append(CallText(self._num_calls, *call))
+            said.append(CallText(*call, is_last=True))
             self._num_calls += 1
         return True
 
@@ -309,33 +333,38 @@ def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:
 class EnforcedReader(Reader):
     """Reads an answer that follows `calling_grammar`. Arguments are returned while they are written.
 
-    Marks and a name that are cut by the length are not returned, since they are no text for a reader.
+    Marks and a name that are cut are not returned, since they are no text for a reader. A call begins with its
+    arguments: without any, clients would take it for one that has none.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._state: Literal["mark", "arguments", "answer"] = "mark"
-
-    def _rest(self, held: str) -> list[Piece]:
-        return [CallText(self._num_calls - 1, held)] if self._state == "arguments" else []
+    def __init__(self, *, single: bool = False) -> None:
+        super().__init__(single=single)
+        self._name = ""  # of the call that begins
+        self._arguments: _Object | None = None  # of the call that is being read
+        self._is_answer = False
 
     def _read_on(self, said: list[Piece]) -> bool:
         held = self._held
-        if self._state == "arguments":
-            end = held.find(_LAST)  # this JSON has no line break, not even in a string
-            length = end if end >= 0 else len(held) - _num_suspect(held, _LAST)
-            said += [CallText(self._num_calls - 1, held[:length])] if length else []
-            self._held = held[length:] if end < 0 else held[end + len(_LAST) :]
-            self._state = "arguments" if end < 0 else "mark"
-            return end >= 0
-        if self._state == "answer" or (held and not self._num_calls and held[0] != "<"):
-            self._state, self._held = "answer", ""
+        if self._arguments:
+            return self._read_arguments(self._arguments, said)
+        if self._is_answer or (held and not self._num_calls and held[0] != "<"):
             said += [held] if held else []
-        elif head := _HEAD.match(held):
-            said.append(CallText(self._num_calls, "", json.loads(head[1])))
-            self._state, self._held, self._num_calls = "arguments", held[head.end() :], self._num_calls + 1
-            return True
-        return False
+            self._is_answer, self._held = True, ""
+            return False
+        if head := _HEAD.match(held):
+            self._name, self._arguments, self._held = json.loads(head[1]), _Object(0, ""), held[head.end() :]
+        return head is not None
+
+    def _read_arguments(self, read: _Object, said: list[Piece]) -> bool:
+        is_last = read.ends(self._held)
+        text, self._held = self._held[: read.at], self._held[read.at :]
+        read.at -= len(text)  # it may be past the end, where a backslash is the last character
+        if text:
+            said.append(CallText(text, self._name, is_last))
+            self._name = ""
+        if is_last:
+            self._arguments, self._num_calls = None, self._num_calls + 1
+        return is_last
 
 
 def _num_suspect(text: str, mark: str) -> int:

@@ -9,6 +9,9 @@ from skydraft.config import is_number
 from skydraft.errors import OptionError
 
 DEFAULT_PORT = 7373
+_EXAMPLE = (
+    "Write HOST:PORT, for example cloud.example:7373, or the URL of a server without skydraft: http://HOST:PORT/v1."
+)
 
 
 def is_loopback(host: str) -> bool:
@@ -26,6 +29,11 @@ def is_url(text: str) -> bool:
     return text.lower().startswith(("http://", "https://"))
 
 
+def without_password(text: str) -> str:
+    """The addresses, with *** for what stands before an @: it may be a password."""
+    return re.sub(r"((?:^|,)\s*(?:\w+://)?)[^,]*@", r"\1***@", text)
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """(host, port) of HOST, HOST:PORT or [IPV6]:PORT. Raises OptionError."""
     host, colon, port = text.rpartition(":")
@@ -33,12 +41,10 @@ def parse_address(text: str) -> tuple[str, int]:
         host, port = text, str(DEFAULT_PORT)
     bracketed = re.fullmatch(r"\[([^][]+)\]", host)
     bare = bracketed[1] if bracketed else host
-    if not bare or re.search(r"[][/\s]", bare) or (":" in bare and not bracketed):
-        raise OptionError(
-            f"'{text}' is not the address of a server.", hint="Write HOST:PORT, for example cloud.example:7373."
-        )
+    if not bare or re.search(r"[][/@\s]", bare) or (":" in bare and not bracketed):
+        raise OptionError(f"'{without_password(text)}' is not the address of a server.", hint=_EXAMPLE)
     if not is_number(port) or not 0 < int(port) < 65536:
-        raise OptionError(f"'{port}' is not a port.", hint="Write HOST:PORT, for example cloud.example:7373.")
+        raise OptionError(f"'{without_password(port)}' is not a port.", hint=_EXAMPLE)
     return host, int(port)
 
 
@@ -46,7 +52,8 @@ def parse_addresses(text: str) -> list[str]:
     """HOST:PORT of each server of a comma-separated list. Raises OptionError, also for a repeated server."""
     entries = [entry.strip() for entry in text.split(",")]
     if len(entries) > 1 and not all(entries):
-        raise OptionError(f"'{text}' has nothing between two commas, or at an end.", hint="Write HOST:PORT,HOST:PORT.")
+        told = without_password(text)
+        raise OptionError(f"'{told}' has nothing between two commas, or at an end.", hint="Write HOST:PORT,HOST:PORT.")
     servers = [parse_address(entry) for entry in entries]
     known: set[tuple[str, int]] = set()
     for host, port in servers:

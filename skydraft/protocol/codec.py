@@ -112,11 +112,10 @@ def _params_message(params: DecodingParams) -> pb.DecodingParams:
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
     if len(UnknownFieldSet(message)):  # to ignore an option would change tokens silently
         raise ValueError(f"{UNKNOWN_OPTION}; upgrade it")
-    if max(len(message.stop), len(message.logit_bias)) > _MAX_LISTED:
-        raise LimitExceeded(f"There are more than {_MAX_LISTED} stop strings, or biased tokens.")
+    if max(len(message.stop), len(message.logit_bias), len(message.stop_token_ids)) > _MAX_LISTED:
+        raise LimitExceeded(f"There are more than {_MAX_LISTED} stop strings, stop tokens, or biased tokens.")
     given = {field.name: value for field, value in message.ListFields()}
-    if "stop" in given:
-        given["stop"] = tuple(given["stop"])
+    given |= {name: tuple(given[name]) for name in ("stop", "stop_token_ids") if name in given}
     if "logit_bias" in given:
         given["logit_bias"] = tuple((each.token_id, each.bias) for each in given["logit_bias"])
     return DecodingParams(**given)

@@ -107,6 +107,8 @@ def test_no_end_token_before_the_minimum(num_generated, is_banned):
     row = edited([0.0] * VOCAB.size, [1, 2] + [3] * num_generated, 2, min_new_tokens=3)
     assert (row[EOS] == -np.inf) == is_banned
     assert sum(value == -np.inf for value in row) == is_banned
+    stopping = edited([0.0] * VOCAB.size, [1, 2] + [3] * num_generated, 2, min_new_tokens=3, stop_token_ids=(5, 7))
+    assert [at for at, value in enumerate(stopping) if value == -np.inf] == sorted([5, 7, EOS]) * is_banned
 
 
 def test_temperature_comes_after_the_penalties_and_once():

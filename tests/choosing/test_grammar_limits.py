@@ -39,6 +39,7 @@ REFUSED = {
     "a ring of references": 'json_schema:{"$ref":"#/$defs/a","$defs":{"a":{"allOf":[{"$ref":"#/$defs/a"}]}}}',
     "a file": 'json_schema:{"$ref":"file:///etc/passwd"}',
     "a page": 'json_schema:{"$ref":"http://localhost/x.json"}',
+    "a special token": "lark:start: <|im_end|>",
     "a feature that is not there": 'json_schema:{"uniqueItems":true,"type":"array"}',
 }  # fmt: skip
 
@@ -51,6 +52,7 @@ def test_what_would_take_too_much_is_refused_within_a_second(grammar: str) -> No
     with pytest.raises(GrammarRefused) as refused:
         Chooser(DecodingParams(grammar=grammar), vocab, 0)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+    assert "backtrace" not in str(refused.value) and "panic" not in str(refused.value)
     assert _spent() - before < 2.5  # of a processor, a child's start included
     assert time.monotonic() - began < 30  # however busy the machine is
 

@@ -135,6 +135,8 @@ def test_a_stop_string_is_found_across_special_tokens():
         ([*ids("我"), EOS], {}, (2, "eos")),
         ([EOS], {"min_new_tokens": 5}, (1, "eos")),  # the ban is the chooser's; an end token that came is an end
         ([*ids("我"), TOOL, *ids("我")], {}, None),
+        ([*ids("我"), TOOL, *ids("我")], {"stop_token_ids": (TOOL,)}, (2, "eos")),
+        (ids("我", "你"), {"stop_token_ids": tuple(sorted(ids("你", "他"))), "stop": ("你",)}, (2, "eos")),
         (ids("我", "我", "我"), {"max_new_tokens": 3}, (3, "length")),
         ([*ids("我", "我"), EOS], {"max_new_tokens": 3}, (3, "eos")),
         (ids("我", "我", "。"), {"max_new_tokens": 3, "sentences": 1}, (3, "sentences")),

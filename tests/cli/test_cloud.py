@@ -176,7 +176,7 @@ def test_serve_refuses_what_cannot_be(invoke: Invoke, options: list[str], says: 
     assert says in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
     serve = [command(), "serve", "--model", "toy", "--port", "0"]
     process = subprocess.Popen(serve, stderr=subprocess.PIPE, text=True)

@@ -21,7 +21,7 @@ from .conftest import Invoke, Refused
 TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_says_where_it_is_answers_and_stops(tmp_path: Path, number: signal.Signals) -> None:
     child = subprocess.Popen(
         [command(), "gateway", *TOYS, "--port", "0", "-s", "慢", "--log-prompts"],

@@ -42,6 +42,11 @@ def test_it_is_the_prompt_where_there_is_no_other() -> None:
     assert said(input="语速\n") == said("-", input="语速\n") == said("语速\n", stdin=subprocess.DEVNULL)
 
 
+def test_a_byte_order_mark_is_dropped(alone: str) -> None:
+    assert said("-", input="\ufeff语速\n") == said("语速\n", stdin=subprocess.DEVNULL)
+    assert said("情绪", input="\ufeff语速\n") == said("情绪", input="语速\n") != alone
+
+
 def test_a_file_is_read_like_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("语速\n")

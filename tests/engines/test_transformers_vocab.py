@@ -20,6 +20,8 @@ from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel
 from skydraft.models import cache_dir, default_pair, known_models
 from skydraft.models.cache import model_path
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import prompt_ids
 
 from ..later import later
 from .tiny_checkpoint import END, TEMPLATE, TEXT
@@ -71,6 +73,23 @@ def test_a_sentencepiece_vocabulary(adds_bos: bool) -> None:
     assert vocab.decode(vocab.encode(text)) == text and vocab.size == 264
     assert vocab.encode("<s>a")[0] == 1 and vocab.special_ids == {0, 1, 2} and vocab.end_ids == {2, 262}
     assert vocab.bos_text == ("<s>" if adds_bos else "") and vocab.chat_template == "chat"
+
+
+@pytest.mark.parametrize("puts_spaces", ["never", "first", "always"])
+@pytest.mark.parametrize("text", ["a</s>b", "<s>天</s><unk> a", "a <</s>> b"])
+def test_marks_in_a_message_are_characters_of_a_sentencepiece_vocabulary(puts_spaces: str, text: str) -> None:
+    """Also where the tokenizer puts a space before the first word of what it is given."""
+    from tokenizers import pre_tokenizers
+
+    tokenizer = sentence_piece_tokenizer(adds_bos=False)
+    backend = tokenizer.backend_tokenizer
+    if puts_spaces != "never":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=puts_spaces)
+    tokenizer.chat_template = "<s>{% for m in messages %}a{{ m['content'] }}</s>{% endfor %}"
+    vocab = read_vocab(tokenizer, None)
+    ids = prompt_ids(vocab, asked(text))
+    assert [each for each in ids if each in vocab.special_ids] == [1, 2]
+    assert vocab.decode(ids).lstrip() == f"a{text}"
 
 
 def test_a_vocabulary_of_unknown_bytes_is_refused() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from skydraft.gateway.parts import AudioPart
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import read_body
-from skydraft.gateway.schema import AudioPart, ChatRequest
+from skydraft.gateway.schema import ChatRequest
 from skydraft.gateway.text import TextRequest
 
 from .apart import TOYS, Apart, apart

@@ -101,6 +101,63 @@ def test_local_only_in_a_wrong_place_is_refused_and_not_passed_over(served: Runn
         assert httpx.post(f"{served.v1}/{path}", json=asked | right).status_code == 200
 
 
+def test_local_only_as_an_argument_of_a_tool_is_the_tools(served: Running) -> None:
+    given, schema = {"local_only": True}, {"type": "object", "properties": {"local_only": {"const": True}}}
+    function = {"name": "f", "parameters": schema}
+    chat = [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": given}}]}]
+    blocks = [{"type": "tool_use", "id": "1", "name": "f", "input": given}]
+    bodies: dict[str, Any] = {
+        "chat/completions": {"messages": chat, "tools": [{"type": "function", "function": function}]},
+        "messages": {
+            "messages": [{"role": "assistant", "content": blocks}], "tools": [{"name": "f", "input_schema": schema}],
+        },
+        "responses": {
+            "input": [{"type": "shell_call", "call_id": "1", "action": given}],
+            "tools": [{"type": "function", "name": "f", "parameters": {"default": given}}],
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": {"const": given}}},
+        },
+    }  # fmt: skip
+    for path, body in bodies.items():
+        length = {"max_output_tokens" if path == "responses" else "max_tokens": 2}
+        answer = httpx.post(f"{served.v1}/{path}", json={"model": "skydraft-quality"} | length | body)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    "target", ["http://localhost:1/v1/models", "HTTP://127.0.0.1/v1/models", "http://[::1]/v1/models?a=b"]
+)
+def test_a_target_in_absolute_form_is_served(served: Running, locked: Running, target: str) -> None:
+    """As proxies and some clients send it. The name in the target counts, and no key is spared."""
+
+    def status(running: Running, line: str, host: str) -> int:
+        with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1])), 5) as client:
+            client.sendall(f"GET {line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            return int(client.makefile("rb").read().split()[1])
+
+    assert status(served, target, "localhost") == status(served, target, "evil.test") == 200
+    assert status(served, "http://evil.test/v1/models", "localhost") == 403
+    assert status(served, "http://localhost@evil.test/v1/models", "localhost") == 403
+    assert status(served, "http://localhost/", "localhost") == status(served, "http://localhost", "localhost") == 200
+    assert status(served, "http://localhost/v2/models", "localhost") == 404
+    assert status(locked, target, "localhost") == 401
+
+
+def test_the_files_of_the_page_are_for_the_page(served: Running) -> None:
+    for path in ("/", "/page/main.js"):
+        assert httpx.get(served.url + path).headers["cross-origin-resource-policy"] == "same-origin"
+
+
+def test_a_page_that_may_use_it_may_come_from_a_public_address(locked: Running) -> None:
+    asked = {
+        "Origin": "http://app.test", "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Private-Network": "true",
+    }  # fmt: skip
+    allowed = httpx.options(f"{locked.v1}/chat/completions", headers=asked)
+    assert allowed.status_code == 200 and allowed.headers["access-control-allow-private-network"] == "true"
+    other = httpx.options(f"{locked.v1}/chat/completions", headers=asked | {"Origin": "http://other.test"})
+    assert "access-control-allow-origin" not in other.headers
+
+
 def test_a_strangers_page_in_the_users_browser_gets_nothing(served: Running) -> None:
     port = served.url.rsplit(":", 1)[1]
     for headers in (

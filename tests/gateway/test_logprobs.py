@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx2 as httpx
@@ -133,6 +134,9 @@ def test_text_becomes_tokens_and_tokens_text(served: Running) -> None:
     assert pieces == [{"id": each, "piece": text} for each, text in zip(token_ids, TEXT, strict=True)]
     assert post(served, "detokenize", tokens=token_ids).json() == {"content": TEXT, "prompt": TEXT}
     assert post(served, "detokenize", tokens=[10**6]).status_code == 400
+    began, long = time.process_time(), post(served, "tokenize", content="语速" * 300_000)
+    assert long.status_code == 400 and long.json()["error"]["param"] == "content"
+    assert time.process_time() - began < 1  # one thread reads for all keys, and this took it for seconds
 
 
 def test_prompts_are_counted_without_an_answer(served: Running) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from .running import Running
+from skydraft.engines.toy import open_toy
+from skydraft.engines.vocab import Vocab
+from skydraft.gateway.pair import Pair
+
+from .running import Running, gateway
 from .test_structured import ASKED, OTHERS, forced
 
 TOOL: Any = {
@@ -38,6 +44,15 @@ SAME: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"system": [{"type": "text", "text": "慢", "cache_control": {"type": "ephemeral"}}],
          "messages": [{"role": "user", "content": [{"type": "text", "text": "语"}, {"type": "text", "text": "速"}]}]},
         [{"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"}],
+    ),
+    "system messages after the user's": (
+        {"system": "慢", "messages": [
+            {"role": "user", "content": "快"}, {"role": "system", "content": [{"type": "text", "text": "低"}]},
+            {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
+            {"role": "user", "content": "重"}, {"role": "system", "content": "清"}]},
+        [{"role": "system", "content": "慢"}, {"role": "system", "content": "低"}, {"role": "user", "content": "快"},
+         {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
+         {"role": "system", "content": "清"}, {"role": "user", "content": "重"}],
     ),
     "calls and their results": (
         {"tools": [TOOL], "messages": [
@@ -79,6 +94,55 @@ def test_a_stream_has_the_same_text(served: Running) -> None:
     assert "".join(event["delta"]["text"] for event in deltas) == post(served).json()["content"][0]["text"]
     assert stop == {"type": "content_block_stop", "index": 0} and last == {"type": "message_stop"}
     assert delta["delta"]["stop_reason"] == "max_tokens" and delta["usage"]["output_tokens"] == 16
+
+
+@contextmanager
+def written_by(template: str) -> Iterator[tuple[Running, Vocab]]:
+    """A gateway over toys with another chat template."""
+    edge, cloud = open_toy("toy:drift=0.2", 512, 2), open_toy("toy", 512, 2)
+    for engine in (edge, cloud):
+        engine.vocab.chat_template = template
+    with gateway(Pair(edge, cloud)) as running:
+        yield running, edge.vocab
+
+
+def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
+    ends = "{% for m in messages %}{{ m.content }}。{% for c in m.tool_calls or [] %}<tool_call>{{ tools }}{% endfor %}"
+    with written_by(ends + "{% endfor %}") as (running, _):
+
+        def text(**body: Any) -> str:
+            (block,) = post(running, **body).json()["content"]
+            events = events_of(post(running, stream=True, **body))
+            pieces = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+            assert "".join(pieces) == block["text"]
+            return str(block["text"])
+
+        for begun in ("语速较", "语速 \n", "，"):
+            turns: Any = [{"role": "user", "content": "快"}, {"role": "assistant", "content": begun}]
+            chat = {"model": "skydraft-lossless", "continue_final_message": True}
+            goes_on = running.chat(turns, **chat).json()["choices"][0]["message"]["content"]
+            anew = running.chat(turns, model="skydraft-lossless").json()["choices"][0]["message"]["content"]
+            blocks = [{"type": "thinking", "thinking": "?", "signature": ""}, {"type": "text", "text": begun}]
+            assert text(messages=turns) == goes_on != anew
+            assert text(messages=[turns[0], {"role": "assistant", "content": blocks}]) == goes_on
+            assert text(messages=turns, continue_final_message=False) == anew
+            assert text(messages=turns, add_generation_prompt=True) == anew
+        use = {"type": "tool_use", "id": "1", "name": "天气", "input": {}}
+        assert text(messages=[turns[0], {"role": "assistant", "content": [use]}], tools=[TOOL])
+
+
+def test_a_system_message_is_read_where_the_template_takes_only_a_first_one() -> None:
+    strict = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not first') }}{% endif %}"
+    turns = [("user", "快"), ("assistant", "高"), ("system", "轻"), ("user", "重"), ("system", "清")]
+    said: Any = [{"role": role, "content": text} for role, text in turns]
+    codex: Any = [{"role": "developer", "content": "轻"}, {"role": "user", "content": "重"}]
+    with written_by("{% for m in messages %}" + strict + "{{ m.content }}{% endfor %}") as (running, vocab):
+        reply = post(running, messages=said, system="慢").json()
+        assert reply["usage"]["input_tokens"] == len(vocab.encode("慢快高轻\n\n清\n\n重"))
+        chat = running.chat(said, model="skydraft-lossless").json()
+        assert chat["usage"]["prompt_tokens"] == len(vocab.encode("快高轻\n\n重\n\n清"))
+        answer = post(running, "responses", instructions="慢", input=codex, messages=None, max_tokens=None).json()
+        assert answer["usage"]["input_tokens"] == len(vocab.encode("慢\n\n轻重"))
 
 
 @pytest.mark.parametrize(

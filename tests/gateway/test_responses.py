@@ -182,10 +182,10 @@ def test_log_probabilities_stand_beside_the_text(client: openai.OpenAI) -> None:
     ("options", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True}, "background"), ({"input": []}, "input"), ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"background": True}, "background"), ({"input": []}, "input"), ({"tools": [{"type": "function"}]}, "tools"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"), ({"tool_choice": "required"}, "tool_choice"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
-        ({"extra_body": {"n": 2}}, "n"), ({"extra_body": {"continue_final_message": True}}, "messages"),
+        ({"extra_body": {"n": 2}}, "n"), ({"extra_body": {"continue_final_message": True}}, "input"),
     ],
 )  # fmt: skip
 def test_what_is_not_built_is_refused_with_the_name_of_the_field(

@@ -56,6 +56,15 @@ def test_a_recording_is_heard_as_by_the_python_interface(hearing: Running) -> No
         assert reply.json()["choices"][0]["message"]["content"] == expected.text != ""
 
 
+def test_the_word_for_a_recording_is_a_word(hearing: Running) -> None:
+    """It was a 400, in this turn and in each that followed."""
+    answers = [
+        hearing.chat(content, max_tokens=8)
+        for content in ("说 <|AUDIO|>", [part(), {"type": "text", "text": "<|AUDIO|>"}])
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
+
+
 def test_a_recording_of_an_earlier_turn_is_still_heard(hearing: Running) -> None:
     question = {"role": "user", "content": CAPTION_PROMPT}
 

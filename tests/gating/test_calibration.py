@@ -132,6 +132,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "agreement above 1": (written(points=[(0.0, 1.2, 0.5), (0.5, 0.9, 0.3)]), "agreement"),
     "negative limit": (written(points=[(-1.0, 1.0, 0.5), (0.5, 0.9, 0.3)]), "limit"),
     "a bias that is no number": (written(bias=float("nan")), "bias"),
+    "a target without a name": (written(target={"name": "", "fingerprint": "e" * 32}), "target.name"),
+    "a target that was not told": (written(target={"name": "x", "fingerprint": ""}), "target.fingerprint"),
     "a hand-back that does not exist": (
         written(curves=[written()["curves"][0], {**written()["curves"][0], "hand_back": "soon"}]),
         "no hand-back 'soon'",
@@ -186,6 +188,13 @@ def test_a_file_from_before_hand_backs_is_read(tmp_path: Path) -> None:
         ("f" * 32, None, False),
         ("e" * 32, "d" * 32, False),  # the other way round
         ("small", "large", False),  # names say nothing
+        ("d" * 32, "name:large", True),  # a server that tells only its model's name
+        ("d" * 32, "name:My-large-7B", False),
+        ("d" * 32, "name:arg", False),
+        ("d" * 32, "name:Large", False),
+        ("d" * 32, "name:", False),
+        ("d" * 32, "", False),  # a server that tells nothing
+        ("f" * 32, "name:large", False),
     ],
 )
 def test_a_calibration_belongs_to_the_weights_of_a_pair(draft: str, target: str | None, fits: bool) -> None:
@@ -194,7 +203,7 @@ def test_a_calibration_belongs_to_the_weights_of_a_pair(draft: str, target: str 
     if fits:
         check_fits(calibration, draft, target, "mine and yours")
     else:
-        says = r"for small and large; it does not fit mine and yours.*skydraft calibrate"
+        says = r"for small and large; it does not fit mine and yours.*skydraft (learn )?calibrate"
         with pytest.raises(OptionError, match=says):
             check_fits(calibration, draft, target, "mine and yours")
 
@@ -215,6 +224,16 @@ def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:
     assert find_calibration(folders, "9" * 32, None, "").draft.fingerprint == "9" * 32
     with pytest.raises(OptionError, match=r"no calibration for mine and yours.*skydraft calibrate"):
         find_calibration(folders, "8" * 32, None, "mine and yours")
+
+
+def test_one_made_at_a_server_goes_before_one_of_the_same_name(tmp_path: Path) -> None:
+    at_server = {"name": "large", "fingerprint": "name:large"}
+    for number, content in enumerate([written(bias=1.0), written(bias=2.0, target=at_server)]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(content))
+    assert find_calibration([tmp_path], "d" * 32, "name:large", "").bias == 2.0
+    assert find_calibration([tmp_path], "d" * 32, "e" * 32, "").bias == 1.0
+    with pytest.raises(OptionError, match="skydraft learn calibrate"):
+        find_calibration([tmp_path], "d" * 32, "name:other", "small and other")
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)

@@ -50,6 +50,15 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path / "learn")} == {0o600}
 
 
+def test_a_lesson_of_nobody_is_left_out(tmp_path: Path) -> None:
+    """Older versions kept what a server without skydraft taught with no name of its model."""
+    line = encode(lesson()).replace(b"t" * 32, b"").split(b" ", 1)[1].strip()
+    Store(tmp_path).add(lesson())
+    with files(tmp_path)[0].open("ab") as file:
+        file.write(b"%08x %s\n" % (zlib.crc32(line), line))
+    assert read(tmp_path) == ([lesson()], Counter({"without the name of their target": 1}))
+
+
 def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
     max_bytes = 64_000
     store = Store(tmp_path, max_bytes)

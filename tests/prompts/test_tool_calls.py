@@ -48,11 +48,18 @@ def read(texts: Seq[str], *, certain: bool = False) -> Read:
             said += piece
             continue
         if piece.name:
-            assert piece.index == len(calls)
             calls.append((piece.name, ""))
-        name, before = calls[piece.index]
-        calls[piece.index] = name, before + piece.arguments
+        name, before = calls[-1]
+        calls[-1] = name, before + piece.arguments
+        assert piece.is_last == is_whole(calls[-1][1])
     return said, calls
+
+
+def is_whole(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
 
 
 def call(name: str, given: Any) -> str:
@@ -257,6 +264,7 @@ def test_arguments_that_are_certain_come_as_they_are_written() -> None:
     text = call("get_weather", {"city": "上海", "days": 3})
     pieces = [(index, piece) for index, char in enumerate(text) for piece in reader.push(char)]
     assert len(pieces) > 15 and pieces[8][0] < text.index("上海") < pieces[15][0] < text.index("days") + 4
+    assert pieces[0][1] == CallText("{", "get_weather") and pieces[-1][1] == CallText("}", is_last=True)
     assert read([text[:-20]], certain=True) == ("", [("get_weather", '{"city": "上海", "day')])
 
 
@@ -286,7 +294,7 @@ def test_a_template_that_knows_no_tools_is_told_apart() -> None:
     assert not writes_calls("{{ messages }}") and not writes_calls(None)
 
 
-@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["object", "null"]}, [1]])
+@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["array", "null"]}, [1], {"type": 1}])
 def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
     with pytest.raises(PromptError, match="'f' must be a schema of an object"):
         calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)

@@ -61,6 +61,7 @@ _without_grammar = st.builds(
     sentences=st.integers(0, MAX_ID),
     min_new_tokens=st.integers(0, MAX_ID),
     stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
+    stop_token_ids=st.sets(st.integers(0, MAX_ID), max_size=3).map(sorted).map(tuple),
     max_new_tokens=st.integers(1, MAX_ID),
 )
 any_params = _without_grammar | st.builds(

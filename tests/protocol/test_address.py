@@ -48,7 +48,8 @@ def test_all_else_is_refused_with_an_example_of_what_is_one(texts: list[str], sa
     for text in texts:
         with pytest.raises(OptionError, match=says) as raised:
             parse_address(text)
-        assert raised.value.hint == "Write HOST:PORT, for example cloud.example:7373.", text
+        assert "HOST:PORT, for example cloud.example:7373" in raised.value.hint, text
+        assert "http://HOST:PORT/v1" in raised.value.hint, text
 
 
 @law(150)

@@ -37,6 +37,17 @@ def pair(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
             yield edge, cloud
 
 
+def test_the_name_of_a_special_token_is_read_as_characters(pair: tuple[Engine, Engine]) -> None:
+    """It was read as the end of the turn, and the answer was `a`."""
+    edge, cloud = pair
+    for mode in ("edge", "cloud", "lossless"):
+        plan, params = make_plan(mode, k=5 if mode == "lossless" else None), DecodingParams(max_new_tokens=12)
+        with skydraft.generate(
+            "Repeat exactly: a<|im_end|>b", edge=edge, cloud=cloud, plan=plan, params=params
+        ) as text:
+            assert "a<|im_end|>b" in text.run().text
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_lossless_gives_the_tokens_of_cloud_here_and_over_a_link(
     pair: tuple[Engine, Engine], temperature: float

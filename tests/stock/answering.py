@@ -61,6 +61,7 @@ class Answering:
     of them at once."""
 
     paths: ClassVar[dict[str, str]] = {}
+    salt = ""  # the field that keeps caches apart
 
     def __init__(self, model: Model, *, token_s: float = 0.0, burst: int = 1) -> None:
         self.model, self.token_s, self.burst = model, token_s, burst
@@ -101,6 +102,9 @@ class Answering:
     def run(self, request: Request, body: Any, prompts: list[list[int]], num: int, how: Sampling) -> Run:
         """Check prompts and begin. Raises Refused."""
         asked, engine = request.scope["asked"], self.model.engine
+        asked.salt = body.get(self.salt, "") if self.salt else ""
+        if asked.salt == "" and self.salt in body:
+            raise Refused(400, "Parameter 'cache_salt' must be a non-empty string if provided.")
         for prompt in prompts:
             if min(prompt, default=-1) < 0 or max(prompt) >= engine.vocab.size:
                 raise Refused(400, "Prompt contains invalid tokens")

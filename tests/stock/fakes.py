@@ -12,7 +12,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -109,24 +109,27 @@ class Fake:
 
     def _app(self) -> Any:
         inner = Starlette(routes=self.dialect.routes())
+        numbers: Counter[Any] = Counter()  # of requests on each connection
 
         async def outer(scope: Any, receive: Receive, send: Send) -> None:
             self.model.asked.append(asked := Asked(scope["path"], None))
             fault = self._next_fault(scope["path"])
-            scope |= {"asked": asked, "fault": fault}
+            numbers[scope["client"]] += 1
+            scope |= {"asked": asked, "fault": fault, "number": numbers[scope["client"]]}
             try:
                 await (fault.wire(inner, scope, receive, send) if fault.wire else inner(scope, receive, send))
             except Cut:
                 await _break_off(send)
-            except HungUp:
-                self._hang_up(scope["client"])
+            except HungUp as hung_up:
+                self._hang_up(scope["client"], *hung_up.args)
                 await gone(receive)
 
         return outer
 
-    def _hang_up(self, client: Any) -> None:
+    def _hang_up(self, client: Any, last: bytes = b"") -> None:
         for connection in list(self._server.server_state.connections):
             if getattr(connection, "client", None) == client:
+                connection.transport.write(last)  # type: ignore[union-attr]
                 connection.transport.abort()  # type: ignore[union-attr]
 
     def _next_fault(self, path: str) -> Fault:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -94,13 +95,16 @@ class Cut(Exception):
 
 
 class HungUp(Exception):
-    """The connection is closed before an answer."""
+    """The connection is closed before an answer; what it carries is sent at once."""
 
 
-def hangs_up() -> Fault:
-    """Closes the connection, as if it had been idle for too long when the request came."""
+def hangs_up(*, only_later: bool = False) -> Fault:
+    """Closes the connection, as if it had been idle for too long when the request came; `only_later`: unless it is the
+    first one there."""
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        if only_later and scope["number"] == 1:
+            return await app(scope, receive, send)
         raise HungUp
 
     return Fault(wire)
@@ -185,3 +189,56 @@ def answers(change: Callable[[list[Any]], list[Any]]) -> Fault:
 
 
 ENDLESS = Fault(is_endless=True)
+
+
+def retells(change: Callable[[bytes], bytes]) -> Fault:
+    """Passes each event of its stream, `data: ` and all, through `change`; what that gives may be several, or none."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        async def other(message: Message) -> None:
+            if message["type"] == "http.response.body" and message.get("body"):
+                message = {**message, "body": change(message["body"])}
+            await send(message)
+
+        await app(scope, receive, other)
+
+    return Fault(wire)
+
+
+def retells_json(change: Callable[[Any], Any]) -> Fault:
+    """The same for what its events say; [DONE] stays."""
+
+    def changed(event: bytes) -> bytes:
+        if event.startswith(b"data: [DONE]"):
+            return event
+        return b"data: " + json.dumps(change(json.loads(event[5:]))).encode() + b"\n\n"
+
+    return retells(changed)
+
+
+def tells(*events: Any, done: bool = True) -> Fault:
+    """These events in place of an answer, in one burst; with OpenAI's mark at the end if it is `done`."""
+    lines = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
+    return says(b"".join([*lines, b"data: [DONE]\n\n" if done else b""]), "text/event-stream")
+
+
+def bursts(num_events: int, ending: bytes = b"", *, breaks: bool = False) -> Fault:
+    """Sends the first events of a stream in one piece, then `ending`; after that it ends, or the connection breaks."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        events = list[bytes]()
+
+        async def kept(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                events.append(message.get("body", b""))
+            elif not breaks:
+                await send(message)
+
+        await app(scope, receive, kept)
+        body = b"".join(events[:num_events]) + ending
+        if breaks:
+            head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {len(body) + 9}\r\n\r\n"
+            raise HungUp(head.encode() + body)
+        await send({"type": "http.response.body", "body": body})
+
+    return Fault(wire)

@@ -88,6 +88,7 @@ class Asked:
     body: Any
     prompts: list[list[int]] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)  # of each prompt, how many tokens were in the cache
+    salt: str = ""  # what is cached under another one is not found
     num_written: int = 0
 
 
@@ -99,29 +100,29 @@ class Model:
         self.engine, self.name, self.block_len = engine, name, block_len
         self.tokenizer: Vocab = engine.vocab
         self.asked: list[Asked] = []
-        self._texts: deque[list[int]] = deque(maxlen=500)
+        self._texts: deque[tuple[str, list[int]]] = deque(maxlen=500)
 
     @property
     def num_written(self) -> int:
         """Tokens that were generated, whether anyone read them or not."""
         return sum(asked.num_written for asked in self.asked)
 
-    def cached_len(self, prompt: list[int]) -> int:
+    def cached_len(self, prompt: list[int], salt: str = "") -> int:
         """How many tokens of the prompt need not be computed."""
         asked = np.array(prompt, np.int32)
-        known = max((num_shared(asked, np.array(text, np.int32)) for text in self._texts), default=0)
+        known = max((num_shared(asked, np.array(text, np.int32)) for of, text in self._texts if of == salt), default=0)
         return min(known, len(prompt) - 1) // self.block_len * self.block_len
 
     def admit(self, asked: Asked, prompts: list[list[int]]) -> None:
         """Count prompts that are about to be read. Those of one request do not share what none has finished."""
-        asked.prompts, asked.cached = prompts, [self.cached_len(prompt) for prompt in prompts]
+        asked.prompts, asked.cached = prompts, [self.cached_len(prompt, asked.salt) for prompt in prompts]
 
     def write(self, asked: Asked, prompt: list[int], num: int, how: Sampling) -> Iterator[Token]:
         """Up to `num` tokens after the prompt, each when it is asked for."""
         noise = np.random.default_rng(len(self.asked) if how.seed is None else how.seed)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         ids, vocab = list(prompt), self.engine.vocab
-        self._texts.append(ids)
+        self._texts.append((asked.salt, ids))
         sequence = self.engine.open(prompt)
         try:
             for index in range(num):

@@ -162,6 +162,7 @@ class Sglang(Answering):
     paths: ClassVar = {"/get_model_info": "model_info", "/get_server_info": "server_info", "/v1/models": "models",
                        "/tokenize": "tokenize", "/generate": "generate"}  # fmt: skip
     is_incremental = False
+    salt = "extra_key"
 
     async def health(self, request: Request) -> Response:
         """It has a token generated, and looks once a second whether it has come."""

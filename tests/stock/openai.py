@@ -35,6 +35,7 @@ class Vllm(Answering):
     paths: ClassVar = {"/version": "version", "/v1/models": "models", "/tokenize": "tokenize",
                        "/v1/completions": "completions", "/v1/chat/completions": "chat"}  # fmt: skip
     has_ids = True
+    salt = "cache_salt"
 
     def error(self, refused: Refused) -> Body:
         kind = {404: "NotFoundError"}.get(refused.status, "BadRequestError")
@@ -192,6 +193,7 @@ class Completions(Vllm):
 
     paths: ClassVar = {"/v1/models": "models", "/v1/completions": "completions", "/v1/chat/completions": "chat"}
     has_ids = False
+    salt = ""
     continues = "nothing"
 
 

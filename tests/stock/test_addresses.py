@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import skydraft
 from skydraft.edge.stock.server import StockServer
 from skydraft.errors import OptionError
 
@@ -11,7 +12,7 @@ from skydraft.errors import OptionError
 @pytest.mark.parametrize("given", ["HTTPS://Host:8000/v1/", "https://Host:8000/v1", "Https://Host:8000"])
 def test_an_encrypted_address_is_one_however_it_is_written(given: str) -> None:
     server = StockServer(given, key="secret")
-    assert server.uses_tls and server.wire.url == "https://Host:8000"
+    assert server.uses_tls and server.wire.base == "https://Host:8000/v1"
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,36 @@ def test_what_is_no_address_is_refused_in_one_line(given: str) -> None:
     with pytest.raises(OptionError, match="not the address of a server") as refused:
         StockServer(given)
     assert "\n" not in refused.value.line
+
+
+@pytest.mark.parametrize(
+    ("given", "api", "models", "tokenize"),
+    [
+        ("http://h:1", "auto", "http://h:1/v1/models", "http://h:1/tokenize"),
+        ("http://h:1/v1/", "vllm", "http://h:1/v1/models", "http://h:1/tokenize"),
+        ("http://h:1/box", "vllm", "http://h:1/box/v1/models", "http://h:1/box/tokenize"),
+        ("http://h:1/box/v1", "auto", "http://h:1/box/v1/models", "http://h:1/box/tokenize"),
+        ("https://h/api/v3", "chat", "https://h/api/v3/models", ""),
+        ("https://h/api/paas/v4/", "chat", "https://h/api/paas/v4/models", ""),
+        ("https://h/api/v3", "auto", "https://h/api/v3/models", ""),
+        ("https://h/beta", "chat", "https://h/beta/models", ""),
+        ("https://h/v1beta/openai", "completions", "https://h/v1beta/openai/models", ""),
+    ],
+)  # fmt: skip
+def test_an_address_with_a_path_is_taken_as_it_stands(given: str, api: str, models: str, tokenize: str) -> None:
+    wire = StockServer(given, api=api).wire
+    assert wire.url_of("/v1/models") == models and (not tokenize or wire.url_of("/tokenize") == tokenize)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["http://user:SECRET@host/v1", "http://user:SE/CRET@host:80/v1", "http://SECRET@host", "user:SECRET@host:7373",
+     "SECRET@host:7373", "a:1,user:SECRET@b:2", "user:SECRET@:7373", "https://u:SEC@RET@h/v1?x=1", "h:SECRET@x"],
+)  # fmt: skip
+def test_a_password_in_an_address_is_not_told(given: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        skydraft.connect(given)
+    assert "SE" not in refused.value.line and "RET" not in refused.value.line
 
 
 def test_a_key_crosses_the_network_only_encrypted_or_if_allowed() -> None:

@@ -63,12 +63,16 @@ def test_costs_that_cannot_be_are_measured_again(memory: Path, spoil: Callable[[
 def test_measuring_is_paid_for_and_takes_no_call_of_a_text(memory: Path) -> None:
     for price, in_budget in (("0,0,1", 14e-6), ("0,1,0", 661e-6)):  # 15 tokens written after 662 that were read
         memory.unlink(missing_ok=True)
+        spent = memory.with_name("spent.json")
         with fake("vllm", TARGET) as server:
             how: Any = {"price": price, "max_cost": in_budget, "max_calls": 1}
             with closing(skydraft.connect(f"{server.url}/v1", **how)) as cloud:
                 assert cloud.facts(None) is not None
                 with pytest.raises(BudgetSpent, match="the requests of today cost"):
                     write(cloud, "cloud").run()
+            with closing(skydraft.connect(f"{server.url}/v1", **how)) as cloud, pytest.raises(BudgetSpent):
+                write(cloud, "cloud").run()  # the day is the same
+            spent.unlink()
             with closing(skydraft.connect(f"{server.url}/v1", **how)) as cloud:  # it remembers the costs
                 assert cloud.facts(None) is not None and write(cloud, "cloud").run().token_ids
     with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1", max_calls=1)) as cloud:

@@ -72,7 +72,8 @@ def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
 
     vocab: Any = SimpleNamespace(encode=encode, pieces=TARGET.vocab.pieces, end_ids=TARGET.vocab.end_ids)
     dialect = SimpleNamespace(echoes=False, told=lambda event: Told("语速" * 100_000))
-    events: Any = SimpleNamespace(next=come, has_more=False)
+    request = SimpleNamespace(says=lambda usage: None)
+    events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
     writing = TextWriting(events, dialect, np.array([1], np.int32), vocab, text="", pending=b"", end_id=0)
     rows = [asyncio.run(writing.next_row(Waiting(1, 1, 1))) for _ in range(4)]
     assert [vocab.pieces[row.token_id].decode() for row in rows if row] and max(lengths) <= 1024
@@ -116,7 +117,7 @@ def test_a_proxy_that_cannot_be_used_is_one_clear_line(monkeypatch: pytest.Monke
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
     with pytest.raises(OptionError) as failed:
-        _ = StockServer("https://192.0.2.1/v1").wire.client
+        _ = StockServer("https://192.0.2.1/v1").wire.pool.client
     assert_one_clear_line(failed.value)
 
 

@@ -16,8 +16,11 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
+from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.wire import Events, Wire, as_json
+from skydraft.edge.stock.ledger import Ledger
+from skydraft.edge.stock.pool import Pool
+from skydraft.edge.stock.wire import Events, Wire
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
 from tests.stock.fakes import fake
 from tests.stock.real import ROOT, VLLM, dequantized, llama_server, vllm_serve
@@ -154,14 +157,14 @@ def test_no_stream_of_a_llama_server_is_lost_by_a_connection_that_it_closes(llam
     """It closes one after about ten streams, as the next request comes."""
 
     async def stream_on() -> None:
-        wire, waiting = Wire(llama, None, None, is_here=True), Waiting(60.0, 60.0, 60.0)
+        pool = Pool(llama, None, None, is_here=True)
+        wire, waiting = Wire(llama, f"{llama}/v1", pool, Ledger(Budget())), Waiting(60.0, 60.0, 60.0)
         for number in range(100):
-            events = Events(
-                wire, "/completion", as_json(LLAMA_BODY | {"prompt": [5, number], "stream": True}), "/health"
-            )
+            body = LLAMA_BODY | {"prompt": [5, number], "stream": True}
+            events = Events(wire, wire.request("/completion", body), "/health")
             while await events.next(waiting) is not None:
                 pass
-        await wire.close()
+        await pool.close()
 
     asyncio.run(stream_on())
 

@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skydraft.config import DecodingParams
-from skydraft.edge.stock.dialect import Body, Described, count, field, items, name
+from skydraft.edge.stock.dialect import Body, Described, choices, field, items, name, openai_usage
+from skydraft.edge.stock.ledger import UNTOLD, Usage
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure, OptionError
 
@@ -32,8 +33,7 @@ class Told:
 
     text: str = ""
     finish: str = ""
-    num_cached: int = 0
-    num_written: int = 0  # in all, if the server counts it
+    usage: Usage = UNTOLD
     model: str = ""
 
 
@@ -43,10 +43,11 @@ class TextDialect:
     name = ""
     life = "/v1/models"
     checks = False
+    salt, separates = "", False
     echoes = False  # whether an answer begins with the text that it goes on from
 
     def __init__(self, wire: Wire) -> None:
-        self._host = urlsplit(wire.url).hostname or ""
+        self._host = urlsplit(wire.base).hostname or ""
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         """The models that the server has; one that was named is believed."""
@@ -67,21 +68,19 @@ class TextDialect:
         raise NotImplementedError
 
 
-def _event(event: Any) -> tuple[Any, int, str]:
-    """The only choice of an event, or None in one that counts tokens; the cached tokens; the model's name."""
-    if not isinstance(event, dict) or "error" in event:
-        raise CloudFailure("The server sent an error in place of text.")
-    choices = field(event, "choices")
-    cached = count(event, "usage", "prompt_tokens_details", "cached_tokens")
-    return (field(choices, 0) if choices else None), cached, name(event.get("model"))
+def _choice(event: Any) -> Any:
+    """The only choice of an event; empty in one that counts tokens."""
+    return next(iter(choices(event)), {})
 
 
-def _told(event: Any, text: Any, choice: Any) -> Told:
-    _, cached, model = _event(event)
+def _told(event: Any, choice: Any, text: Any) -> Told:
+    """What an event with this choice says, whose text this is."""
+    if isinstance(text, list):  # in parts, as messages may be
+        text = "".join(part["text"] for part in text)
     if text is not None and not isinstance(text, str):
         raise CloudFailure("The server sent something else where text was due.")
-    num_written = count(event, "usage", "completion_tokens")
-    return Told(text or "", name((choice or {}).get("finish_reason")), cached, num_written, model)
+    finish = name(choice.get("finish_reason")).strip()
+    return Told(text or "", finish, openai_usage(event), name(event.get("model")))
 
 
 def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]:
@@ -100,8 +99,8 @@ class Completions(TextDialect):
         return "/v1/completions", {**_body(model, num_tokens, params), "prompt": asked.prompt + asked.text}
 
     def told(self, event: Any) -> Told:
-        choice, _, _ = _event(event)
-        return _told(event, choice.get("text") if choice else None, choice)
+        choice = _choice(event)
+        return _told(event, choice, choice.get("text"))
 
 
 # End of the host's name: what the last message says, what the body says, whether the answer begins with that message.
@@ -117,6 +116,10 @@ _HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 _VLLM: tuple[dict[str, Any], dict[str, Any], bool] = (
     {}, {"continue_final_message": True, "add_generation_prompt": False}, False,
 )  # fmt: skip
+
+
+# DeepSeek and llama-server; vLLM since 0.16 and OpenRouter; Mistral sends parts with "thinking" in place of these.
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 class Chat(TextDialect):
@@ -141,8 +144,10 @@ class Chat(TextDialect):
         return "/v1/chat/completions", {**body, "messages": messages}
 
     def told(self, event: Any) -> Told:
-        choice, _, _ = _event(event)
-        delta = (choice.get("delta") or {}) if choice else {}
-        if delta.get("reasoning_content"):
+        choice = _choice(event)
+        delta = choice.get("delta") or choice.get("message") or {}
+        content = delta.get("content")
+        parts = content if isinstance(content, list) else []
+        if any(map(delta.get, _REASONING)) or any("thinking" in part for part in parts):
             raise CloudFailure("This model reasons before it answers, so its answer cannot be gone on with.")
-        return _told(event, delta.get("content"), choice)
+        return _told(event, choice, content)

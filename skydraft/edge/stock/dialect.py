@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from skydraft.config import DecodingParams
-from skydraft.edge.stock.wire import Wire
+from skydraft.edge.stock.ledger import UNTOLD, Usage
+from skydraft.edge.stock.refusals import refusal
+from skydraft.edge.stock.wire import Wire, as_json
 from skydraft.errors import CloudFailure
+from skydraft.types import FinishReason, Verdict
 
 T = TypeVar("T")
 MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
@@ -22,21 +25,29 @@ TokenTuple: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The target's own choice after a prefix, at temperature 0, and its best tokens with their log-probabilities."""
+    """The target's own choice after a prefix, at temperature 0, and its best tokens with their log-probabilities.
+
+    `finish`: the server ended the text here for this reason, without a token.
+    """
 
     token_id: int
     best: tuple[tuple[int, float], ...] = ()
+    finish: FinishReason | None = None
+
+    def ends(self, verdict: Verdict) -> Verdict:
+        """The verdict, of which this is the last row."""
+        return replace(verdict, finish=self.finish) if self.finish else verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What an answer or an event says: rows in order, and the server's own count of the prompt's tokens in its cache.
+    """What an answer or an event says: rows in order, and what they cost by the server's own counts.
 
     `num_written`, if not 0, is the number of tokens so far: the last rows are new, others are told again.
     """
 
     rows: tuple[Row, ...] = ()
-    num_cached: int = 0
+    usage: Usage = UNTOLD
     model: str = ""
     num_written: int = 0
 
@@ -55,6 +66,8 @@ class Dialect(Protocol):
     name: str
     life: str
     checks: bool  # whether one request gives the choices along a whole draft
+    salt: str  # the field of a request that keeps its cache apart from that of other values; "": there is none
+    separates: bool  # whether all versions do what `salt` asks for
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         """The models that the server has, or `model` alone if it was named."""
@@ -102,6 +115,20 @@ def read_safely(read: Callable[..., T], *given: Any) -> T:
         raise CloudFailure("The server sent an answer that cannot be read.") from error
 
 
+def sound(answer: Any) -> dict[str, Any]:
+    """An answer or event. Raises the SkydraftError of an error in its place, which may come within a stream too."""
+    if not isinstance(answer, dict):
+        raise CloudFailure("The server sent something else where an answer was due.")
+    if answer.get("error") or answer.get("error_message") or {"code", "message"} <= answer.keys():
+        raise refusal(200, {}, as_json(answer))
+    return answer
+
+
+def choices(answer: Any) -> list[Any]:
+    """The choices of an answer or event of OpenAI's kind: none if it only counts tokens, or is the server's own."""
+    return [choice for choice in items(sound(answer).get("choices") or []) if choice is not None]
+
+
 def field(value: Any, *names: str | int) -> Any:
     """A value inside of JSON. Raises CloudFailure where it is missing."""
     for name in names:
@@ -145,6 +172,12 @@ def count(value: Any, *names: str) -> int:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
+
+
+def openai_usage(answer: Any) -> Usage:
+    """The counts of an answer or an event at an interface of OpenAI's kind."""
+    cached = count(answer, "usage", "prompt_tokens_details", "cached_tokens")
+    return Usage(count(answer, "usage", "prompt_tokens"), cached, count(answer, "usage", "completion_tokens"))
 
 
 def name(value: Any) -> str:

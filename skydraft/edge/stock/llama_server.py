@@ -18,7 +18,9 @@ from skydraft.edge.stock.dialect import (
     name,
     number,
     numbers,
+    sound,
 )
+from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
@@ -33,14 +35,17 @@ class LlamaServer:
     name = "llama-server"
     life = "/health"
     checks = False
+    salt, separates = "", False
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
         props = await wire.get("/props", timeout_s)
-        path = name(field(props, "model_path"))
-        known = {each for each in (name(props.get("model_alias")), path, path.rpartition("/")[2]) if each}
-        if model is not None and model not in known:
+        path, alias = name(field(props, "model_path")), name(props.get("model_alias"))
+        file = path.rpartition("/")[2]
+        if model is not None and model not in {each for each in (alias, path, file) if each}:
             return []
-        return [Described(path, count(props, "default_generation_settings", "n_ctx"))]
+        # Without --alias it is the file's name, or "unknown" in older versions: other files have those too.
+        model = path if alias in ("", "unknown", file) else alias
+        return [Described(model, count(props, "default_generation_settings", "n_ctx"))]
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         body = {"content": text, "add_special": False, "parse_special": True}
@@ -57,13 +62,12 @@ class LlamaServer:
         }  # fmt: skip
 
     def written(self, event: Any) -> Read:
-        if not isinstance(event, dict) or "error" in event:
-            raise CloudFailure("The server sent an error in place of tokens.")
-        if "prompt_progress" in event:  # with a token that is none
-            return Read(num_cached=count(event, "prompt_progress", "cache"))
+        if "prompt_progress" in sound(event):  # with a token that is none
+            progress = event["prompt_progress"]
+            return Read(usage=Usage(count(progress, "total"), count(progress, "cache")))
         if event.get("stop"):  # the last event repeats no token
-            num_written = count(event, "timings", "predicted_n")
-            return Read((), count(event, "timings", "cache_n"), name(event.get("model")), num_written)
+            usage = _usage(event)
+            return Read((), usage, name(event.get("model")), usage.num_written)
         return Read(_rows(event), num_written=count(event, "tokens_predicted"))
 
     def checking(
@@ -76,12 +80,15 @@ class LlamaServer:
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 
     def checked(self, answer: Any, num_rows: int) -> Read:
-        if not isinstance(answer, dict) or "error" in answer:
-            raise CloudFailure("The server sent an error in place of tokens.")
-        rows = _rows(answer)
+        rows = _rows(sound(answer))
         if len(rows) != num_rows:
             raise CloudFailure(f"The server wrote {len(rows)} tokens in place of {num_rows}.")
-        return Read(rows, count(answer, "timings", "cache_n"), name(answer.get("model")))
+        return Read(rows, _usage(answer), name(answer.get("model")))
+
+
+def _usage(event: Any) -> Usage:
+    cached = count(event, "timings", "cache_n")
+    return Usage(cached + count(event, "timings", "prompt_n"), cached, count(event, "timings", "predicted_n"))
 
 
 def _rows(event: Any) -> tuple[Row, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +14,16 @@ from skydraft.decoding.cost_model import expected_tokens
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
 from skydraft.edge.stock.costs import Costs
-from skydraft.edge.stock.dialect import Body, Dialect, read_safely
-from skydraft.edge.stock.wire import Events, Wire, as_json
+from skydraft.edge.stock.dialect import Dialect, read_safely
+from skydraft.edge.stock.ledger import Load, Request, Usage
+from skydraft.edge.stock.wire import Events, Wire
 from skydraft.errors import CloudFailure, OptionError
-from skydraft.types import LinkCost
 
 # Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
 SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
 PROMPT_LEN = 64  # tokens of a measurement
 _NUM_WRITTEN, _NUM_CHECKED = 6, 6
+_NUM_GOING_ON, _TEMPLATE = 4, 16
 _MOST_EVENTS = 256  # of a text of a few tokens
 _ALPHA = 0.75  # acceptance that is assumed where a draft may be checked in two ways
 
@@ -55,21 +56,16 @@ class Met:
 
 async def check_that_it_goes_on(wire: Wire, met: Met, dialect: Chat, timeout_s: float) -> None:
     """Raise OptionError for a chat that begins its answer again, rather than go on from the last message."""
-    question = {"role": "user", "content": "从一数到十，只写汉字，不加标点。"}
-    path, body = dialect.going_on(met.model, Asked((question,), "", "一二三四五"), 4, DecodingParams())
-    text = "".join([told.text async for told in _events(wire, dialect, path, body, timeout_s)])
-    if text.removeprefix("一二三四五" if dialect.echoes else "").lstrip().startswith("一二"):
+    question, begun = "从一数到十，只写汉字，不加标点。", "一二三四五"
+    asked = Asked(({"role": "user", "content": question},), "", begun)
+    path, body = dialect.going_on(met.model, asked, _NUM_GOING_ON, DecodingParams())
+    request = wire.request(path, body, Load(_most_tokens(question + begun)))
+    text = "".join([told.text async for told in _events(wire, dialect, request, _NUM_GOING_ON, timeout_s)])
+    if text.removeprefix(begun if dialect.echoes else "").lstrip().startswith("一二"):
         raise OptionError(
-            f"{one_line(met.model)} at {wire.url} does not go on from the assistant's last message.",
+            f"{one_line(met.model)} at {wire.base} does not go on from the assistant's last message.",
             hint="Use --cloud-api completions, or another server.",
         )
-
-
-def price_of_measuring(met: Met) -> LinkCost:
-    """The tokens that `measure` pays for, if none is in the server's cache: a check is asked after each of its rows."""
-    drafts = (1, _NUM_CHECKED) if met.dialect.checks else ()
-    prompts = [PROMPT_LEN, *(PROMPT_LEN + at for num_drafts in drafts for at in range(num_drafts + 1))]
-    return LinkCost(num_requests=1 + len(drafts), tokens_in=sum(prompts), tokens_out=_NUM_WRITTEN + len(prompts) - 1)
 
 
 async def measure(wire: Wire, met: Met, timeout_s: float) -> tuple[float, tuple[float, ...]]:
@@ -86,8 +82,11 @@ async def measure(wire: Wire, met: Met, timeout_s: float) -> tuple[float, tuple[
     for num_drafts in (1, _NUM_CHECKED) if dialect.checks else ():
         assert not isinstance(dialect, TextDialect)
         began = time.perf_counter()
+        num_rows = num_drafts + 1
         path, body = dialect.checking(met.model, ids, [at % 7 for at in range(num_drafts)], 0)
-        read_safely(dialect.checked, await wire.post(path, body, timeout_s), num_drafts + 1)
+        request = wire.request(path, body, Load(sum(PROMPT_LEN + at for at in range(num_rows))))
+        read_safely(dialect.checked, await wire.answer(request, timeout_s), num_rows)
+        request.says(Usage(num_written=num_rows))
         check_ms.append((time.perf_counter() - began) * 1e3)
     return max(write_ms, 1e-3), _between(*check_ms) if check_ms else ()
 
@@ -101,28 +100,38 @@ async def written(
         text = f"{hash(tuple(ids)) % 10**6} {SAMPLE * (len(ids) // 32)}"  # other ids, another text from its start
         asked = Asked(({"role": "user", "content": text},), text, "")
         path, body = dialect.going_on(met.model, asked, num_tokens, DecodingParams())
-        async for told in _events(wire, dialect, path, body, timeout_s):
-            yield bool(told.text), told.num_cached
+        request = wire.request(path, body, Load(_most_tokens(text)))
+        async for told in _events(wire, dialect, request, num_tokens, timeout_s):
+            yield bool(told.text), told.usage.num_cached
     else:
         path, body = dialect.writing(met.model, ids, num_tokens, 0)
-        async for read in _events(wire, dialect, path, body, timeout_s):
-            yield len(read.rows), read.num_cached
+        request = wire.request(path, body, Load(len(ids)))
+        async for read in _events(wire, dialect, request, num_tokens, timeout_s):
+            yield len(read.rows), read.usage.num_cached
 
 
 async def _events(
-    wire: Wire, dialect: Dialect | TextDialect, path: str, body: Body, timeout_s: float
+    wire: Wire, dialect: Dialect | TextDialect, request: Request, num_tokens: int, timeout_s: float
 ) -> AsyncIterator[Any]:
-    """What each event of an answer says."""
+    """What each event of an answer of at most `num_tokens` says. None counts as cached, and all as written."""
     waiting = Waiting(timeout_s, timeout_s, timeout_s)
-    events, num_events = Events(wire, path, as_json(body), dialect.life), 0
+    events, num_events = Events(wire, request, dialect.life), 0
+    read: Callable[[Any], Any] = dialect.told if isinstance(dialect, TextDialect) else dialect.written
     try:
         while (event := await events.next(waiting)) is not None:
             num_events += 1
             if num_events > _MOST_EVENTS:
                 raise CloudFailure("The server does not end a text after a few tokens.")
-            yield read_safely(dialect.told if isinstance(dialect, TextDialect) else dialect.written, event)
+            says = read_safely(read, event)
+            request.says(Usage(says.usage.num_read, 0, num_tokens))
+            yield says
     finally:
         events.close()
+
+
+def _most_tokens(text: str) -> int:
+    """At most so many tokens is a text, whatever the server's tokenizer: its bytes, and a template around it."""
+    return len(text.encode()) + _TEMPLATE
 
 
 def _between(two: float, seven: float) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -16,22 +17,16 @@ from skydraft.decoding.context import Committed
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.budget import Budget
+from skydraft.edge.budget import Budget, DaySum
 from skydraft.edge.channel import EventLoop, Waiting, shared_loop
 from skydraft.edge.stock.chat import Chat, Completions, TextDialect
 from skydraft.edge.stock.costs import Costs, recalled, remember
 from skydraft.edge.stock.dialect import Described, Dialect, name
+from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.llama_server import LlamaServer
 from skydraft.edge.stock.load import Examined, Steps, measure_steps
-from skydraft.edge.stock.meeting import (
-    PROMPT_LEN,
-    SAMPLE,
-    Met,
-    check_that_it_goes_on,
-    measure,
-    price_of_measuring,
-    written,
-)
+from skydraft.edge.stock.meeting import PROMPT_LEN, SAMPLE, Met, check_that_it_goes_on, measure, written
+from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.session import StockSession
 from skydraft.edge.stock.sglang import Sglang
 from skydraft.edge.stock.vllm import Vllm
@@ -39,8 +34,8 @@ from skydraft.edge.stock.wire import Wire
 from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
-from skydraft.protocol.address import is_loopback
-from skydraft.types import Prompt
+from skydraft.protocol.address import is_loopback, without_password
+from skydraft.types import Prompt, named_weights
 
 T = TypeVar("T")
 DIALECTS: dict[str, Callable[[Wire], Dialect | TextDialect]] = {
@@ -71,7 +66,7 @@ class StockServer:
 
     It is both the list of servers, with itself as the only one, and the connection to it: `Servers` and `Channel` of
     the texts. `api` names the dialect, or "auto"; `model` names one of several models. Once `budget` is spent, texts go
-    on without it. Its costs are remembered in the file `memory`. Raises OptionError.
+    on without it. Its costs are remembered in the file `memory`, and the sum of the day beside it. Raises OptionError.
     """
 
     has_others = False
@@ -104,10 +99,14 @@ class StockServer:
             )
         self.target = self.name = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self.uses_tls = parts.scheme == "https"
-        self.wire = Wire(self.target.removesuffix("/v1"), key, tls_ca, is_here=is_here)
+        self.budget = budget or Budget()
+        if memory:
+            self.budget.day_sum = DaySum(memory.with_name("spent.json"), parts.netloc.lower())
+        self._pool = Pool(self.target, key, tls_ca, is_here=is_here)
+        roots = _roots(self.target, parts.path.rstrip("/"), api)
+        self.wire = Wire(*roots, self._pool, Ledger(self.budget))  # for what belongs to no text
         self.facts: dict[str, tuple[float, TargetFacts]] = {}
         self.rtt_ms = 0.0  # the shortest seen
-        self.budget = budget or Budget()
         self._api = api
         self._wanted = model
         self._known = _Known()
@@ -132,7 +131,7 @@ class StockServer:
     @property
     def heard_at(self) -> float:
         """Time of the server's last answer, by the loop's clock."""
-        return self.wire.heard_at
+        return self._pool.heard_at
 
     def in_order(self, number: int) -> list[StockServer]:
         """This server."""
@@ -190,10 +189,9 @@ class StockServer:
         return self._learning
 
     async def _learn(self, timeout_s: float) -> TargetFacts:
-        known, met = self._known, await self._meet(timeout_s)
+        known, met = self._known, await self._meet(timeout_s, self.wire)
         self._measured.add(met.model)
         if met.costs is None:
-            self.budget.pay(price_of_measuring(met))  # but no call of the budget: nothing of a text is asked
             costs = Costs(*await measure(self.wire, met, timeout_s), time.time())
             self._costs[self._key(met.model)] = costs
             met = known.met = replace(met, costs=costs)
@@ -202,22 +200,25 @@ class StockServer:
         for _ in range(2):
             await self.ping(timeout_s)
         facts = TargetFacts(
-            met.model, "", met.forward_ms, len(met.forward_ms), wire_ms=self.rtt_ms, streams=True
+            met.model, named_weights(met.model), met.forward_ms, len(met.forward_ms), wire_ms=self.rtt_ms, streams=True
         )  # fmt: skip
         self.facts[self.target] = time.monotonic(), facts
         return facts
 
-    async def meet(self, vocab: Vocab, waiting: Waiting) -> Met:
-        """Its model, whose tokens are those of `vocab`. Raises VocabularyMismatch, UnknownModel or CloudError."""
+    async def meet(self, vocab: Vocab, waiting: Waiting, wire: Wire) -> Met:
+        """Its model, whose tokens are those of `vocab`, asked for at `wire`.
+
+        Raises VocabularyMismatch, UnknownModel or CloudError.
+        """
         timeout_s, known = min(waiting.timeout_s, _META_S), self._known
         met = known.met
         if met is None:
-            met = await self.wire.patiently(self._meet(timeout_s), _LIFE, waiting)
+            met = await wire.patiently(self._meet(timeout_s, wire), _LIFE, waiting)
         if met.costs is None and met.dialect.checks and met.model not in self._measured:
             self._begin_to_learn()  # until then drafts are checked by writing
         if vocab.fingerprint not in known.vocabularies:
-            asking = met.dialect.tokenize(self.wire, met.model, SAMPLE, timeout_s)
-            ids = await self.wire.patiently(asking, met.dialect.life, waiting)
+            asking = met.dialect.tokenize(wire, met.model, SAMPLE, timeout_s)
+            ids = await wire.patiently(asking, met.dialect.life, waiting)
             if ids is not None and ids != vocab.encode(SAMPLE):
                 raise VocabularyMismatch(
                     f"{met.model} at {self.target} reads a text as other tokens than the draft model.",
@@ -229,25 +230,25 @@ class StockServer:
     def _key(self, model: str) -> str:
         return f"{self.target} {model}"
 
-    async def _meet(self, timeout_s: float) -> Met:
+    async def _meet(self, timeout_s: float, wire: Wire) -> Met:
         """Its model, asked for once; with its costs, once they are known."""
         async with self._meeting:
             known, met = self._known, self._known.met
             if met is None:
                 # Two connections: while one carries a text, the other carries signs of life.
-                dialect, _ = await asyncio.gather(self._dialect(timeout_s), self.wire.look(_LIFE, timeout_s))
-                described = await self._described(dialect, timeout_s)
+                dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
+                described = await self._described(dialect, timeout_s, wire)
                 met = Met(dialect, described.model, described.context_len, self._costs.get(self._key(described.model)))
                 if isinstance(dialect, Chat) and met.model not in self._goes_on:
-                    await check_that_it_goes_on(self.wire, met, dialect, timeout_s)
+                    await check_that_it_goes_on(wire, met, dialect, timeout_s)
                     self._goes_on.add(met.model)
                 known.met = met
             return met
 
-    async def _dialect(self, timeout_s: float) -> Dialect | TextDialect:
+    async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect | TextDialect:
         if self._api != "auto":
-            return DIALECTS[self._api](self.wire)
-        answer = await self.wire.get("/v1/models", timeout_s)
+            return DIALECTS[self._api](wire)
+        answer = await wire.get("/v1/models", timeout_s)
         listed = answer.get("data") if isinstance(answer, dict) else None
         owner = (
             name(listed[0].get("owned_by"))
@@ -259,10 +260,10 @@ class StockServer:
                 f"The server at {self.target} does not say what it is ({one_line(owner) or 'no owner of its models'}).",
                 hint=f"Name it with --cloud-api {'|'.join(DIALECTS)}.",
             )
-        return DIALECTS[_OWNERS[owner]](self.wire)
+        return DIALECTS[_OWNERS[owner]](wire)
 
-    async def _described(self, dialect: Dialect | TextDialect, timeout_s: float) -> Described:
-        known = await dialect.describe(self.wire, self._wanted, timeout_s)
+    async def _described(self, dialect: Dialect | TextDialect, timeout_s: float, wire: Wire) -> Described:
+        known = await dialect.describe(wire, self._wanted, timeout_s)
         if len(known) == 1:
             return known[0]
         if not known:
@@ -275,7 +276,7 @@ class StockServer:
         self._costs.clear()
         self.forget()
         await self.learn(self, timeout_s)
-        met, num_cached = await self.meet(vocab, Waiting(timeout_s, timeout_s, timeout_s)), 0
+        met, num_cached = await self.meet(vocab, Waiting(timeout_s, timeout_s, timeout_s), self.wire), 0
         ids = (vocab.encode(SAMPLE) * 8)[: 4 * PROMPT_LEN]
         for _ in range(2):
             async for _, cached in written(self.wire, met, ids, 1, timeout_s):
@@ -285,14 +286,14 @@ class StockServer:
 
     async def steps(self, num_texts: int, timeout_s: float) -> Steps:
         """What its steps take while it writes so many texts at once. Raises a SkydraftError."""
-        return await measure_steps(self.wire, await self._meet(timeout_s), num_texts, self.rtt_ms, timeout_s)
+        return await measure_steps(self.wire, await self._meet(timeout_s, self.wire), num_texts, self.rtt_ms, timeout_s)
 
     def session(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockSession:
         """A text at this server, which may first be asked what it is. Raises OptionError for what it cannot follow."""
         params = request.params
         if self._known.met is None and self._api == "auto" and (params.top_k or params.min_p or request.plan.top):
             with suppress(CloudError):  # it says so later
-                self.loop.begin(self._meet(_FIRST_LOOK_S)).result()
+                self.loop.begin(self._meet(_FIRST_LOOK_S, self.wire)).result()
         return StockSession(self, context, prompt, vocab, request)
 
     @property
@@ -305,12 +306,30 @@ class StockServer:
         """Run closing work on the loop. Never waits."""
         self.loop.post(lambda: asyncio.ensure_future(work()))
 
+    async def renew(self) -> None:
+        """Make new connections for what is asked next; texts under way keep theirs."""
+        await self._pool.renew()
+
     async def close(self) -> None:
         """Drop the connections."""
-        await self.wire.close()
+        await self._pool.close()
+        await self.wire.ledger.close()
+
+
+def _roots(url: str, path: str, api: str) -> tuple[str, str]:
+    """Where a server's own interface begins, and where that of OpenAI's kind does; both without a slash at the end.
+
+    An address that ends in a version, such as /api/v3, is the latter as it stands, and so is any path of a server of
+    text.
+    """
+    if re.search(r"/v\d+\w*$", path):
+        return url.rpartition("/")[0], url
+    return url, url if path and api in ("completions", "chat") else f"{url}/v1"
 
 
 def _no_address(url: str) -> OptionError:
+    hint = "Write one address, for example http://HOST:PORT/v1."
     return OptionError(
-        f"'{one_line(url)}' is not the address of a server.", hint="Write one address, for example http://HOST:PORT/v1."
+        f"'{one_line(without_password(url))}' is not the address of a server.",
+        hint="Give a key with --cloud-key-file FILE, not in the address." if "@" in url else hint,
     )

@@ -21,13 +21,13 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
-from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Verification
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
-from skydraft.edge.stock.dialect import MAX_BEST, Row, read_safely
-from skydraft.edge.stock.wire import Events, as_json
+from skydraft.edge.stock.dialect import MAX_BEST, Body, Row, read_safely
+from skydraft.edge.stock.ledger import Ledger, Load, Request, Usage
+from skydraft.edge.stock.wire import Events
 from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudFailure, LimitExceeded, OptionError, TargetChanged
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
 # With `min_call_prob` the draft model is careful about calls; such a server decides by itself.
-_KEPT = frozenset(
-    ("max_new_tokens", "stop", "sentences", "temperature", "top_k", "top_p", "min_p", "seed", "min_call_prob")
-)
+_KEPT = frozenset((
+    "max_new_tokens", "stop", "stop_token_ids", "sentences", "temperature", "top_k", "top_p", "min_p", "seed",
+    "min_call_prob",
+))  # fmt: skip
 
 
 def check_params(params: DecodingParams) -> None:
@@ -66,8 +67,10 @@ class _Drawing:
     """
 
     def __init__(self, params: DecodingParams, top: int, *, gives_text: bool, drafts: bool) -> None:
-        if gives_text and (params.top_k or params.min_p or top):
-            raise OptionError("--top-k, --min-p and --accept do not apply to a server that gives text, not token ids.")
+        if gives_text and (params.top_k or params.min_p or params.stop_token_ids or top):
+            raise OptionError(
+                "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
+            )
         is_here = not params.temperature or (drafts and 0 < params.top_k <= MAX_BEST and not gives_text)
         if top and not is_here:
             raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
@@ -97,7 +100,7 @@ class StockSession:
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._vocab = vocab
         self._params = params
-        self._request = request
+        self._asked = request
         self._messages = tuple(
             {"role": each.role, "content": each.content, **dict(each.more)} for each in request.messages
         )
@@ -111,10 +114,10 @@ class StockSession:
         self._text = self._prompt  # what was judged or written so far, while the target writes on
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
-        self._num_cached = 0  # of the requests of the current round
-        self._spent = LinkCost()
-        self.sent = Sent()
-        self._num_told = 0  # committed tokens of the last request: each request tells them again
+        self._num_cached = 0  # tokens of the prompt of which a verdict or written tokens have told
+        self._ledger = Ledger(server.budget, server.target, len(self._prompt))
+        self._wire = server.wire.noting(self._ledger)
+        self.sent = self._ledger.sent
 
     @property
     def channel(self) -> StockServer:
@@ -129,7 +132,7 @@ class StockSession:
     @property
     def spent(self) -> LinkCost:
         """Bytes, requests and tokens of all requests so far. Any thread may call this."""
-        return self._spent
+        return self._ledger.spent
 
     def expect(self, target: TargetId | None) -> None:
         """Do nothing: one server has one target."""
@@ -147,7 +150,7 @@ class StockSession:
     async def renew(self) -> None:
         """Drop the connections, which may be dead."""
         self.reopen()
-        self._server.wire.renew()
+        await self._server.renew()
 
     def opening_message(self) -> bytes:
         """Nothing: the prompt goes with each request."""
@@ -155,7 +158,7 @@ class StockSession:
 
     async def open(self, message: bytes, waiting: Waiting) -> None:
         """Let the target read the prompt, so that it is in its cache."""
-        met = await self._meet(waiting)
+        met = await self._meet(self._prompt, waiting)
         try:
             await self._next_row(met, np.concatenate((self._prompt, self._context.generated)), 1, waiting)
         finally:
@@ -168,7 +171,7 @@ class StockSession:
 
         Tokens of `catch_up` are not audited: the server reads them as part of the prompt.
         """
-        began, self._limit, self._num_cached = time.perf_counter(), None, 0
+        began, self._limit = time.perf_counter(), None
         seen = np.concatenate((self._prompt, self._context.generated, np.array(ahead, np.int32)))
         try:
             verdict, cost = await self._verdict(seen, block, write, waiting)
@@ -182,11 +185,11 @@ class StockSession:
         else:
             self._drop()
         forward_ms = max((time.perf_counter() - began) * 1e3 - self._server.rtt_ms, 0.0)
-        return replace(verdict, cost=cost + Cost(forward_ms=forward_ms, num_cached=self._num_cached))
+        return replace(verdict, cost=cost + Cost(forward_ms=forward_ms, num_cached=self._newly_cached()))
 
     async def _verdict(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, Cost]:
         """The verdict, and the passes and rows that it took."""
-        met = await self._meet(waiting)
+        met = await self._meet(seen, waiting)
         if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
             raise LimitExceeded(f"The text has outgrown the server's context of {met.context_len} tokens.")
         draft = np.array(block.token_ids[:room], np.int32)
@@ -199,7 +202,7 @@ class StockSession:
             row = rows.popleft() if rows else await self._next_row(met, so_far, most, waiting, drafted)
             work.absorb(self._logits(row)[None])
             num_rows += 1
-        return work.verdict(Cost()), Cost(1 if checks else num_rows, len(draft) + 1 if checks else num_rows)
+        return row.ends(work.verdict(Cost())), Cost(1 if checks else num_rows, len(draft) + 1 if checks else num_rows)
 
     async def next_written(self, waiting: Waiting) -> Written:
         """The next tokens that the target wrote; waits for the first one, and takes all that have come."""
@@ -209,11 +212,11 @@ class StockSession:
             while len(self._text) < self._limit and not (verdict and verdict.finish):
                 if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
                     break
-                met = await self._meet(waiting)
+                met = await self._meet(self._text, waiting)
                 row = await self._next_row(met, self._text, self._limit - len(self._text), waiting)
                 work = self._verification(self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
                 work.absorb(self._logits(row)[None])
-                verdict = work.verdict(Cost())
+                verdict = row.ends(work.verdict(Cost()))
                 token_ids += verdict.commits(work.block)
                 self._text = np.append(self._text, np.int32(token_ids[-1]))
         except BaseException:
@@ -224,7 +227,8 @@ class StockSession:
         is_last = bool(finish) or len(self._text) >= self._limit or (self._is_stopped and not token_ids)
         if is_last:
             self.break_off()
-        return Written(base, tuple(token_ids), finish, is_last, Cost(len(token_ids), len(token_ids)))
+        cost = Cost(len(token_ids), len(token_ids), num_cached=self._newly_cached())
+        return Written(base, tuple(token_ids), finish, is_last, cost)
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
         """At the end of the text, read what the server still says about it."""
@@ -242,12 +246,17 @@ class StockSession:
     async def close(self) -> None:
         """End the text."""
         self.break_off()
+        await self._ledger.close()
 
-    async def _meet(self, waiting: Waiting) -> Met:
-        """The server's model. Raises TargetChanged if it is another one than at the beginning."""
-        met = await self._server.meet(self._vocab, waiting)
+    async def _meet(self, text: TokenIds, waiting: Waiting) -> Met:
+        """The server's model, asked for unless it is writing after `text`. Raises TargetChanged if it is another one
+        than at the beginning."""
+        if self._met is not None and self._writing is not None and self._writing.continues(text):
+            return self._met
+        met = await self._server.meet(self._vocab, waiting, self._wire)
         gives_text = isinstance(met.dialect, TextDialect)
-        request, what = self._request, ""
+        self._ledger.tells_cached = met.dialect.separates or not self._asked.shares_target
+        request, what = self._asked, ""
         if isinstance(met.dialect, Chat):
             what = "--raw" if request.raw else "A list of tools" if request.tools else ""
             what = "Continuing a message" if any(message.is_open for message in request.messages) else what
@@ -255,7 +264,7 @@ class StockSession:
             raise OptionError(
                 f"{what} does not apply to a chat server, which puts messages into a template of its own."
             )
-        self._drawing = _Drawing(self._params, self.top, gives_text=gives_text, drafts=self._request.plan.drafts)
+        self._drawing = _Drawing(self._params, self.top, gives_text=gives_text, drafts=self._asked.plan.drafts)
         if self._met is None or self._met.is_same(met):
             self._met = met
             self._bound(met.context_len)
@@ -286,8 +295,8 @@ class StockSession:
         if row.token_id >= self._vocab.size:
             raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
         logits = np.full(self._vocab.size, -np.inf, np.float32)
-        if not self._drawing.num_best:
-            logits[row.token_id] = 0.0
+        if row.finish or not self._drawing.num_best:
+            logits[self._end_id if row.finish else row.token_id] = 0.0
             return logits
         if len(row.best) < self._drawing.num_best:
             raise CloudFailure(
@@ -301,16 +310,16 @@ class StockSession:
     async def _check(self, met: Met, text: TokenIds, draft: TokenIds, waiting: Waiting) -> deque[Row]:
         """The choices after a text and after each token of the draft, in one request."""
         assert not isinstance(met.dialect, TextDialect)
-        self._call(np.concatenate((text, draft)))
         self._drop()
         how = self._drawing.num_best, self._drawing.drawn
         path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), *how)
-        content, life = as_json(body), met.dialect.life
-        answer, num_bytes = await self._server.wire.post_patiently(path, content, life, waiting)
-        read = read_safely(met.dialect.checked, answer, len(draft) + 1)
-        self._check_model(read.model)
         num_sent = sum(len(text) + length for length in range(len(draft) + 1))
-        self._note(len(content), num_bytes, num_sent, min(read.num_cached, num_sent), len(draft) + 1)
+        request = self._request(met, path, body, num_sent, np.concatenate((text, draft)))
+        answer = await self._wire.patiently(self._wire.whole(request), met.dialect.life, waiting)
+        request.says(Usage(num_written=len(draft) + 1))
+        read = read_safely(met.dialect.checked, answer, len(draft) + 1)
+        request.says(read.usage)
+        self._check_model(read.model)
         return deque(read.rows)
 
     async def _next_row(
@@ -320,16 +329,18 @@ class StockSession:
         for _ in range(2):  # a stream may have ended early
             if self._writing is None or not self._writing.continues(text):
                 self._drop()
-                self._call(text)
                 self._writing = self._begin(met, text, max(min(num_tokens, self._room(text)), 1))
             row = await self._writing.next_row(waiting, drafted)
             self._check_model(self._writing.model)
             if row is not None:
                 return row
-            has_gap = self._writing.has_gap
+            has_gap, has_failed = self._writing.has_gap, bool(self._writing.error)
             self._drop()
             if has_gap:
                 return await self._untold_row(met, text, waiting)
+            if has_failed:
+                self._server.forget()
+                met = await self._meet(text, waiting)
         raise CloudFailure("The server ended the text without a token.")
 
     async def _untold_row(self, met: Met, text: TokenIds, waiting: Waiting) -> Row:
@@ -344,27 +355,32 @@ class StockSession:
                 break
         return row
 
-    def _call(self, text: TokenIds) -> None:
-        """Note a request that carries a text. Raises BudgetSpent instead if it may not be made."""
-        self._server.budget.take()
-        self.sent.num_calls += 1
-        self.sent.servers, self.sent.num_prompt_tokens = [self._server.target], len(self._prompt)
-        self.sent.blocks.append((self._num_told, text[len(self._prompt) + self._num_told :].tolist()))
-        self._num_told = len(self._context.generated)
+    def _request(self, met: Met, path: str, body: Body, num_tokens: int, text: TokenIds) -> Request:
+        """A request that carries a text, prompt included; the server reads `num_tokens` of prompts."""
+        load = Load(num_tokens, text[len(self._prompt) :], len(self._context.generated))
+        scope = self._asked.cache_scope
+        salt = {met.dialect.salt: scope} if met.dialect.salt and scope else {}
+        return self._wire.request(path, {**body, **salt}, load)
+
+    def _newly_cached(self) -> int:
+        """Cached tokens of the prompt that were not told yet."""
+        before, self._num_cached = self._num_cached, max(self._num_cached, self._ledger.num_cached)
+        return self._num_cached - before
 
     def _begin(self, met: Met, text: TokenIds, num_tokens: int) -> Writing:
         """Ask the server to write after a text."""
-        dialect, wire = met.dialect, self._server.wire
+        dialect = met.dialect
         if not isinstance(dialect, TextDialect):
             path, body = dialect.writing(
                 met.model, text.tolist(), num_tokens, self._drawing.num_best, self._drawing.drawn
             )
-            return Writing(Events(wire, path, as_json(body), dialect.life), dialect, text, num_tokens)
+            request = self._request(met, path, body, len(text), text)
+            return Writing(Events(self._wire, request, dialect.life), dialect, text, num_tokens)
         written = self._vocab.text_bytes(text[len(self._prompt) :])
         so_far, length = codecs.utf_8_decode(written, "replace", False)  # cut at whole characters
         asked = Asked(self._messages, self._vocab.written(self._prompt.tolist()), so_far)
         path, body = dialect.going_on(met.model, asked, num_tokens, self._params)
-        events = Events(wire, path, as_json(body), dialect.life)
+        events = Events(self._wire, self._request(met, path, body, len(text), text), dialect.life)
         return TextWriting(
             events, dialect, text, self._vocab, text=so_far, pending=written[length:], end_id=self._end_id
         )  # fmt: skip
@@ -374,17 +390,7 @@ class StockSession:
             raise TargetChanged(f"The server at {self._server.target} answers as {model} now.")
 
     def _drop(self) -> None:
-        """End the stream and note what it cost."""
+        """End the stream."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
-            self._note(*writing.bytes, writing.num_sent, writing.num_cached, writing.num_written)
-
-    def _note(self, bytes_up: int, bytes_down: int, num_sent: int, num_cached: int, num_written: int) -> None:
-        self._num_cached += num_cached
-        link = LinkCost(
-            bytes_up=bytes_up, bytes_down=bytes_down, num_requests=1, tokens_in=num_sent, tokens_hit=num_cached,
-            tokens_out=num_written,
-        )  # fmt: skip
-        self._spent += link
-        self._server.budget.pay(link)

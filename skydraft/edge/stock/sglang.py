@@ -17,7 +17,9 @@ from skydraft.edge.stock.dialect import (
     number,
     numbers,
     sampling,
+    sound,
 )
+from skydraft.edge.stock.ledger import Usage
 from skydraft.errors import CloudFailure
 
 
@@ -30,6 +32,7 @@ class Sglang(ListsModels):
     name = "sglang"
     life = "/v1/models"  # /health writes a token first
     checks = True
+    salt, separates = "extra_key", False  # it was ignored until April 2026
 
     def writing(
         self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
@@ -43,7 +46,7 @@ class Sglang(ListsModels):
         rows = tuple(Row(token_id, _best(best)) for token_id, best in zip(token_ids, listed, strict=False))
         if len(rows) != len(token_ids):
             raise CloudFailure("The server sent log-probabilities of other tokens.")
-        return Read(rows, count(meta, "cached_tokens"), num_written=count(meta, "completion_tokens"))
+        return Read(rows, _usage(meta), num_written=count(meta, "completion_tokens"))
 
     def checking(
         self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
@@ -59,7 +62,7 @@ class Sglang(ListsModels):
         if len(best) != num_rows or not all(best):
             raise CloudFailure(f"The server did not answer with {num_rows} rows of log-probabilities.")
         rows = tuple(Row(max(each, key=lambda one: one[1])[0], each) for each in best)
-        return Read(rows, count(meta, "cached_tokens"))
+        return Read(rows, _usage(meta))
 
 
 def _body(token_ids: Seq[int], num_tokens: int, drawn: DecodingParams | None = None) -> dict[str, Any]:
@@ -72,9 +75,11 @@ def _probabilities(num_best: int) -> dict[str, Any]:
 
 
 def _meta(answer: Any) -> Any:
-    if not isinstance(answer, dict) or "error" in answer:
-        raise CloudFailure("The server sent an error in place of tokens.")
-    return field(answer, "meta_info")
+    return field(sound(answer), "meta_info")
+
+
+def _usage(meta: Any) -> Usage:
+    return Usage(count(meta, "prompt_tokens"), count(meta, "cached_tokens"), count(meta, "completion_tokens"))
 
 
 def _best(listed: Any) -> tuple[tuple[int, float], ...]:

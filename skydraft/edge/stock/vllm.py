@@ -11,12 +11,13 @@ from skydraft.edge.stock.dialect import (
     ListsModels,
     Read,
     Row,
-    count,
+    choices,
     field,
     log_probability,
     name,
     number,
     numbers,
+    openai_usage,
     sampling,
 )
 from skydraft.errors import CloudFailure
@@ -30,6 +31,7 @@ class Vllm(ListsModels):
     name = "vllm"
     life = "/health"
     checks = True
+    salt, separates = "cache_salt", True
 
     def writing(
         self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
@@ -38,9 +40,8 @@ class Vllm(ListsModels):
         return "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
 
     def written(self, event: Any) -> Read:
-        _check(event)
-        rows = tuple(row for choice in field(event, "choices") for row in _rows(choice))
-        return Read(rows, _cached(event), name(event.get("model")))
+        rows = tuple(row for choice in choices(event) for row in _rows(choice))
+        return Read(rows, openai_usage(event), name(event.get("model")))
 
     def checking(
         self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
@@ -49,11 +50,10 @@ class Vllm(ListsModels):
         return "/v1/completions", _body(model, prompts, 1, num_best) | sampling(drawn)
 
     def checked(self, answer: Any, num_rows: int) -> Read:
-        _check(answer)
-        by_index = {number(field(choice, "index")): _rows(choice) for choice in field(answer, "choices")}
+        by_index = {number(field(choice, "index")): _rows(choice) for choice in choices(answer)}
         if sorted(by_index) != list(range(num_rows)) or not all(len(rows) == 1 for rows in by_index.values()):
             raise CloudFailure(f"The server did not answer {num_rows} prompts with a token each.")
-        return Read(tuple(by_index[at][0] for at in range(num_rows)), _cached(answer), name(answer.get("model")))
+        return Read(tuple(by_index[at][0] for at in range(num_rows)), openai_usage(answer), name(answer.get("model")))
 
 
 def _body(model: str, prompt: list[Any], num_tokens: int, num_best: int) -> dict[str, Any]:
@@ -62,12 +62,6 @@ def _body(model: str, prompt: list[Any], num_tokens: int, num_best: int) -> dict
         "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
     }  # fmt: skip
     return body | ({"logprobs": num_best, "return_tokens_as_token_ids": True} if num_best else {})
-
-
-def _check(answer: Any) -> None:
-    """Raise CloudFailure for an error in place of an answer: vLLM sends one inside of a stream, too."""
-    if not isinstance(answer, dict) or "error" in answer:
-        raise CloudFailure("The server sent an error in place of tokens.")
 
 
 def _rows(choice: Any) -> list[Row]:
@@ -84,7 +78,3 @@ def _best(best: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(best, dict) or not all(key.startswith(_ID) and key[len(_ID) :].isdecimal() for key in best):
         raise CloudFailure("The server does not name the tokens of its log-probabilities by their ids.")
     return tuple((number(int(key[len(_ID) :])), log_probability(value)) for key, value in best.items())
-
-
-def _cached(answer: Any) -> int:
-    return count(answer, "usage", "prompt_tokens_details", "cached_tokens")

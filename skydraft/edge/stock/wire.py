@@ -12,104 +12,78 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, shared_loop
-from skydraft.errors import (
-    CloudFailure,
-    CloudLost,
-    CloudTimeout,
-    LimitExceeded,
-    NotAuthorized,
-    OptionError,
-    RateLimited,
-    SkydraftError,
-    TlsFailure,
-)
+from skydraft.edge.stock.ledger import Ledger, Load, Request
+from skydraft.edge.stock.pool import Pool
+from skydraft.edge.stock.refusals import no_connection, refusal
+from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, SkydraftError, TlsFailure
 
 if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
+_NOTHING = Load()
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
-_CONNECT_S = 10.0
 _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
-_IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
-_MAX_OLD = 64  # clients with dead connections that are kept for other requests
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
-_TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
 
 class Wire:
-    """The HTTP connections to one server, shared by all generations.
+    """Requests to one server, which `ledger` notes. Paths below `/v1/` are below the address `base`, others below
+    `root`."""
 
-    `url` is the root of its own interface, without `/v1`. `heard_at`: the time of its last answer, by the loop's clock.
-    """
+    def __init__(self, root: str, base: str, pool: Pool, ledger: Ledger) -> None:
+        self.base = base
+        self.pool = pool
+        self.ledger = ledger
+        self._root = root
 
-    def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
-        self.url = url
-        self.heard_at = 0.0
-        self._headers = {"Accept-Encoding": "identity", "User-Agent": "skydraft"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._tls_ca = tls_ca
-        self._is_here = is_here
-        self._client: httpx2.AsyncClient | None = None
-        self._closing: asyncio.Future[None] | None = None
-        self._old: list[httpx2.AsyncClient] = []  # whose requests may be under way
+    def noting(self, ledger: Ledger) -> Wire:
+        """The same connections for requests that another ledger notes."""
+        return Wire(self._root, self.base, self.pool, ledger)
 
-    @property
-    def client(self) -> httpx2.AsyncClient:
-        """The client with its pool of connections, made at the first use. Raises OptionError."""
-        if self._client is None:
-            import httpx2
+    def url_of(self, path: str) -> str:
+        """The address of a path."""
+        return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self._root + path
 
-            trusted: ssl.SSLContext | bool = not self.url.startswith("http:")  # roots take 35 ms to read
-            if self._tls_ca:
-                trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
-            try:
-                self._client = httpx2.AsyncClient(
-                    verify=trusted, headers=self._headers, follow_redirects=False,
-                    trust_env=not self._is_here,  # a proxy does not lead back to this machine
-                    timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
-                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_TLS_S if trusted else _IDLE_S),
-                )  # fmt: skip
-            except ImportError as error:
-                raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
-        return self._client
-
-    def renew(self) -> None:
-        """Make new connections from now on. Requests under way keep theirs."""
-        if self._client is not None:
-            self._old.append(self._client)
-            self._client = None
-            if len(self._old) > _MAX_OLD:
-                self._closing = asyncio.ensure_future(_closed(self._old.pop(0)))
-
-    async def close(self) -> None:
-        """Drop all connections; the next request makes new ones."""
-        clients, self._old, self._client = [*self._old, self._client], [], None
-        for client in clients:
-            if client is not None:
-                await _closed(client)
+    def request(self, path: str, body: Mapping[str, Any] | None = None, load: Load = _NOTHING) -> Request:
+        """A request that is not sent yet; without a body it is a GET."""
+        return Request(self.ledger, path, None if body is None else as_json(body), load)
 
     async def get(self, path: str, timeout_s: float) -> Any:
         """The JSON at a path. Raises a SkydraftError."""
-        return await self._timed(self._ask("GET", path, None), timeout_s)
+        return await self.answer(self.request(path), timeout_s)
 
     async def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:
-        """The JSON answer to a JSON body. Raises a SkydraftError."""
-        return await self._timed(self._ask("POST", path, body), timeout_s)
+        """The JSON answer to a JSON body that costs nothing. Raises a SkydraftError."""
+        return await self.answer(self.request(path, body), timeout_s)
 
-    async def post_patiently(self, path: str, content: bytes, life: str, waiting: Waiting) -> tuple[Any, int]:
-        """The JSON answer and its bytes; the server must show signs of life at the path `life` meanwhile."""
-        return await self.patiently(self._exchange("POST", path, content), life, waiting)
+    async def answer(self, request: Request, timeout_s: float) -> Any:
+        """The JSON answer. Raises a SkydraftError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.whole(request)
+        except TimeoutError as error:
+            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+
+    async def whole(self, request: Request) -> Any:
+        """The JSON answer, however long it takes. Raises a SkydraftError."""
+        async with self.answering(request) as response:
+            data = bytearray()
+            async for chunk in _chunks(response):
+                request.came(len(chunk))
+                data += chunk
+                if len(data) > _MAX_ANSWER:
+                    raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
+        return parsed(bytes(data))
 
     async def look(self, path: str, timeout_s: float) -> float:
         """Milliseconds until any answer at a path. Raises CloudLost."""
         began, seen = time.perf_counter(), shared_loop().now()
         try:
-            await self._timed(self._ask("GET", path, None), timeout_s)
+            await self.get(path, timeout_s)
         except CloudTimeout as error:
             if shared_loop().now() - seen < timeout_s / 2:  # this process was stopped meanwhile
                 return await self.look(path, timeout_s)
@@ -143,21 +117,21 @@ class Wire:
                     each.add_done_callback(_seen)
 
     @asynccontextmanager
-    async def answering(self, method: str, path: str, content: bytes | None) -> AsyncIterator[httpx2.Response]:
+    async def answering(self, request: Request) -> AsyncIterator[httpx2.Response]:
         """The response to a request, once its status says yes. Raises a SkydraftError, also for what the block raises
         about the connection."""
         import httpx2
 
         try:
-            async with aclosing(await self._responding(method, path, content)) as response:
-                self.heard_at = shared_loop().now()
+            async with self.pool.lending() as client, aclosing(await self._responding(client, request)) as response:
+                self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await _start(response))
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise CloudFailure("The server sends compressed answers though it was asked not to.")
                 yield response
         except (ssl.SSLError, httpx2.ConnectError) as error:
-            raise _no_connection(error) from error
+            raise no_connection(error) from error
         except httpx2.TimeoutException as error:
             raise CloudLost("no connection in time.") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
@@ -165,64 +139,62 @@ class Wire:
         except RuntimeError as error:  # the client was closed meanwhile
             raise CloudLost("the connection was closed.") from error
 
-    async def _responding(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
+    async def _responding(self, client: httpx2.AsyncClient, request: Request) -> httpx2.Response:
         """The response once its headers are there.
 
         A request on a connection that the server has just closed is sent again: llama-server closes one in about ten
-        after a stream, and does not say so.
+        after a stream, and does not say so. On a new connection the server may have read it, so it is not.
         """
         import httpx2
 
-        client = self.client
+        content = request.content
         headers = {"Content-Type": "application/json"} if content is not None else {}
-        request = client.build_request(method, self.url + path, content=content, headers=headers)
-        try:
-            return await client.send(request, stream=True)
-        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-            return await client.send(request, stream=True)
+        is_new = is_again = False
 
-    async def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[Any, int]:
-        async with self.answering(method, path, content) as response:
-            data = bytearray()
-            async for chunk in _chunks(response):
-                data += chunk
-                if len(data) > _MAX_ANSWER:
-                    raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
-        return parsed(bytes(data)), len(data)
+        async def trace(event: str, given: dict[str, Any]) -> None:
+            nonlocal is_new
+            is_new = is_new or event == "connection.connect_tcp.started"
+            if event.endswith(".send_request_headers.started") and given["request"].method != b"CONNECT":
+                request.go()
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        answer, _ = await self._exchange(method, path, None if body is None else as_json(body))
-        return answer
-
-    async def _timed(self, work: Awaitable[T], timeout_s: float) -> T:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await work
-        except TimeoutError as error:
-            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+        while True:
+            await request.allow()
+            built = client.build_request(
+                "GET" if content is None else "POST", self.url_of(request.path), content=content, headers=headers,
+                extensions={"trace": trace},
+            )  # fmt: skip
+            try:
+                return await client.send(built, stream=True)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                if is_new or is_again:
+                    raise
+                is_again = True
+            finally:
+                request.end()
 
 
 class Events:
     """The events of one streamed answer. They are read as they come, so that none waits for the edge."""
 
-    def __init__(self, wire: Wire, path: str, content: bytes, life: str) -> None:
-        self.bytes_up, self.bytes_down = len(content), 0
+    def __init__(self, wire: Wire, request: Request, life: str) -> None:
+        self.request = request
         self._wire = wire
         self._life = life
         self._has_ended = False
         self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
-        self._task = asyncio.ensure_future(self._read(path, content))
+        self._task = asyncio.ensure_future(self._read())
 
-    async def _read(self, path: str, content: bytes) -> None:
+    async def _read(self) -> None:
         last: Any = None
         try:
-            async with self._wire.answering("POST", path, content) as response:
+            async with self._wire.answering(self.request) as response:
                 lines = self._lines(response)
                 async for line in lines:
-                    if line.startswith(b"data:") and line[5:].strip() == b"[DONE]":
+                    data = _data(line)
+                    if data == b"[DONE]":
                         break
-                    if line.startswith(b"data:"):
-                        await self._queue.put(line[5:])  # parsed when it is read: it may become much more
+                    if data:
+                        await self._queue.put(data)  # parsed when it is read: it may become much more
                 await self._queue.put(None)
                 self._has_ended = True
                 with suppress(TimeoutError, SkydraftError):
@@ -238,8 +210,8 @@ class Events:
     async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
         held = bytearray()
         async for chunk in _chunks(response):
-            self._wire.heard_at = shared_loop().now()
-            self.bytes_down += len(chunk)
+            self._wire.pool.heard_at = shared_loop().now()
+            self.request.came(len(chunk))
             held += chunk
             if b"\n" in chunk:
                 *lines, held = held.split(b"\n")
@@ -247,15 +219,23 @@ class Events:
                     yield bytes(line.strip())
             if len(held) > _MAX_LINE:
                 raise CloudFailure("The server sends an event that does not end.")
+        yield bytes(held.strip())
 
     async def next(self, waiting: Waiting) -> Any:
         """The next event; None at the end. Raises a SkydraftError."""
-        event = self._queue.get_nowait() if self.has_more else await self._wait(waiting)
-        if event is None or isinstance(event, SkydraftError):
-            self._queue.put_nowait(event)  # so it ends here, whoever asks again
-        if isinstance(event, SkydraftError):
-            raise event
-        return event and parsed(event)
+        return self.read(await self.arriving(waiting))
+
+    async def arriving(self, waiting: Waiting) -> Any:
+        """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`."""
+        return self._queue.get_nowait() if self.has_more else await self._wait(waiting)
+
+    def read(self, came: Any) -> Any:
+        """The event that came; None for the end. Raises a SkydraftError, also the one that ended the answer."""
+        if came is None or isinstance(came, SkydraftError):
+            self._queue.put_nowait(came)  # so it ends here, whoever asks again
+        if isinstance(came, SkydraftError):
+            raise came
+        return came and parsed(came)
 
     async def _wait(self, waiting: Waiting) -> Any:
         return await self._wire.patiently(self._queue.get(), self._life, waiting)
@@ -277,6 +257,18 @@ class Events:
         self._task.add_done_callback(_seen)
 
 
+def _data(line: bytes) -> bytes:
+    """The event in a line of an answer; empty if it holds none, such as a comment.
+
+    Some servers send an error as the field "error" or bare, and a whole answer though they were asked for events.
+    """
+    if line.startswith(b"{"):
+        return line
+    name, _, data = line.partition(b":")
+    data = data.strip()
+    return data if name in (b"data", b"error") and not data.startswith(b":") else b""
+
+
 def as_json(body: Mapping[str, Any]) -> bytes:
     """A body as it is sent: without spaces."""
     return json.dumps(body, separators=(",", ":")).encode()
@@ -290,56 +282,6 @@ def parsed(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CloudFailure("The server sent an answer that is not JSON.") from error
-
-
-def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftError:
-    """The error for a status that is not 200; `start` is the beginning of its body."""
-    says = _says(start)
-    why = f"The server answered {status}{f': {says}' if says else '.'}"
-    if status in (401, 403):
-        return NotAuthorized(why, hint="Give its key with --cloud-key-file FILE.")
-    if status == 429:
-        return RateLimited(why, retry_after_s=_seconds(headers.get("retry-after", "")))
-    if status in (400, 413, 422) and any(part in says.lower() for part in _TOO_LONG):
-        return LimitExceeded(why)
-    if status in (408, 504):
-        return CloudTimeout(why)
-    if status == 503:  # it loads its model, or a router has no server: as good as gone
-        return CloudLost(why)
-    return CloudFailure(why)
-
-
-def _says(start: bytes) -> str:
-    """The server's own sentence, as one short line."""
-    try:
-        body = json.loads(start)
-        error = body.get("error", body) if isinstance(body, dict) else body
-        text = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
-    except (ValueError, RecursionError):
-        text = start.decode(errors="replace")
-    return one_line(str(text))[:300]
-
-
-def _seconds(text: str) -> float:
-    """The seconds of a Retry-After header; 1 for a date or nonsense."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        return 1.0
-    return min(max(seconds, 0.0), 3600.0) if seconds == seconds else 1.0
-
-
-def _no_connection(error: Exception) -> SkydraftError:
-    text = str(error)
-    if "CERTIFICATE" in text or "SSL" in text or isinstance(error, ssl.SSLError):
-        hint = "Give the certificate that signs its own with --tls-ca, or http:// where it does not encrypt."
-        return TlsFailure(f"There is no encrypted connection to the server ({one_line(text)[:200]}).", hint=hint)
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ConnectionRefusedError):
-            return CloudLost("no connection (Connection refused).")
-        cause = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause.__cause__ or cause.__context__
-    return CloudLost(f"no connection ({one_line(text)[:200]}).")
 
 
 async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
@@ -359,11 +301,6 @@ async def _start(response: httpx2.Response) -> bytes:
         if len(data) >= _MAX_REFUSAL:
             break
     return bytes(data[:_MAX_REFUSAL])
-
-
-async def _closed(client: httpx2.AsyncClient) -> None:
-    with suppress(Exception):
-        await client.aclose()
 
 
 def _seen(task: asyncio.Future[Any]) -> None:

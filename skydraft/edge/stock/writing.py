@@ -4,30 +4,41 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Row, read_safely
+from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudFailure, SkydraftError
+from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
 
 _MAX_TOKEN = 1024  # bytes of text that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
 _SOON = Waiting(0.5, 0.5, 0.5)
-_CUT = ("length", "max_tokens")
-_FAILED = ("content_filter", "error", "abort", "insufficient_system_resource")
+# Why a text ended, in small letters: it was cut, the server failed, or its filter cut in. All others are ends.
+_CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
+_FAILED = ("error", "abort", "insufficient_system_resource", "network_error")
+_FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
+
+
+FILTERED = Row(-1, finish="content_filter")
 
 
 class Writing:
-    """One request for at most `num_tokens` tokens after `prefix`. Its rows are read in order."""
+    """One request for at most `num_tokens` tokens after `prefix`. Its rows are read in order.
+
+    An answer that fails or breaks ends there: `error` says how.
+    """
 
     def __init__(self, events: Events, dialect: Any, prefix: TokenIds, num_tokens: int) -> None:
-        self.num_sent, self.num_written, self.num_cached = len(prefix), 0, 0
+        self.num_written = 0
         self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
+        self.error: SkydraftError | None = None
         self._events = events
         self._dialect = dialect
         self._prefix = prefix
@@ -41,11 +52,6 @@ class Writing:
         """Whether the next row is the choice after `text`."""
         start = len(self._prefix)
         return len(text) == start + len(self._own) and np.array_equal(text[start:], self._own)
-
-    @property
-    def bytes(self) -> tuple[int, int]:
-        """Bytes of the request, and of the answer so far."""
-        return self._events.bytes_up, self._events.bytes_down
 
     async def arrived(self, waiting: Waiting) -> bool:
         """Whether a row can be read without waiting for the server."""
@@ -65,29 +71,44 @@ class Writing:
         return self.num_written >= self._left
 
     async def _next(self, waiting: Waiting) -> None:
-        """Take the next event. Raises CloudFailure for one that cannot be read, or for too many without a token."""
-        num_before = self.num_written
-        read_safely(self._take, await self._events.next(waiting))
-        self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
-        if self._num_idle > _MAX_IDLE:
-            raise CloudFailure(f"The server sent {_MAX_IDLE} events without a token.")
+        """Take the next event, or the end of the answer. Raises a SkydraftError if none of them comes."""
+        came, num_before = await self._events.arriving(waiting), self.num_written
+        try:
+            read_safely(self._take, self._events.read(came))
+            self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
+            if self._num_idle > _MAX_IDLE:
+                raise CloudFailure(f"The server sent {_MAX_IDLE} events without a token.")
+        except SkydraftError as error:
+            self.error, self._is_over = error, True
 
     async def next_row(self, waiting: Waiting, drafted: int | None = None) -> Row | None:
-        """The next row, where the draft has the token `drafted`; None if no more comes. Raises a SkydraftError."""
+        """The next row, where the draft has the token `drafted`; None if no more comes.
+
+        Raises a SkydraftError if nothing comes in time, or for an answer that failed before its first token.
+        """
         while not self._rows and not self._is_over:
             await self._next(waiting)
         if not self._rows:
-            return None
+            return self._last_row()
         row = self._rows.popleft()
         self._own.append(row.token_id)
         return row
+
+    def _last_row(self) -> Row | None:
+        if isinstance(self.error, ContentFiltered):
+            return FILTERED
+        if self.error and not self._own:
+            raise self.error
+        return None
 
     def _take(self, event: Any) -> None:
         if event is None:
             self._is_over = True
             return
         read = self._dialect.written(event)
-        rows = read.rows
+        rows, usage = read.rows, read.usage
+        num_written = read.num_written or self.num_written + len(rows)
+        self._events.request.says(replace(usage, num_written=max(usage.num_written, num_written)))
         if read.num_written:
             num_new = read.num_written - self.num_written
             if num_new > len(rows):  # some were not told, so what follows is of no use
@@ -97,15 +118,16 @@ class Writing:
         self.num_written += len(rows)
         if self.num_written > self._left:
             raise CloudFailure(f"The server wrote more than the {self._left} tokens that it was asked for.")
-        self.num_cached = min(read.num_cached or self.num_cached, self.num_sent)
         self.model = read.model or self.model
         self._rows += rows
 
     def close(self) -> None:
-        """Break it off: the server stops. What it had sent until now is counted."""
+        """Break it off: the server stops. What it had sent until now is counted, and the token that it writes now."""
         with suppress(SkydraftError):
             while (event := self._events.unread()) is not None:
                 read_safely(self._take, event)
+        if self.num_written and not self._is_over and not self.is_whole:
+            self._events.request.says(Usage(num_written=self.num_written + 1))
         self._events.close()
 
 
@@ -123,19 +145,25 @@ class TextWriting(Writing):
         self._vocab = vocab
         self._again = (text.encode() if dialect.echoes else b"") + pending
         self._end_id = end_id
+        self._half = ""  # the first half of a character of UTF-16
         self._held = b""  # text that is not cut into tokens yet
-        self._has_ended = self._is_cut = False
+        self._finish = ""  # why the text ended; some servers say so before its last events
 
     async def arrived(self, waiting: Waiting) -> bool:
         """Whether a row can be read without waiting for the server."""
-        while not self._has_text and not self._is_over and self._events.has_more:
+        while not self._has_text and not self._is_over and (self._events.has_more or self._finish):
             await self._next(waiting)
         return self._has_text or self._has_ended
 
     @property
     def is_whole(self) -> bool:
         """Whether the server has said why it ended."""
-        return self._has_ended or self._is_cut
+        return bool(self._finish)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the text is at its end, by its writer or the filter."""
+        return isinstance(self.error, ContentFiltered) or (self._is_over and self._finish not in ("", *_CUT))
 
     @property
     def _has_text(self) -> bool:
@@ -145,36 +173,59 @@ class TextWriting(Writing):
     async def next_row(self, waiting: Waiting, drafted: int | None = None) -> Row | None:
         """The token with which the text goes on: the drafted one, if the text begins with it."""
         piece = b"" if drafted is None else self._vocab.pieces[drafted]
-        while not (self._is_over or self.is_whole) and (
+        while not self._is_over and (
             not self._has_text or (len(self._held) < len(piece) and piece.startswith(self._held))
         ):
             await self._next(waiting)
         if self._has_text:
             token_id = drafted if piece and drafted is not None and self._held.startswith(piece) else self._cut()
             self._held = self._held[len(self._vocab.pieces[token_id]) :]
-        elif self._has_ended:
-            token_id = self._end_id if drafted not in self._vocab.end_ids or drafted is None else drafted
+        elif isinstance(self.error, ContentFiltered) or not self._has_ended:
+            return self._last_row()
         else:
-            return None
+            token_id = self._end_id if drafted not in self._vocab.end_ids or drafted is None else drafted
         self._own.append(token_id)
         return Row(token_id)
+
+    async def _next(self, waiting: Waiting) -> None:
+        """Take the next event. After the text ended, one that does not come at once is not waited for."""
+        try:
+            await super()._next(_SOON if self._finish else waiting)
+        except CloudError:
+            if not self._finish:
+                raise
+            self._is_over = True
 
     def _take(self, event: Any) -> None:
         if event is None:
             self._is_over = True
             return
         said = self._dialect.told(event)
-        self.num_cached = min(said.num_cached or self.num_cached, self.num_sent)
         self.model = said.model or self.model
         # A server sends an event for each token, or for a few; at the end it may count them itself.
-        self.num_written = said.num_written or self.num_written + bool(said.text)
-        self._held += said.text.encode()
+        text = self._joined(said.text)
+        num_tokens = max(self._num_tokens(text), bool(said.text))
+        self.num_written = max(said.usage.num_written, self.num_written + num_tokens)
+        self._events.request.says(replace(said.usage, num_written=self.num_written))
+        self._held += text.encode()
         if self._again and not self._again.startswith(self._held):
             self._held, self._again = self._held.removeprefix(self._again), b""
-        if said.finish in _FAILED:
-            raise CloudFailure(f"The server ended the text: {said.finish}.")
-        self._is_cut = self._is_cut or said.finish in _CUT
-        self._has_ended = self._has_ended or bool(said.finish and not self._is_cut)
+        finish = said.finish.lower()
+        if finish.startswith(_FILTERED):
+            raise ContentFiltered(f"The server ended the text: {finish}.")
+        if finish in _FAILED:
+            raise CloudFailure(f"The server ended the text: {finish}.")
+        self._finish = finish or ("" if said.text else self._finish)
+
+    def _joined(self, text: str) -> str:
+        """Text in whole characters: a server may cut one between two events. A half that stays alone becomes U+FFFD."""
+        text = self._half + text
+        self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        return text.removesuffix(self._half).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+    def _num_tokens(self, text: str) -> int:
+        """About how many tokens a text is for the server; of a long one, its characters."""
+        return len(self._vocab.encode(text)) if len(text) <= _MAX_TOKEN else len(text)
 
     def _cut(self) -> int:
         """The first token of the held text."""

@@ -1,7 +1,4 @@
-"""Checks of answers: each reads the answer out of a text and compares it.
-
-What follows the last "答案：", "Answer:", "####" or "\\boxed{" of a text is its answer; without such a mark, all of it.
-"""
+"""Checks of answers: each reads the answer out of a text and compares it. A check that nothing can pass is refused."""
 
 from __future__ import annotations
 
@@ -10,19 +7,18 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, field_validator, model_validator
 
 from skydraft.errors import MissingDependency
 from skydraft.evaluation.tasks import sandbox
+from skydraft.evaluation.tasks.reading import EDGES, choice_of, line_of, number_of, value_of
 
-_MARK = re.compile(r"(?:\banswer\b\**|答案\**)(?:\s*(?:is|为|是))?\s*[:：]?|####|\\boxed\{", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![A-Za-z0-9_.])-?\d+(?:,\d{3})*(?:\.\d+)?")
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_EDGES = " \t\r\n.,;:!?\"'`*$。，；：！？“”‘’（）()[]【】{}\\"
 _MAX_ANSWER = 2_000  # characters of an answer that are kept
 
 
@@ -42,15 +38,8 @@ def needs(package: str, what: str) -> MissingDependency:
     )
 
 
-def answer_part(text: str) -> tuple[str, bool]:
-    """The part of a text that holds the answer, and whether a mark said so. Wide characters are made narrow."""
-    text = unicodedata.normalize("NFKC", text).replace("−", "-")
-    marks = [mark for mark in _MARK.finditer(text) if text[mark.end() :].strip(_EDGES)]
-    return (text[marks[-1].end() :], True) if marks else (text, False)
-
-
 class _Check(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def judge(self, text: str) -> Judgement:
         """The verdict on a whole text. Raises MissingDependency, or OptionError where code cannot be isolated."""
@@ -68,77 +57,76 @@ class Exact(_Check):
     kind: Literal["exact"]
     answer: str | tuple[str, ...]
 
+    @model_validator(mode="after")
+    def _says_something(self) -> Exact:
+        if not self._wanted or "" in self._wanted:
+            raise ValueError("an answer needs a letter or a digit")
+        return self
+
+    @property
+    def _wanted(self) -> set[str]:
+        given = (self.answer,) if isinstance(self.answer, str) else self.answer
+        return {unicodedata.normalize("NFKC", each).strip(EDGES).casefold() for each in given}
+
     def judge(self, text: str) -> Judgement:
-        lines = [line.strip(_EDGES) for line in answer_part(text)[0].splitlines()]
-        found = next(filter(None, lines), "")
-        wanted = (self.answer,) if isinstance(self.answer, str) else self.answer
-        return _verdict(found.casefold() in {_plain_text(each) for each in wanted}, found)
-
-
-def _plain_text(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).strip(_EDGES).casefold()
+        found = line_of(text)
+        return _verdict(found.casefold() in self._wanted, found)
 
 
 class Number(_Check):
-    """The number of the answer differs from `answer` by at most `tolerance`.
-
-    After a mark it is the first number of the line, after its last "=" if there is one; else the last of the text.
-    """
+    """The number of the answer differs from `answer` by at most `tolerance`. Units do not count, and % is one."""
 
     kind: Literal["number"]
-    answer: float
+    answer: StrictInt | StrictFloat
     tolerance: float = Field(default=1e-6, ge=0)
 
     def judge(self, text: str) -> Judgement:
-        part, marked = answer_part(text)
-        line = next((line for line in part.splitlines() if _NUMBER.search(line)), "")
-        after = line.rpartition("=")[2]
-        numbers = _NUMBER.findall((after if _NUMBER.search(after) else line) if marked else part)
-        if not numbers:
-            return _verdict(False, "", "no number")
-        found = numbers[0 if marked else -1].replace(",", "")
-        return _verdict(abs(float(found) - self.answer) <= self.tolerance, found)
+        found = number_of(text)
+        if found is None or found.is_one_of_several:
+            return _verdict(False, "", "several numbers" if found else "no number")
+        try:
+            difference = abs(value_of(found.said) - Decimal(str(self.answer)))
+        except ArithmeticError:
+            return _verdict(False, found.said, "no value")
+        return _verdict(difference <= Decimal(str(self.tolerance)), found.said)
 
 
 class OneOf(_Check):
-    """The answer names one of `choices`: the first after a mark, else the last of the text."""
+    """The answer names `answer` and no other of `choices`."""
 
     kind: Literal["choice"]
     answer: str
     choices: tuple[str, ...] = ("A", "B", "C", "D")
 
-    @field_validator("choices")
-    @classmethod
-    def _has_several(cls, choices: tuple[str, ...]) -> tuple[str, ...]:
-        if len(choices) < 2:
+    @model_validator(mode="after")
+    def _can_be_right(self) -> OneOf:
+        if len({unicodedata.normalize("NFKC", each) for each in self.choices if each.strip()}) < 2:
             raise ValueError("a choice needs two choices or more")
-        return choices
+        if self.answer not in self.choices:
+            raise ValueError(f"the answer '{self.answer}' is none of the choices")
+        return self
 
     def judge(self, text: str) -> Judgement:
-        part, marked = answer_part(text)
-        names = "|".join(re.escape(each) for each in sorted(self.choices, key=len, reverse=True))
-        found = re.findall(rf"(?<![A-Za-z0-9])(?:{names})(?![A-Za-z0-9])", part, re.IGNORECASE)
-        if not found:
-            return _verdict(False, "", "none of the choices")
-        named = found[0 if marked else -1]
-        return _verdict(named.casefold() == self.answer.casefold(), named)
+        found = choice_of(text, self.choices)
+        if found is None or found.is_one_of_several:
+            return _verdict(False, "", "several of the choices" if found else "none of the choices")
+        names = [unicodedata.normalize("NFKC", each) for each in (self.answer, *self.choices)]
+        folds = found.said not in names  # where it is, "a" is not "A"
+        right = found.said.casefold() == names[0].casefold() if folds else found.said == names[0]
+        return _verdict(right, found.said)
 
 
 class Regex(_Check):
     """`pattern` is found in the text; with `answer`, its first group (else all of it) is that."""
 
     kind: Literal["regex"]
-    pattern: str
+    pattern: str = Field(min_length=1)
     answer: str | None = None
 
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"the pattern is not valid: {error}") from error
-        return pattern
+        return _compiled(pattern)
 
     def judge(self, text: str) -> Judgement:
         match = re.search(self.pattern, text)
@@ -146,6 +134,15 @@ class Regex(_Check):
             return _verdict(False, "", "no match")
         found = match[1 if match.re.groups else 0] or ""
         return _verdict(self.answer is None or found == self.answer, found)
+
+
+def _compiled(pattern: str) -> str:
+    """A regular expression as it is. Raises ValueError."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the pattern is not valid: {error}") from error
+    return pattern
 
 
 class Json(_Check):
@@ -165,6 +162,18 @@ class Schema(_Check):
     kind: Literal["schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
+    @field_validator("schema_")
+    @classmethod
+    def _is_one(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        with suppress(ImportError):
+            import jsonschema  # type: ignore[import-untyped]
+
+            try:
+                jsonschema.Draft202012Validator.check_schema(schema)
+            except jsonschema.SchemaError as error:
+                raise ValueError(f"the schema is not valid: {error.message[:200]}") from error
+        return schema
+
     def judge(self, text: str) -> Judgement:
         wrong = complaint(text, self.schema_)
         return _verdict(not wrong, text, wrong)
@@ -176,6 +185,14 @@ class Call(_Check):
     kind: Literal["call"]
     answer: dict[str, Any]
     names: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _can_be_right(self) -> Call:
+        if set(self.answer) != {"name", "arguments"} or not isinstance(self.answer["arguments"], dict):
+            raise ValueError('the answer is not {"name": …, "arguments": {…}}')
+        if self.answer["name"] not in self.names:
+            raise ValueError("the name of the answer is none of the names")
+        return self
 
     def judge(self, text: str) -> Judgement:
         found = read_call(text, self.names)
@@ -192,11 +209,22 @@ class Fields(_Check):
     answer: dict[str, str]
     patterns: dict[str, dict[str, str]]
 
+    @model_validator(mode="after")
+    def _can_be_right(self) -> Fields:
+        if not self.answer:
+            raise ValueError("the answer has no field")
+        for name, value in self.answer.items():
+            if value not in self.patterns.get(name, {}):
+                raise ValueError(f"there is no pattern for {name}: {value}")
+        for pattern in (each for of in self.patterns.values() for each in of.values()):
+            _compiled(pattern)
+        return self
+
     def judge(self, text: str) -> Judgement:
-        found = {name: _first(text, self.patterns.get(name, {})) for name in self.answer}
+        found = {name: _first(text, self.patterns[name]) for name in self.answer}
         wrong = [name for name, value in self.answer.items() if found[name] != value]
         said = json.dumps(found, ensure_ascii=False)
-        return Judgement(1 - len(wrong) / max(len(self.answer), 1), said, f"wrong: {', '.join(wrong)}" if wrong else "")
+        return Judgement(1 - len(wrong) / len(self.answer), said, f"wrong: {', '.join(wrong)}" if wrong else "")
 
 
 def _first(text: str, patterns: dict[str, str]) -> str | None:
@@ -235,9 +263,7 @@ class Gym(_Check):
     entry: dict[str, Any]
 
     def judge(self, text: str) -> Judgement:
-        part, marked = answer_part(text)
-        lines = [line.strip(_EDGES) for line in part.splitlines() if line.strip(_EDGES)]
-        found = (lines[0] if marked else lines[-1]) if lines else ""
+        found = line_of(text, last=True)
         return _verdict(load_gym().get_score_answer_fn(self.dataset)(found, self.entry) >= 1, found)
 
 
@@ -274,7 +300,7 @@ def complaint(text: str, schema: Any) -> str:
     Raises MissingDependency.
     """
     try:
-        import jsonschema  # type: ignore[import-untyped]
+        import jsonschema
     except ImportError as error:
         raise needs("jsonschema", "A check against a schema") from error
     try:

@@ -9,6 +9,8 @@ import { Markdown } from './markdown.js';
 
 const AGAIN = 'M15.5 10a5.5 5.5 0 1 1-1.7-4M14 3v3.2h-3.2';
 
+const ENDS = { length: 'meta.length', content_filter: 'meta.filtered' };
+
 /** Origin, round and reason in words. */
 function title(span, { origin, round, reason }) {
   const key = !reason ? 'run.title' : origin === 'edge-fallback' ? 'run.alone' : 'run.reason';
@@ -172,7 +174,7 @@ export class Answer {
     if (this.figures.inexact) say('meta.inexact');
     if (this.figures.receipt) this.#sayReceipt(say, this.figures.receipt);
     if (this.figures.cost != null) say('meta.cost', { cost: this.figures.cost.toPrecision(3) });
-    if (how === 'done' && this.finishReason === 'length') say('meta.length');
+    if (how === 'done' && ENDS[this.finishReason]) say(ENDS[this.finishReason]);
     if (how === 'stopped') say('meta.stopped');
   }
 

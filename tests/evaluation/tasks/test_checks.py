@@ -77,11 +77,30 @@ def test_a_schema_wants_the_whole_text_to_fit() -> None:
     [
         {"kind": "none"}, {"kind": "number"}, {"kind": "number", "answer": "x"}, {"kind": "regex", "pattern": "("},
         {"kind": "choice", "answer": "A", "choices": ["A"]}, {"kind": "exact", "answer": "a", "more": 1}, {"answer": 1},
+        # those that no text, or any text, would pass
+        {"kind": "number", "answer": "8"}, {"kind": "number", "answer": True},
+        {"kind": "number", "answer": float("nan")},
+        {"kind": "number", "answer": 1, "tolerance": float("inf")}, {"kind": "choice", "answer": "E"},
+        {"kind": "choice", "answer": "b"}, {"kind": "choice", "answer": "A", "choices": ["A", " "]},
+        {"kind": "exact", "answer": ""}, {"kind": "exact", "answer": "?!"}, {"kind": "exact", "answer": []},
+        {"kind": "exact", "answer": ["Paris", "。"]}, {"kind": "exact", "answer": 8}, {"kind": "regex", "pattern": ""},
+        {"kind": "call", "answer": {"name": "f", "arguments": {}}, "names": ["g"]},
+        {"kind": "call", "answer": {"name": "f"}, "names": ["f"]},
+        {"kind": "call", "answer": {"name": "f", "arguments": "{}"}, "names": ["f"]},
+        {"kind": "fields", "answer": {}, "patterns": {}}, {"kind": "fields", "answer": {"a": "x"}, "patterns": {}},
+        {"kind": "fields", "answer": {"a": "x"}, "patterns": {"a": {"y": "y"}}},
+        {"kind": "fields", "answer": {"a": "x"}, "patterns": {"a": {"x": "("}}},
     ],
 )  # fmt: skip
 def test_what_is_no_check_is_refused(check: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         _CHECK.validate_python(check)
+
+
+def test_a_schema_that_is_none_is_refused() -> None:
+    pytest.importorskip("jsonschema")
+    with pytest.raises(ValidationError, match="the schema is not valid"):
+        _CHECK.validate_python({"kind": "schema", "schema": {"type": "strnig"}})
 
 
 VALUES = st.recursive(

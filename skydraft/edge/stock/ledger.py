@@ -1,0 +1,149 @@
+"""What was sent to a server without skydraft, and what it cost.
+
+Each request that goes out is noted here and only here: answered or not, the first time and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from skydraft.decoding.receipt import Sent
+from skydraft.edge.budget import Budget
+from skydraft.engines.vocab import TokenIds
+from skydraft.types import LinkCost
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the server has to read: `num_tokens` of prompts; 0 for a request that costs nothing.
+
+    A request that carries a text is a call: `generated` are the text's tokens after its prompt, of which the first
+    `num_committed` stay.
+    """
+
+    num_tokens: int = 0
+    generated: TokenIds | Seq[int] | None = None
+    num_committed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A server's own counts of one request so far, 0 where it told none: tokens that it read, those of them that were
+    in its cache, and tokens that it wrote."""
+
+    num_read: int = 0
+    num_cached: int = 0
+    num_written: int = 0
+
+
+UNTOLD = Usage()
+
+
+class Ledger:
+    """All requests of one text, or of none. Only the event loop changes it; other threads may read it.
+
+    `spent` is what they cost so far, `sent` what they told of the text. Unless it `tells_cached`, all tokens count as
+    read anew in `spent`; the budget knows better.
+    """
+
+    def __init__(self, budget: Budget, server: str = "", num_prompt_tokens: int = 0) -> None:
+        self.spent = LinkCost()
+        self.sent = Sent()
+        self.tells_cached = True
+        self._budget = budget
+        self._server = server
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_told = 0  # committed tokens of the last call: each call tells them again
+        self._first: Request | None = None  # the first call that was answered, or the last one so far
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the text's prompt that were in the server's cache, as its first answer says."""
+        known = self._first.usage.num_cached if self._first and self.tells_cached else 0
+        return min(known, self._num_prompt_tokens)
+
+    async def allow(self, load: Load) -> None:
+        """Take a request from the budget. Raises BudgetSpent instead if it may not go out."""
+        await self._budget.settle()
+        if load.generated is not None:
+            self._budget.take()
+        elif load.num_tokens:
+            self._budget.check()
+
+    def give_back(self, load: Load) -> None:
+        """Take back a request that could not go out."""
+        if load.generated is not None:
+            self._budget.give_back()
+
+    def call(self, request: Request, load: Load) -> None:
+        """Note a call that goes out."""
+        assert load.generated is not None
+        sent = self.sent
+        sent.num_calls += 1
+        sent.servers, sent.num_prompt_tokens = [self._server], self._num_prompt_tokens
+        sent.blocks.append((self._num_told, [int(token_id) for token_id in load.generated[self._num_told :]]))
+        self._num_told = load.num_committed
+        if self._first is None or not self._first.is_answered:
+            self._first = request
+
+    def note(self, cost: LinkCost) -> None:
+        """Add a cost."""
+        self._budget.pay(cost)
+        self.spent += cost if self.tells_cached else replace(cost, tokens_hit=0)
+
+    async def close(self) -> None:
+        """Bring all costs into the sum of the day."""
+        await self._budget.settle(is_last=True)
+
+
+class Request:
+    """One request and its answer. It may go out twice; the answer is that of the last time."""
+
+    def __init__(self, ledger: Ledger, path: str, content: bytes | None, load: Load) -> None:
+        self.path = path
+        self.content = content
+        self.usage = UNTOLD  # of the last time that it went out
+        self.is_answered = False
+        self._ledger = ledger
+        self._load = load
+        self._is_allowed = False
+
+    async def allow(self) -> None:
+        """Raise BudgetSpent if it may not go out now."""
+        await self._ledger.allow(self._load)
+        self._is_allowed = True
+
+    def go(self) -> None:
+        """Note that it goes out, before the first byte does."""
+        num_tokens = self._load.num_tokens
+        self.usage, self._is_allowed = Usage(num_tokens), False
+        self._ledger.note(
+            LinkCost(bytes_up=len(self.content or b""), num_requests=int(num_tokens > 0), tokens_in=num_tokens)
+        )
+        if self._load.generated is not None:
+            self._ledger.call(self, self._load)
+
+    def end(self) -> None:
+        """Take it back if it did not go out though it was allowed."""
+        if self._is_allowed:
+            self._is_allowed = False
+            self._ledger.give_back(self._load)
+
+    def came(self, num_bytes: int) -> None:
+        """Note bytes of the answer."""
+        self._ledger.note(LinkCost(bytes_down=num_bytes))
+
+    def says(self, told: Usage) -> None:
+        """Note what the answer says of its cost so far: of each count the larger one, by the server or by us."""
+        before, self.is_answered = self.usage, True
+        num_read = max(told.num_read, before.num_read)
+        num_cached = min(max(told.num_cached, before.num_cached), num_read)
+        self.usage = now = Usage(num_read, num_cached, max(told.num_written, before.num_written))
+        if now != before:
+            self._ledger.note(
+                LinkCost(
+                    tokens_in=now.num_read - before.num_read, tokens_hit=now.num_cached - before.num_cached,
+                    tokens_out=now.num_written - before.num_written,
+                )
+            )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Items and tools in requests of OpenAI's `/v1/responses`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
+
+from skydraft.gateway.parts import AudioPart, Some
+from skydraft.gateway.tools import Allowed, OtherTool, ToolName, is_other
+
+
+class _Text(BaseModel):
+    type: Literal["input_text", "output_text", "text"]
+    words: str = Field(validation_alias="text")
+
+
+class _Declined(BaseModel):
+    type: Literal["refusal"]
+    words: str = Field(validation_alias="refusal")
+
+
+Content = (
+    str | Annotated[Some[Annotated[_Text | _Declined | AudioPart, Field(discriminator="type")]], Field(max_length=256)]
+)
+
+
+class MessageItem(BaseModel):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class CallItem(BaseModel):
+    """A call of a function or of a tool that takes text; of a server's own tool with its `output`."""
+
+    call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
+    name: str
+    namespace: str | None = None
+    arguments: str = Field(validation_alias=AliasChoices("arguments", "input"))
+    output: str | None = None
+
+
+class ActItem(BaseModel):
+    """A call of a tool that has a type of its own in place of a name."""
+
+    type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
+    call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
+    acts: dict[str, Any] = Field(validation_alias=AliasChoices("action", "operation"))
+
+
+def as_json(value: Any) -> str:
+    """A value as text in a message."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+class ResultItem(BaseModel):
+    call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
+    output: Content
+
+    @field_validator("output", mode="before")
+    @classmethod
+    def _as_text(cls, output: Any) -> Any:
+        """What is neither text nor parts of a message, as JSON."""
+        is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in output or "?")
+        return output if is_words else as_json(output)
+
+
+class _Skipped(BaseModel):
+    """What another model thought or another server did; this model does not read it."""
+
+
+_ITEMS = {
+    "custom_tool_call": "function_call", "mcp_call": "function_call",
+    "custom_tool_call_output": "function_call_output", "local_shell_call_output": "function_call_output",
+    "shell_call_output": "function_call_output", "apply_patch_call_output": "function_call_output",
+    "local_shell_call": "act", "shell_call": "act", "apply_patch_call": "act",
+}  # fmt: skip
+_SKIPPED = re.compile(
+    r"reasoning|compaction(_trigger)?|.+_compaction|.+_(call|output|snapshot|tools|update)|mcp_approval_.+|program"
+)
+
+
+def _kind(item: Any) -> str | None:
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if kind in ("message", "function_call", "function_call_output") or not isinstance(kind, str):
+        return kind
+    return _ITEMS.get(kind) or ("skipped" if _SKIPPED.fullmatch(kind) else kind)
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ActItem, Tag("act")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[_Skipped, Tag("skipped")],
+    Discriminator(_kind),
+]
+
+
+def _flat(tool: Any) -> Any:
+    """A function in the shape of chat completions as one of responses."""
+    given = tool.get("function") if isinstance(tool, dict) else None
+    return {"type": tool.get("type"), **given} if isinstance(given, dict) else tool
+
+
+class FunctionTool(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["function"]
+    name: ToolName
+    parameters: dict[str, Any] | None = None
+
+
+class Namespace(BaseModel):
+    """Functions that are called by this name and theirs."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["namespace"]
+    name: str
+    tools: Annotated[Some[AnyTool], Field(max_length=128)]
+
+
+def _tool_kind(tool: Any) -> str:
+    return (
+        "another"
+        if is_other(tool, "function", "namespace")
+        else "a namespace"
+        if is_other(tool, "function")
+        else "a function"
+    )
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, BeforeValidator(_flat), Tag("a function")]
+    | Annotated[Namespace, Tag("a namespace")]
+    | Annotated[OtherTool, Tag("another")],
+    Discriminator(_tool_kind),
+]
+
+
+class NamedFunction(BaseModel):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedFunctions(Allowed):
+    type: Literal["allowed_tools"]

@@ -1,0 +1,53 @@
+"""System messages where a chat template reads them: some take only the first message as one, some take none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import lru_cache
+
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import SkydraftError
+from skydraft.prompts.chat_template import render
+from skydraft.prompts.messages import Message, Role
+
+
+def readable(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
+    """The conversation with no system message in a place where the template refuses or drops it.
+
+    Those that begin it become one. A later one goes after the words of the user or the result before it, or else before
+    the user's next words: so a conversation that grows keeps its beginning.
+    """
+    reads_first, reads_later = _reads(vocab)
+    told, held = list[Message](), ""
+    for message in messages:
+        if message.role == "user" and held:
+            told.append(replace(message, content=f"{held}\n\n{message.content}"))
+            held = ""
+        elif message.role != "system" or reads_later or (reads_first and not told):
+            told.append(message)
+        elif told and (told[-1].role in ("user", "tool") or (reads_first and len(told) == 1)):
+            told[-1] = replace(told[-1], content=f"{told[-1].content}\n\n{message.content}")
+        else:
+            held = f"{held}\n\n{message.content}" if held else message.content
+    return [*told, Message("user", held)] if held else told
+
+
+@lru_cache(maxsize=8)
+def _reads(vocab: Vocab) -> tuple[bool, bool]:
+    """Whether the template reads a system message in the first place, and in a later one."""
+    if vocab.chat_template is None:
+        return True, True  # it takes none, and says so
+    roles: list[Role] = ["system", "user", "assistant", "system", "user"]
+    marks = [Message(role, f"xqzjv{number}") for number, role in enumerate(roles)]
+    return _is_read(vocab, marks[:2]), _is_read(vocab, marks)
+
+
+def _is_read(vocab: Vocab, messages: Seq[Message]) -> bool:
+    """Whether all of them are read, in their order."""
+    try:
+        text = render(vocab, messages)
+    except SkydraftError:
+        return False
+    places = [text.find(message.content) for message in messages]
+    return min(places) >= 0 and places == sorted(places)

@@ -1,0 +1,126 @@
+"""Over every cut of a text: arguments are JSON where their call is given as finished, and nowhere else.
+
+Without models: the law is of what was written, and not of how.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+
+from skydraft.decoding.receipt import Sent, receipt_of
+from skydraft.decoding.stats import stats_of
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.answers import Answer, CompletionsAnswer, Shape
+from skydraft.gateway.desk import Began, Ended, Event, Wrote
+from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
+from skydraft.gateway.requests import reader_of
+from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
+from skydraft.gateway.schema import ChatRequest, Translated
+from skydraft.types import DraftBlock, FinishReason, LinkCost, Round, StepRecord, Token
+
+from .test_cut_calls import ARGUMENTS, STREAM, TEXT, WHOLE, Told, body_of, events_of, is_object
+
+VOCAB = open_toy("toy", 512, 1).vocab
+KINDS: dict[str, tuple[Any, type[Answer]]] = {
+    "chat/completions": (ChatRequest, CompletionsAnswer), "messages": (MessagesRequest, MessagesAnswer),
+    "responses": (ResponsesRequest, ResponsesAnswer),
+}  # fmt: skip
+HARD = '{"a": "}\\n</tool_call>", "b\\\\": {"c": "\\"}"}, "d": [{}]}'
+FIRST, SECOND, THIRD = (TEXT.replace(ARGUMENTS, given) for given in (ARGUMENTS, HARD, "{}"))
+TEXTS = {
+    "required": ["\n".join((FIRST, SECOND, THIRD)), SECOND],
+    "named": [FIRST, SECOND],
+    "auto": [f"好。\n{FIRST}\n{SECOND}\n晴。\n{THIRD}云", SECOND, f"{FIRST}\n\n好"],
+}
+CASES = [(choice, text) for choice, texts in TEXTS.items() for text in texts]
+
+
+def pieces_of(text: str, length: int) -> list[str]:
+    """The first characters of a text, as tokens of one or of several."""
+    sizes = itertools.accumulate(itertools.cycle((5, 1, 9, 3) if length % 5 else (1,)))
+    ends = [*itertools.takewhile(lambda end: end < length, sizes), length]
+    return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+
+def written(asked: ChatRequest, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
+    """The events of the desk for these pieces of text."""
+    reader, record = reader_of(asked, frozenset()), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
+    assert reader is not None
+    yield Began(3)
+    for number, piece in enumerate(pieces):
+        if not reader.is_done:
+            token = Token(number, "cloud" if number % 3 else "recovered", piece, 0)
+            done = Round(record, DraftBlock(0, ()), (number,), (token.origin,))
+            yield Wrote(done, [token], [reader.push(piece)], "")
+    ended: FinishReason = "interrupted" if reader.is_done else finish
+    yield Ended(ended, reader.finish(), "?", stats_of([record]), receipt_of(Sent(), (), (), LinkCost()))
+
+
+def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishReason) -> Told:
+    """What a client has of them, which is the same whole and streamed."""
+    kind, answer = KINDS[path]
+    given = kind.model_validate(body)
+    asked = given.as_chat() if isinstance(given, Translated) else given
+    shape = Shape(chat=True, extension=False, token_ids=False, prefixes=("",), may_call=True)
+    whole, streamed = (answer(given, 1, shape) for _ in range(2))
+    events = list(written(asked, pieces, finish))
+    for event in events:
+        list(whole.take(0, event))
+    chunks = [*streamed.first(), *(chunk for event in events for chunk in streamed.take(0, event)), *streamed.last()]
+    told = WHOLE[path](json.loads(json.dumps(whole.whole())))
+    assert told == STREAM[path]([event for chunk in chunks for event in events_of(streamed.as_event(chunk).decode())])
+    return told
+
+
+def calls_in(text: str, length: int) -> list[tuple[str, bool]]:
+    """The arguments that the first characters of a text have, call by call, and whether they are whole."""
+    found, at = [], 0
+    while (mark := text.find('"arguments": ', at)) >= 0 and (begin := mark + len('"arguments": ')) < length:
+        at = begin + json.JSONDecoder().raw_decode(text[begin:])[1]
+        found.append((text[begin : min(at, length)], at <= length))
+    return found
+
+
+@pytest.mark.parametrize("path", KINDS)
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("one", [False, True])
+def test_a_call_is_given_as_finished_where_its_arguments_are_whole(path: str, case: int, one: bool) -> None:
+    choice, text = CASES[case]
+    body, single = body_of(path, choice, {"type": "object"}, one=one), one or choice == "named"
+    for length in range(len(text) + 1):
+        finish: FinishReason = "length" if length % 3 else "stop_string"
+        told = told_of(path, body, pieces_of(text, length), finish)
+        want = calls_in(text, length)[: 1 if single else None]
+        is_cut = bool(want) and not want[-1][1]
+        if choice == "auto":  # a call is read with the bracket after its arguments
+            want = [each for each in calls_in(text, length - 1)[: 1 if single else None] if each[1]]
+        elif path == "messages":
+            want = [each for each in want if each[1]]
+        assert [(as_read(arguments), whole) for _, arguments, whole in told.calls] == [
+            (as_read(arguments), whole) for arguments, whole in want
+        ]
+        assert all(is_object(arguments) == whole for _, arguments, whole in told.calls)
+        ends_with_it = bool(want) and (single or finish == "stop_string")
+        assert told.is_for_calls == (ends_with_it and (choice == "auto" or not is_cut))
+        assert choice == "auto" or not told.text
+
+
+def as_read(arguments: str) -> str:
+    return json.dumps(json.loads(arguments)) if is_object(arguments) else arguments
+
+
+@pytest.mark.parametrize("path", ["messages", "responses"])
+def test_what_is_no_call_is_text_in_its_place(path: str) -> None:
+    text = TEXTS["auto"][0]
+    bare = text.replace("\n", "")
+    for length in range(len(text) + 1):
+        told = told_of(path, body_of(path, "auto", {"type": "object"}), pieces_of(text, length), "length")
+        parts = [part if isinstance(part, str) else TEXT.replace(ARGUMENTS, part[1]) for part in told.parts]
+        rebuilt = "".join(parts).replace("\n", "")  # with the mark after a call where that was cut
+        assert bare.startswith(rebuilt) and rebuilt.startswith(text[:length].replace("\n", ""))

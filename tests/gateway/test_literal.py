@@ -1,0 +1,136 @@
+"""Whatever interface a text comes by and whatever server checks it, what clients say is characters to the models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from hypothesis import given
+
+import skydraft
+from skydraft.gateway.pair import Pair
+
+from ..reading_marks import engine_with, num_special, texts
+from ..stock.fakes import Fake, fake
+from ..toys import law
+from .running import PATIENCE_S, Running, gateway
+
+TEMPLATE = (Path(__file__).parents[1] / "prompts" / "templates" / "qwen2.5.jinja").read_text("utf-8")
+IDS = ("vllm", "llama-server", "sglang")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, tuple[Fake | None, Running]]]:
+    """A gateway over a pair in this process, and one over each kind of server that is sent token ids."""
+    with ExitStack() as stack:
+        near = Pair(engine_with(TEMPLATE), engine_with(TEMPLATE))
+        served: dict[str, tuple[Fake | None, Running]] = {"local": (None, stack.enter_context(gateway(near)))}
+        for dialect in IDS:
+            far = stack.enter_context(fake(dialect, engine=engine_with(TEMPLATE)))
+            cloud = stack.enter_context(closing(skydraft.connect(far.url, require=True)))
+            served[dialect] = far, stack.enter_context(gateway(Pair(engine_with(TEMPLATE), cloud)))
+        yield served
+
+
+def chat(text: str) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({text: text})}}
+    parameters = {"type": "object", "properties": {text: {"type": "string", "description": text, "enum": [text]}}}
+    return {
+        "messages": [
+            {"role": "system", "content": text},
+            {"role": "user", "content": [{"type": "text", "text": text}]},
+            {"role": "assistant", "content": text, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": text},
+            {"role": "user", "content": text},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}],
+    }
+
+
+def results_alone(text: str) -> dict[str, Any]:
+    return {"messages": chat(text)["messages"][:4]}
+
+
+def responses(text: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {text: {"type": "string", "description": text}}}
+    return {
+        "instructions": text,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": text}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": json.dumps({text: text})},
+            {"type": "function_call_output", "call_id": "1", "output": text},
+            {"role": "assistant", "content": [{"type": "output_text", "text": text}]},
+            {"role": "user", "content": text},
+        ],
+        "tools": [{"type": "function", "name": "f", "description": text, "parameters": parameters}],
+    }
+
+
+def messages(text: str) -> dict[str, Any]:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": text}]}
+    return {
+        "max_tokens": 2,
+        "system": [{"type": "text", "text": text}],
+        "messages": [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {text: text}}]},
+            {"role": "user", "content": [result, {"type": "text", "text": text}]},
+        ],
+        "tools": [{"name": "f", "description": text, "input_schema": {"type": "object", "properties": {text: {}}}}],
+    }
+
+
+PATHS: list[tuple[str, str, Callable[[str], dict[str, Any]]]] = [
+    ("chat/completions", "chat/completions/input_tokens", chat),
+    ("chat/completions", "chat/completions/input_tokens", results_alone),
+    ("responses", "responses/input_tokens", responses),
+    ("messages", "messages/count_tokens", messages),
+]
+
+
+def post(served: Running, path: str, body: dict[str, Any]) -> Any:
+    given = {"model": "skydraft-cloud", **body}
+    answer = httpx.post(f"{served.v1}/{path}", json=given, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(("path", "count", "body_of"), PATHS, ids=lambda each: getattr(each, "__name__", ""))
+@given(text=texts)
+@law(15)
+def test_every_character_is_a_token(
+    servers: dict[str, tuple[Fake | None, Running]], path: str, count: str, body_of: Callable[[str], Any], text: str
+) -> None:
+    """In this vocabulary a mark that is read is one token, and its characters are several."""
+    without = "".join(char if char == "\n" else "y" * len(char.encode()) for char in text)  # JSON has two for a break
+    said, plain = (post(servers["local"][1], count, body_of(each))["input_tokens"] for each in (text, without))
+    assert said == plain
+
+
+@pytest.mark.parametrize("dialect", IDS)
+@pytest.mark.parametrize(("path", "count", "body_of"), PATHS, ids=lambda each: getattr(each, "__name__", ""))
+@given(text=texts)
+@law(5)
+def test_a_server_of_ids_gets_no_mark_out_of_a_text(
+    servers: dict[str, tuple[Fake | None, Running]],
+    dialect: str,
+    path: str,
+    count: str,
+    body_of: Callable[[str], Any],
+    text: str,
+) -> None:
+    far, served = servers[dialect]
+    assert far
+    length = {"max_output_tokens" if path == "responses" else "max_tokens": 1}
+    read = []
+    for given_text in (text, "x"):
+        num_asked = len(far.model.asked)
+        post(served, path, {**body_of(given_text), **length})
+        prompts = [prompt for asked in far.model.asked[num_asked:] for prompt in asked.prompts]
+        read.append(set(map(num_special, prompts)) - {0})  # what a server is measured with has none
+    assert read[0] == read[1] and len(read[0]) == 1

@@ -1,0 +1,256 @@
+"""Tools that are not functions: what agents send beside theirs is left out and said, and never refuses a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from .running import PATIENCE_S, Running
+from .test_structured import call_text, forced
+
+pytest.importorskip("llguidance")
+SPAWN = {
+    "type": "function", "name": "spawn_agent", "description": "begin an agent", "strict": False,
+    "parameters": {"type": "object", "properties": {"task": {"type": "string"}}, "required": ["task"]},
+}  # fmt: skip
+EXEC = {"type": "function", "name": "exec_command", "parameters": {"type": "object", "properties": {}}}
+AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [SPAWN, {**EXEC, "strict": True}]}
+OTHERS: list[dict[str, Any]] = [
+    {"type": "web_search", "external_web_access": True},
+    {"type": "local_shell"},
+    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "a"}},
+    {"type": "mcp", "server_label": "x", "server_url": "https://x.example"},
+    {"type": "image_generation"}, {"type": "file_search", "vector_store_ids": ["a"]}, {"type": "tool_search"},
+    {"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "what_comes_next"},
+]  # fmt: skip
+ITEMS: list[dict[str, Any]] = [
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "other"}},
+    {"type": "mcp_list_tools", "id": "m", "server_label": "x", "tools": []},
+    {"type": "mcp_call", "id": "m2", "server_label": "x", "name": "look", "arguments": "{}", "output": "seen"},
+    {"type": "mcp_approval_request", "id": "m3", "server_label": "x", "name": "look", "arguments": "{}"},
+    {"type": "mcp_approval_response", "approval_request_id": "m3", "approve": True},
+    {"type": "image_generation_call", "id": "i", "status": "completed", "result": "AAAA"},
+    {"type": "file_search_call", "id": "f", "queries": ["a"], "status": "completed"},
+    {"type": "code_interpreter_call", "id": "c", "code": "1", "container_id": "c", "outputs": []},
+    {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
+    {"type": "tool_search_call", "call_id": "t", "execution": "client", "arguments": {}},
+    {"type": "tool_search_output", "call_id": "t", "execution": "client", "status": "completed", "tools": []},
+    {"type": "compaction", "encrypted_content": "gAAAA"}, {"type": "ghost_snapshot", "ghost_commit": {}},
+]  # fmt: skip
+
+
+def respond(served: Running, path: str = "responses", **body: Any) -> httpx.Response:
+    given = {"model": "skydraft-quality", "input": "语速", "max_output_tokens": 8} | body
+    return httpx.post(f"{served.v1}/{path}", json=given, timeout=PATIENCE_S)
+
+
+def num_tokens(served: Running, **body: Any) -> int:
+    answer = respond(served, "responses/input_tokens", **body)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["input_tokens"])
+
+
+def test_what_codex_sends_is_answered(served: Running) -> None:
+    """Codex 0.169.0, as seen on the wire."""
+    developer = [{"type": "input_text", "text": "<permissions instructions>"}, {"type": "input_text", "text": "b"}]
+    body = {
+        "instructions": "You are Codex.",
+        "input": [
+            {"type": "message", "role": "developer", "content": developer},
+            {"type": "message", "role": "developer", "content": developer[:1]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "语速"}]},
+        ],
+        "tools": [EXEC, {**EXEC, "name": "view_image"}, AGENTS | {"tools": [SPAWN]}, *OTHERS[:1]],
+        "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"}, "store": False,
+        "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "019a",
+        "client_metadata": {"x-codex-turn-metadata": "{}"}, "text": {"verbosity": "low"},
+    }  # fmt: skip
+    answer = respond(served, **body)
+    assert answer.status_code == 200 and "event: response.incomplete" in answer.text, answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_that_are_not_functions_are_left_out_and_said(
+    served: Running, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds = sorted(tool["type"] for tool in OTHERS)
+    with caplog.at_level(logging.WARNING, "skydraft.gateway"):
+        for _ in range(2):
+            answer = respond(served, tools=[*OTHERS, EXEC], stream=stream)
+            assert answer.status_code == 200, answer.text
+    if not stream:
+        assert answer.json()["skydraft"]["left_out"] == kinds
+    assert len([record for record in caplog.records if "what_comes_next" in record.getMessage()]) <= 1
+    assert num_tokens(served, tools=[*OTHERS, EXEC]) == num_tokens(served, tools=[EXEC])
+    assert num_tokens(served, tools=OTHERS) == num_tokens(served)
+
+
+def test_chats_and_anthropics_messages_leave_them_out_too(served: Running) -> None:
+    question = [{"role": "user", "content": "语速"}]
+    tools: list[dict[str, Any]] = [
+        {"type": "custom", "custom": {"name": "p"}},
+        {"type": "function", "function": {"name": "f", "parameters": {}}},
+    ]
+    chat = served.chat(tools=tools).json()
+    assert chat["skydraft"]["left_out"] == ["custom"]
+    assert "left_out" not in served.chat(tools=tools[1:]).json()["skydraft"]
+    assert '"left_out":["custom"]' in served.chat(tools=tools, stream=True).text
+    theirs = [
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}, {"type": "bash_20250124", "name": "bash"},
+        {"name": "f", "input_schema": {"type": "object"}},
+    ]  # fmt: skip
+    for some in (theirs, theirs[:2]):
+        body = {"model": "skydraft-edge", "max_tokens": 2, "messages": question, "tools": some}
+        answer = httpx.post(f"{served.v1}/messages", json=body, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("tools", [[{"name": "f"}], [{"type": 5}], [5], [{}], [{"type": None, "name": "f"}]])
+@pytest.mark.parametrize("path", ["responses", "chat/completions"])
+def test_a_tool_without_a_type_is_still_refused(served: Running, tools: Any, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]} if path != "responses" else {}
+    answer = respond(served, path, tools=tools, **body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("tools.0"), answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_functions_of_a_namespace_are_called_by_their_own_names(served: Running, stream: bool) -> None:
+    """Clients look a call up by namespace and name; the two joined are an unknown tool to them."""
+    tools = [EXEC, AGENTS]
+    for written, name, namespace in (
+        ("spawn_agent", "spawn_agent", "agents"), ("exec_command", "exec_command", None),
+        ("agents.exec_command", "exec_command", "agents"),
+    ):  # fmt: skip
+        script = forced(call_text(written, {"task": "a"}))
+        answer = respond(served, tools=tools, max_output_tokens=300, stream=stream, **script)
+        if stream:
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+            items = [event["item"] for event in events if event["type"].startswith("response.output_item")]
+            assert len(items) == 2
+        else:
+            items = answer.json()["output"]
+        assert {(item["type"], item["name"], item.get("namespace")) for item in items} == {
+            ("function_call", name, namespace)
+        }
+
+
+def test_a_call_of_a_namespace_goes_on_under_the_name_that_the_model_knows(served: Running) -> None:
+    """The item comes back as it was sent, and is one prompt with the function of that name."""
+    call = {"type": "function_call", "call_id": "1", "name": "exec_command", "arguments": "{}"}
+    given = [{"role": "user", "content": "a"}, call | {"namespace": "agents"}, {"role": "user", "content": "b"}]
+    flat = [given[0], call | {"name": "agents.exec_command"}, given[2]]
+    assert num_tokens(served, input=given, tools=[EXEC, AGENTS]) == num_tokens(served, input=flat, tools=[EXEC, AGENTS])
+
+
+def test_items_that_no_model_here_reads_are_skipped(served: Running) -> None:
+    messages = [{"role": role, "content": "语速"} for role in ("user", "assistant", "user")]
+    for item in ITEMS:
+        if item["type"] != "mcp_call":
+            given = [messages[0], item, *messages[1:]]
+            assert num_tokens(served, input=given) == num_tokens(served, input=messages), item
+    assert respond(served, input=[messages[0], *ITEMS, *messages[1:]]).status_code == 200
+
+
+CALLS: dict[str, tuple[list[dict[str, Any]], str, str, str]] = {
+    "custom": (
+        [{"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"},
+         {"type": "custom_tool_call_output", "call_id": "c", "output": "Done!"}],
+        "patch", "*** Begin", "Done!",
+    ),
+    "a shell": (
+        [{"type": "local_shell_call", "call_id": "c", "status": "completed",
+          "action": {"type": "exec", "command": ["ls"], "env": {}}},
+         {"type": "function_call_output", "call_id": "c", "output": "a.txt"}],
+        "local_shell", '{"type": "exec", "command": ["ls"], "env": {}}', "a.txt",
+    ),
+    "a shell's own output": (
+        [{"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}, "status": "completed"},
+         {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": "", "outcome": {}}]}],
+        "shell", '{"commands": ["ls"]}', '[{"stdout": "a", "stderr": "", "outcome": {}}]',
+    ),
+    "a patch": (
+        [{"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
+         {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "gone"}],
+        "apply_patch", '{"type": "delete_file", "path": "a"}', "gone",
+    ),
+    "a server's tool": (
+        [{"type": "mcp_call", "id": "c", "name": "look", "arguments": '{"at": 1}', "output": "seen"}],
+        "look", '{"at": 1}', "seen",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_other_tools_and_their_results_are_read_as_those_of_functions(served: Running, name: str) -> None:
+    items, tool, arguments, result = CALLS[name]
+    function = [
+        {"type": "function_call", "call_id": "c", "name": tool, "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c", "output": result},
+    ]
+    question = {"role": "user", "content": "语速"}
+    assert num_tokens(served, input=[question, *items]) == num_tokens(served, input=[question, *function])
+    assert respond(served, input=[question, *items]).status_code == 200
+
+
+def test_what_would_need_a_memory_or_is_no_type_is_refused(served: Running) -> None:
+    for item in ({"type": "item_reference", "id": "msg_1"}, {"type": "mesage", "role": "user", "content": "a"}):
+        answer = respond(served, input=[{"role": "user", "content": "a"}, item])
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == "input.1" and item["type"] in error["message"]
+
+
+@pytest.mark.parametrize("path", ["responses", "chat/completions"])
+def test_allowed_tools_are_the_only_ones(served: Running, path: str) -> None:
+    names = ["f", "g", "h"]
+    is_chat = path != "responses"
+    each = [{"name": name, "parameters": {"type": "object", "properties": {}}} for name in names]
+    tools = [{"type": "function", "function": one} if is_chat else {"type": "function"} | one for one in each]
+    body: dict[str, Any] = {"tools": tools, "max_output_tokens": 400}
+    if is_chat:
+        body |= {"messages": [{"role": "user", "content": "语速"}], "max_tokens": 400}
+
+    def chosen(mode: str, *allowed: str, **more: Any) -> Any:
+        listed: list[Any] = [
+            {"type": "function", "function": {"name": name}} if is_chat else {"type": "function", "name": name}
+            for name in allowed
+        ]
+        choice: dict[str, Any] = {"mode": mode, "tools": [*listed, {"type": "web_search"}]}
+        choice = {"type": "allowed_tools"} | ({"allowed_tools": choice} if is_chat else choice)
+        return respond(served, path, **body, tool_choice=choice, **more)
+
+    def calls(answer: httpx.Response) -> list[str]:
+        assert answer.status_code == 200, answer.text
+        if is_chat:
+            found = answer.json()["choices"][0]["message"].get("tool_calls", [])
+            return [call["function"]["name"] for call in found]
+        return [item["name"] for item in answer.json()["output"] if item["type"] == "function_call"]
+
+    assert set(calls(chosen("required", "g", "h"))) <= {"g", "h"} != set()
+    assert calls(chosen("auto", "g", **forced(call_text("g", {})))) == ["g"]
+    assert calls(chosen("auto", "g", **forced(call_text("f", {})))) == []
+    assert calls(chosen("auto")) == []
+    for answer in (chosen("auto", "x"), chosen("required")):
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "tool_choice", answer.text
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_a_choice_as_an_object_is_that_word(served: Running, choice: str) -> None:
+    """Cursor writes it so."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    answers = [served.chat(tools=tools, tool_choice=given, seed=1) for given in (choice, {"type": choice})]
+    texts = [
+        [(each["message"]["content"], len(each["message"].get("tool_calls", []))) for each in answer.json()["choices"]]
+        for answer in answers
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_function_in_the_shape_of_chats_is_taken(served: Running) -> None:
+    """Many clients send chat completions' tools to `/v1/responses`."""
+    function = {key: SPAWN[key] for key in SPAWN if key != "type"}
+    assert num_tokens(served, tools=[{"type": "function", "function": function}]) == num_tokens(served, tools=[SPAWN])

@@ -1,0 +1,87 @@
+"""A chat template is code that came with the model: whatever it does ends soon, in any thread, with one line."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import BrokenModel
+from skydraft.prompts.chat_template import BoundedEnvironment, render, render_within
+from skydraft.prompts.messages import Message
+
+GROW = (
+    "{% set ns = namespace(x='ab', y=[1]) %}{% for i in range(99) %}{% set ns.x = EXPRESSION %}{% endfor %}{{ ns.x }}"
+)
+ENDLESS = {
+    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "one loop in many": "{% for i in range(99999) %}{{ range(99999) | list | length }}{% endfor %}",
+    "a macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a tree of macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "a tree of loops": "{% for x in [1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+    "repeated": "{{ 'a' * 10**9 }}", "a list": "{{ (range(99999) | list * 99999) | length }}",
+    "doubled": GROW.replace("EXPRESSION", "ns.x + ns.x"), "joined": GROW.replace("EXPRESSION", "ns.x ~ ns.x"),
+    "replaced": GROW.replace("EXPRESSION", "ns.x.replace('a', 'aaa')"),
+    "replaced by a filter": GROW.replace("EXPRESSION", "ns.x | replace('b', 'bb')"),
+    "joined by a method": GROW.replace("EXPRESSION", "'a'.join([ns.x, ns.x])"),
+    "joined by a filter": GROW.replace("EXPRESSION", "[ns.x, ns.x] | join"),
+    "a power": "{{ (9**9**9**9) | string | length }}", "a width": "{{ '%999999999d' % 5 }}",
+    "a width that is given": "{{ '%*d' % (999999999, 5) }}", "a format": "{{ '{:>999999999}'.format(1) }}",
+    "rjust": "{{ 'a'.rjust(10**9) }}", "center": "{{ 'a' | center(10**9) }}", "indent": "{{ 'a\nb' | indent(10**9) }}",
+    "spaces": "{{ messages | tojson(indent=10**9) }}", "words": "{{ lipsum(10**6) }}",
+    "a long text in a loop": "{% set x = 'a' * 10**7 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+    "compared": "{% set x = range(99999) | list %}{% for i in range(99999) %}{% if -1 in x %}{% endif %}{% endfor %}",
+    "cut": "{% set x = range(99999) | list %}{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
+    "sorted": "{% set x = range(99999) | list %}{% for i in range(99999) %}{% set y = x | sort %}{% endfor %}",
+    "the budget": "{% set _budget = 5 %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_that_does_not_end_is_a_broken_model(name: str) -> None:
+    vocab, caught = Vocab([b"a"], lambda text: [0], chat_template=ENDLESS[name]), list[BaseException]()
+
+    def work() -> None:
+        try:
+            render(vocab, [Message("user", "a")])
+        except BaseException as error:
+            caught.append(error)
+
+    began = time.process_time()
+    thread = threading.Thread(target=work)  # as in the gateway, where no signal comes
+    thread.start()
+    thread.join()
+    (error,) = caught
+    assert isinstance(error, BrokenModel) and "\n" not in str(error) and len(str(error)) < 400
+    assert time.process_time() - began < 10
+
+
+SAME = """{% for m in items if m != 'x' -%}
+{{ loop.index }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}{{ loop.previtem }}{{ loop.nextitem }}
+{%- else %}none{% endfor %}
+{% for m in nothing %}{{ m }}{% else %}none{% endfor %}{% for k, v in table.items() %}{{ k ~ v }}{% endfor %}
+{{ nothing | default('a') }}{{ nothing is defined }}{{ items[::-1] | join('+') }}{{ items | map('upper') | list }}
+{{ 'a' in items and items[0] != 'b' }}{{ '%s-%d' % ('a', 5) }}{{ 2 ** 5 }}{{ 'ab' * 3 }}{{ [1] + [2] }}
+{% filter upper %}a{% endfilter %}{% set x %}b{% endset %}{{ x }}{{ (table | dictsort)[0] }}{{ 'a b' | wordwrap(1) }}
+{% for a in [[1, [2]]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}{{ 'abc'.replace('b', 'x') }}"""
+
+
+def test_all_else_is_rendered_as_the_sandbox_does() -> None:
+    given = {"items": ["a", "x", "b", "c"], "table": {"k": 1, "l": "m"}}
+    bounded = BoundedEnvironment({}).from_string(SAME)
+    assert render_within(bounded, **given) == ImmutableSandboxedEnvironment().from_string(SAME).render(**given)
+
+
+def test_a_long_conversation_with_many_tools_is_far_from_the_bound() -> None:
+    template = (
+        "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
+        "{% if loop.index0 == messages | length - 1 or m.role == 'user' and messages[0].role != 'a' %}"
+        "{{ '<' + m.role + '>' + m.content }}{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
+    )
+    talk = [Message(role, "a" * 500) for _ in range(2048) for role in ("user", "assistant")]
+    tools = [{"type": "function", "function": {"name": str(at), "parameters": {}}} for at in range(128)]
+    text = render(Vocab([b"a"], lambda text: [0], chat_template=template), talk, tools)
+    assert len(text) > 2_000_000

@@ -1,0 +1,51 @@
+"""One server of each kind for all tests that leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import cache
+from typing import Any, TypeAlias
+
+import pytest
+
+import skydraft
+from skydraft import Generation
+from tests.hostile.texts import TARGET, write
+from tests.stock.fakes import GENERATING, Fake, fake
+from tests.stock.faults import Fault
+
+# `write` a text with this plan while the server, from its request `after` on, answers so; gives it and its requests.
+Spoilt: TypeAlias = Callable[..., tuple[Generation, int]]
+
+
+def num_asked(server: Fake) -> int:
+    """How often it was asked to write."""
+    return sum(asked.path in GENERATING for asked in server.model.asked)
+
+
+@pytest.fixture(scope="module")
+def spoilt() -> Iterator[Spoilt]:
+    """A text from a server of the kind `api`, and how many requests it took."""
+    with ExitStack() as stack:
+
+        @cache
+        def met(api: str) -> tuple[Fake, Any]:
+            server = stack.enter_context(fake("completions" if api == "completions" else "vllm", TARGET))
+            cloud = skydraft.connect(server.url, timeout_s=20, api=api, model="toy")
+            stack.enter_context(closing(cloud))
+            write(cloud, "cloud", raw=api != "chat").run()
+            return server, cloud
+
+        @cache
+        def spoil(api: str, plan: str, fault: Fault | None = None, *, after: int = 0) -> tuple[Generation, int]:
+            server, cloud = met(api)
+            begun = num_asked(server)
+            server.fault_of = lambda path: fault if path in GENERATING and num_asked(server) - begun > after else None
+            try:
+                return write(cloud, plan, raw=api != "chat").run(), num_asked(server) - begun
+            finally:
+                server.wait_until_idle()
+                server.fault_of = lambda path: None
+
+        yield spoil

@@ -1,0 +1,301 @@
+"""What is told of requests, bytes and money is never less than what came to the server, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft.decoding.prices import Prices
+from skydraft.edge.budget import Budget, DaySum
+from skydraft.edge.stock.chat import _HOSTS
+from skydraft.edge.stock.ledger import Ledger, Load
+from skydraft.edge.stock.pool import Pool
+from skydraft.edge.stock.wire import Wire
+from skydraft.errors import BudgetSpent, CloudLost, SkydraftError
+from skydraft.types import LinkCost
+from tests.hostile.texts import TARGET, TEXT, write
+from tests.stock.fakes import Fake, fake
+from tests.stock.front import Front, Post
+from tests.toys import law
+
+PROMPT = list(TARGET.vocab.encode(TEXT))
+IDS = ("vllm", "llama-server", "sglang")
+HOSTS = {"dashscope": "aliyuncs.com", "deepseek": "deepseek.com", "siliconflow": "siliconflow.cn"}
+DIALECTS = (*IDS, "completions", *HOSTS)
+APIS = {"completions": "completions", **dict.fromkeys(HOSTS, "chat")}
+FATES = ["", "", "500", "503", "429", "hangs up", "silent", "cut 0", "cut 90", "cut 700"]
+PRICES = Prices(1.0, 2.0, 3.0)
+
+
+@contextmanager
+def standing(dialect: str, home: Path) -> Iterator[Front]:
+    """A server behind a front, whatever host the dialect is of."""
+    with pytest.MonkeyPatch.context() as patch, fake(dialect, TARGET) as server, Front(server.url) as front:
+        patch.setenv("SKYDRAFT_HOME", str(home))
+        if dialect in HOSTS:
+            patch.setitem(_HOSTS, "127.0.0.1", _HOSTS[HOSTS[dialect]])
+        yield front
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Front]]:
+    running: dict[str, Any] = {}
+
+    def front(dialect: str) -> Front:
+        if dialect not in running:
+            running[dialect] = standing(dialect, tmp_path_factory.mktemp("home"))
+            running[dialect] = running[dialect], running[dialect].__enter__()
+        running[dialect][1].posts.clear()
+        running[dialect][1].fates.clear()
+        return running[dialect][1]
+
+    yield front
+    for each, _ in running.values():
+        each.__exit__(None, None, None)
+
+
+def connect(front: Front, dialect: str, timeout_s: float = 10.0, **how: Any) -> Any:
+    api = APIS.get(dialect, "auto")
+    return skydraft.connect(front.url, timeout_s=timeout_s, api=api, model="toy" if dialect in APIS else None, **how)
+
+
+def carries(post: Post) -> bool:
+    """Whether a request carries the text: others measure, or ask what the server is."""
+    first = post.prompts[0]
+    return bool(first) and (first.startswith(TEXT) if isinstance(first, str) else first[: len(PROMPT)] == PROMPT)
+
+
+def num_read(post: Post) -> int:
+    return sum(len(TARGET.vocab.encode(each) if isinstance(each, str) else each) for each in post.prompts)
+
+
+def price(posts: list[Post]) -> float:
+    """At least so much: of answers that the client did not wait for, what was written is not certain."""
+    costs = [(post.num_cached, num_read(post), 0 if post.was_left else post.num_written(TARGET.vocab.encode))
+             for post in posts]  # fmt: skip
+    return sum(PRICES.total(hit, read - hit, written) for hit, read, written in costs)
+
+
+def spent(cloud: Any) -> float:
+    budget: Budget = cloud._servers.budget
+    return budget._settled + budget._unsettled
+
+
+@law(40)
+@given(
+    st.sampled_from(DIALECTS), st.sampled_from(["gated", "cloud", "checked"]),
+    st.lists(st.sampled_from(FATES), max_size=7), st.sampled_from([None, 1, 3, 6]),
+)  # fmt: skip
+def test_no_less_is_told_than_came(
+    fronts: Callable[[str], Front], dialect: str, plan: str, fates: list[str], most: int | None
+) -> None:
+    front = fronts(dialect)
+    texts = []
+    with closing(connect(front, dialect, 0.7, price="1,2,3", max_calls=most)) as cloud:
+        before = spent(cloud)
+        with suppress(SkydraftError):  # a host of chats may fail at its first question
+            cloud.ping(5.0)
+        front.fates += fates
+        for _ in range(2):
+            generation = write(cloud, plan, raw=dialect not in HOSTS, length=16)
+            with suppress(SkydraftError):
+                generation.run()
+            generation.close()
+            texts.append(generation)
+        own = cloud._servers.wire.ledger.spent
+        receipts = [text.receipt for text in texts]
+    Fake.wait_until(lambda: not front.num_open)
+    calls = [post for post in front.generating if carries(post)]
+    assert most is None or len(calls) <= most
+    assert sum(receipt.calls for receipt in receipts) >= len(calls)
+    assert sum(receipt.bytes_up for receipt in receipts) + own.bytes_up >= sum(post.num_bytes for post in front.posts)
+    told = sum(receipt.cost or 0.0 for receipt in receipts)
+    assert told + 1e-12 >= price(calls)
+    assert told + PRICES.of(own) + 1e-12 >= price(front.generating)
+    assert spent(cloud) - before + 1e-12 >= price(front.generating)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_request_is_sent_again_only_where_the_server_may_have_closed_before_it(is_new: bool) -> None:
+    """Both times count, and the second one needs leave: on a new connection the server may have read the first."""
+
+    async def ask(wire: Wire) -> None:
+        if not is_new:
+            await wire.get("/v1/models", 5.0)
+        load = Load(len(PROMPT), PROMPT, 0)
+        await wire.answer(wire.request("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, load), 5.0)
+
+    for most, num_calls, error in ((2, 1 + (not is_new), CloudLost if is_new else None),
+                                   (1, 1, CloudLost if is_new else BudgetSpent)):  # fmt: skip
+        with fake("vllm", TARGET) as server, Front(server.url) as front:
+            front.fates.append("hangs up")
+            ledger, pool = Ledger(Budget(max_calls=most), "it", len(PROMPT)), Pool(front.url, None, None, is_here=True)
+
+            async def both(wire: Wire, pool: Pool) -> None:
+                try:
+                    await ask(wire)
+                finally:
+                    await pool.close()
+
+            with pytest.raises(error) if error else nullcontext():
+                asyncio.run(both(Wire(front.url, f"{front.url}/v1", pool, ledger), pool))
+            assert len(front.generating) == ledger.sent.num_calls == ledger.spent.num_requests == num_calls
+            assert ledger.spent.bytes_up == sum(post.num_bytes for post in front.generating)
+
+
+def test_what_never_left_is_no_call() -> None:
+    with fake("vllm", TARGET) as server:
+        cloud = skydraft.connect(server.url, timeout_s=10, price="1,2,3", max_calls=1)
+        assert cloud.facts(None) is not None
+        before = spent(cloud)
+        server.kill()
+        generation = write(cloud, "gated").run()
+        assert generation.receipt.calls == generation.receipt.bytes_up == 0 and spent(cloud) == before
+        server.start()
+        assert write(cloud, "cloud").run().receipt.calls == 1
+        cloud.close()
+
+
+def test_a_check_that_fails_costs_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.edge.stock.meeting.Met.checks", lambda met, num_draft: num_draft > 0)
+    with (
+        fake("vllm", TARGET) as server,
+        Front(server.url) as front,
+        closing(skydraft.connect(front.url, timeout_s=10, price="1,2,3")) as cloud,
+    ):
+        assert cloud.facts(None) is not None
+        front.posts.clear()
+        front.fates += ["500"] * 100
+        receipt = write(cloud, "gated").run().receipt
+    assert receipt.calls == len(front.generating) > 1
+    assert receipt.bytes_up >= sum(post.num_bytes for post in front.generating) > 0
+    assert receipt.cost == pytest.approx(sum(2.0 * num_read(post) for post in front.generating) / 1e6)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "dashscope"])
+def test_the_servers_own_counts_are_paid_where_they_are_larger(dialect: str, tmp_path: Path) -> None:
+    """A server has a template of its own, and other tokens."""
+    usage = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 600}}
+    tokens = {"token_ids": [5], "text": "语"} if dialect == "vllm" else {"delta": {"content": "语速"}}
+    events = [{"choices": [{"index": 0, **tokens, "finish_reason": "stop"}]}, {"choices": [], "usage": usage}]
+    body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+    with standing(dialect, tmp_path) as front, closing(connect(front, dialect, price="1,2,3")) as cloud:
+        if dialect == "vllm":
+            assert cloud.facts(None) is not None
+        else:
+            write(cloud, "cloud", raw=False, length=1).run()
+        front.fates.append("says " + body.decode())
+        generation = write(cloud, "cloud", raw=dialect == "vllm", length=1).run()
+        receipt, stats = generation.receipt, generation.stats
+    assert receipt.cost == stats.cost == pytest.approx((600 * 1 + 400 * 2 + 200 * 3) / 1e6)
+    assert (stats.tokens_in, stats.tokens_hit, stats.tokens_out) == (1000, 600, 200)
+    assert stats.cached_tokens.cloud <= generation.num_prompt_tokens
+
+
+def test_the_question_whether_a_chat_goes_on_costs_money(tmp_path: Path) -> None:
+    with standing("dashscope", tmp_path) as front, closing(connect(front, "dashscope", price="1,2,3")) as cloud:
+        receipts = [write(cloud, "cloud", raw=False, length=4).run().receipt for _ in range(2)]
+        posts = list(front.generating)
+    assert [carries(post) for post in posts] == [False, True, True]
+    assert [receipt.calls for receipt in receipts] == [1, 1]
+    assert (
+        receipts[0].bytes_up == posts[0].num_bytes + posts[1].num_bytes and receipts[1].bytes_up == posts[2].num_bytes
+    )
+    assert receipts[0].cost >= price(posts[:2]) > price(posts[1:2])
+
+
+# --- The sum of the day
+
+
+def test_a_day_is_capped_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
+    with fake("llama-server", TARGET) as server, Front(server.url) as front:
+        how: Any = {"price": "0,0,1", "max_cost": 50e-6}
+        num_written = 0
+        for number in range(4):  # each as a process that writes one text
+            with closing(skydraft.connect(front.url, **how)) as cloud:
+                try:
+                    num_written += len(write(cloud, "cloud").run().token_ids)
+                except BudgetSpent as error:
+                    assert number == 2 and "today cost" in str(error)
+                    break
+        assert num_written == 80
+        with closing(skydraft.connect(f"{front.url}/v1/", price="0,0,1", max_cost=1e-3)) as cloud:
+            assert write(cloud, "cloud").run().token_ids
+
+
+def test_many_processes_add_up(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: DaySum(tmp_path / "spent.json", "it").add(7, 0.25), range(80)))
+    assert DaySum(tmp_path / "spent.json", "it").add(7, 0.0) == (7, 20.0)
+    assert DaySum(tmp_path / "spent.json", "another").add(7, 1.0) == (7, 1.0)
+
+
+def test_a_clock_that_steps_back_begins_no_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def budget() -> Budget:
+        made = Budget(Prices(0, 0, 1e6), max_cost=5.0, max_calls=3)
+        made.day_sum = DaySum(tmp_path / "spent.json", "it")
+        return made
+
+    async def live(made: Budget, day: float, cost: int) -> bool:
+        """Spend on that day; whether more may be asked."""
+        monkeypatch.setattr(time, "time", lambda: day * 86400.0)
+        await made.settle()
+        with suppress(BudgetSpent):
+            made.take()
+            made.pay(LinkCost(tokens_out=cost))
+        await made.settle()
+        try:
+            made.check()
+        except BudgetSpent:
+            return False
+        return True
+
+    async def days() -> None:
+        made = budget()
+        assert not await live(made, 100.9, 6)
+        assert not await live(made, 99.5, 1) and not await live(budget(), 99.5, 1)  # it stepped back, here and anew
+        assert await live(made, 101.0, 4)
+        assert not await live(budget(), 101.5, 1)  # 4 + 1
+        assert await live(budget(), 5000.0, 1)  # far ahead, by mistake
+        assert not await live(budget(), 103.0, 5)
+        assert await live(budget(), 105.0, 0)  # and no longer than a day
+
+    asyncio.run(days())
+    calls = Budget(max_calls=1)
+    monkeypatch.setattr(time, "time", lambda: 100.5 * 86400)
+    calls.take()
+    monkeypatch.setattr(time, "time", lambda: 99.5 * 86400)
+    with pytest.raises(BudgetSpent):
+        calls.take()
+
+
+@pytest.mark.parametrize("held", ["{", "[]", '{"day": 7, "costs": {"it": -1}}', '{"day": 7, "costs": {"it": NaN}}'])
+def test_a_damaged_sum_is_set_aside(held: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "spent.json").write_text(held)
+    assert DaySum(tmp_path / "spent.json", "it").add(7, 1.0) == (7, 1.0)
+    assert "was damaged" in caplog.text and len(list(tmp_path.glob("spent.json.damaged-*"))) == 1
+
+
+def test_without_a_place_for_the_sum_a_limit_lets_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "file"
+    home.write_text("")
+    monkeypatch.setenv("SKYDRAFT_HOME", str(home))
+    with fake("llama-server", TARGET) as server, Front(server.url) as front:
+        with closing(skydraft.connect(front.url, price="1,1,1", max_cost=1)) as cloud:
+            with pytest.raises(BudgetSpent, match="cannot be kept"):
+                write(cloud, "cloud").run()
+            assert not front.generating
+        with closing(skydraft.connect(front.url, price="1,1,1")) as cloud:
+            assert write(cloud, "cloud").run().receipt.cost

@@ -1,0 +1,117 @@
+"""What is learned at a server without skydraft belongs to the model that this server names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import api
+from skydraft.edge.stock.dialect import Described
+from skydraft.edge.stock.llama_server import LlamaServer
+from skydraft.errors import OptionError
+from skydraft.gating.calibration import Calibration
+from skydraft.learning.calibrating import write_calibration
+from skydraft.learning.collect import Collector
+from skydraft.learning.dataset import prepare
+from skydraft.learning.lessons import Lesson, Store
+from tests.cli.conftest import Invoke, invoke  # noqa: F401
+from tests.evaluation import pairs
+from tests.gating.test_calibration import made
+from tests.hostile.texts import DRAFT, TARGET, write
+from tests.stock.fakes import Fake, fake
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def collect(server: Fake, folder: Path) -> list[str]:
+    """Write a text at a server and keep what it teaches; returns what was said about it."""
+    said: list[str] = []
+    collector = Collector(folder, notify=said.append)
+    with closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+        cloud.facts(5.0)
+        collector.keep(write(cloud, "cloud").run())
+    collector.close()
+    return said
+
+
+def lessons(folder: Path) -> list[Lesson]:
+    return list(Store(folder).lessons(Counter()))
+
+
+def test_lessons_of_two_models_do_not_mix(tmp_path: Path, invoke: Invoke) -> None:  # noqa: F811
+    with fake("vllm", TARGET) as server:
+        for name in ("org/toy", "org/My-Toyota-7B", "org/" + "x" * 900):
+            server.become(TARGET, name)
+            assert collect(server, tmp_path / "learn") == []
+    kept = [lesson.target for lesson in lessons(tmp_path / "learn")]
+    assert kept == ["name:org/toy", "name:org/My-Toyota-7B", "name:org/" + "x" * 900]
+    _, out, _ = invoke("learn", "status", str(tmp_path / "learn"))
+    assert "target org/toy)" in out and "target org/My-Toyota-7B)" in out
+
+
+def test_of_a_model_without_a_name_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.learning.dataset.trainable_file", lambda engine: tmp_path)
+    with fake("llama-server", TARGET) as server:
+        server.become(TARGET, "bad\x1bname")
+        (said,) = collect(server, tmp_path / "learn")
+        assert "does not tell which model" in said and lessons(tmp_path / "learn") == []
+        with closing(skydraft.connect(server.url)) as cloud, pytest.raises(OptionError, match="which model"):
+            prepare(Store(tmp_path / "learn"), DRAFT, cloud, tmp_path, lambda *given: None)
+
+
+@pytest.mark.parametrize(("target", "knows"), [("toy", True), ("Toyota", False), ("oy", False)])
+def test_a_calibration_fits_the_whole_name_alone(
+    target: str, knows: bool, home: Path, invoke: Invoke  # noqa: F811
+) -> None:  # fmt: skip
+    calibration = pairs.calibration(0.3)
+    named = calibration.model_copy(update={"target": calibration.target.model_copy(update={"name": target})})
+    write_calibration(named, home)
+    edge, _ = pairs.pair(0.3)
+    for name in ("toy", "My-Toyota-7B"):
+        with fake("vllm", TARGET) as server:
+            server.become(TARGET, name)
+            with closing(skydraft.connect(f"{server.url}/v1")) as cloud:
+                cloud.facts(5.0)
+                assert api.is_calibrated(edge, cloud) is (knows and name == "toy")
+            _, out, err = invoke("doctor", "--cloud", server.url, "--edge-model", "toy:drift=0.3")
+        assert ("no calibration" not in out + err) is (knows and name == "toy"), out + err
+
+
+@pytest.mark.parametrize(
+    ("alias", "named"),
+    [("mine", "mine"), ("m.gguf", "/models/m.gguf"), ("unknown", "/models/m.gguf"), ("", "/models/m.gguf")],
+)
+def test_llama_server_is_named_by_its_alias_if_it_was_given_one(alias: str, named: str) -> None:
+    answer = {"model_alias": alias, "model_path": "/models/m.gguf", "default_generation_settings": {"n_ctx": 64}}
+
+    class Props:
+        async def get(self, path: str, timeout_s: float) -> dict[str, object]:
+            return answer
+
+    wire: Any = Props()
+    assert asyncio.run(LlamaServer().describe(wire, None, 1.0)) == [Described(named, 64)]
+    assert asyncio.run(LlamaServer().describe(wire, "m.gguf", 1.0)) == [Described(named, 64)]
+    assert asyncio.run(LlamaServer().describe(wire, "gguf", 1.0)) == []
+
+
+def test_a_calibration_of_a_server_replaces_no_other(home: Path) -> None:
+    here = made()
+    at_server = made(target={"name": "large", "fingerprint": "name:large"})
+    other = made(draft={"name": "sm/all", "fingerprint": "a" * 32})
+    another = made(draft={"name": "sm_all", "fingerprint": "f" * 32})
+    long = made(target={"name": "x" * 1000, "fingerprint": "name:" + "x" * 1000})
+    written = [here, at_server, other, another, long]
+    paths = [write_calibration(each, home) for each in written]
+    assert [Calibration.model_validate_json(path.read_text()) for path in paths] == written
+    assert write_calibration(at_server.model_copy(update={"bias": 7.0}), home) == paths[1]
+    assert len(list((home / "calibrations").iterdir())) == len(paths)

@@ -1,0 +1,131 @@
+"""Behind a server without skydraft the keys of a gateway share its prefix cache: none learns what another asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+import skydraft
+from skydraft.cloud.access import Keyring
+from skydraft.errors import SkydraftError
+from skydraft.gateway.pair import Pair
+from tests.gateway.running import Running, gateway
+from tests.hostile.texts import DRAFT, TARGET
+from tests.stock.fakes import Fake, fake
+from tests.stock.front import Front
+from tests.stock.test_money import APIS, DIALECTS, standing
+
+KEYS = {"anna": "a" * 24, "bert": "b" * 24}
+SECRET = "语速，" * 24
+
+
+@contextmanager
+def shared(front: Front, dialect: str, *keys: str) -> Iterator[Running]:
+    """A gateway with these keys before a server."""
+    api = APIS.get(dialect, "auto")
+    how: Any = {"api": api, "model": "toy" if dialect in APIS else None, "price": "1,10,0"}
+    with closing(skydraft.connect(front.url, **how)) as cloud:
+        labels = {f"Bearer {KEYS[name]}": name for name in keys}
+        with gateway(Pair(DRAFT, cloud), authorize=labels.__getitem__ if keys else None) as running:
+            if len(keys) == 1:
+                running.gateway._is_shared = lambda: False
+            yield running
+
+
+def ask(running: Running, name: str, content: str = SECRET, **body: Any) -> Any:
+    given = {"model": "skydraft-cloud", "messages": [{"role": "user", "content": content}], "max_tokens": 4} | body
+    headers = {"Authorization": f"Bearer {KEYS[name]}"}
+    return httpx.post(f"{running.v1}/chat/completions", json=given, headers=headers, timeout=30.0).json()
+
+
+def told(answer: Any) -> Any:
+    """All that an answer tells of the cache."""
+    stats, receipt = answer["skydraft"]["stats"], answer["skydraft"]["receipt"]
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached, stats["cached_tokens"]["cloud"], stats["tokens_hit"], stats["cost"], receipt["cost"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_key_does_not_learn_what_another_asked(dialect: str, tmp_path: Path) -> None:
+    with standing(dialect, tmp_path) as front, shared(front, dialect, "anna", "bert") as running:
+        ask(running, "anna", "速")  # the first text may also ask what the server is
+        new = told(ask(running, "anna"))
+        assert told(ask(running, "bert")) == new and new[:3] == (0, 0, 0)
+        again = told(ask(running, "bert"))
+        assert (again == new) == (dialect != "vllm")  # it keeps them apart, so each may know of its own texts
+        other = told(ask(running, "anna", SECRET[:-2] + "速语"))
+        assert other[0] > 0 if dialect == "vllm" else other == new
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang", "dashscope"])
+def test_with_one_key_cached_tokens_are_told(dialect: str, tmp_path: Path) -> None:
+    with standing(dialect, tmp_path) as front, shared(front, dialect, "anna") as running:
+        assert told(ask(running, "anna"))[0] == 0
+        answer = ask(running, "anna")
+        if dialect != "dashscope":  # this one tells none
+            assert 0 < told(answer)[0] <= answer["usage"]["prompt_tokens"] and told(answer)[2] > 0
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang"])
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_usage_is_of_one_prompt_however_often_it_is_sent(dialect: str, path: str, tmp_path: Path) -> None:
+    """A gated text sends its prompt with each call; what they cost in all is in the stats."""
+    extension: Any = {"skydraft": {"gate": "entropy:0.3", "k": 2, "hand_back": "0"}}
+    bodies: dict[str, Any] = {
+        "chat/completions": {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 24, **extension},
+        "messages": {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 24, **extension},
+        "responses": {"input": SECRET, "max_output_tokens": 24, **extension},
+    }
+    with standing(dialect, tmp_path) as front, shared(front, dialect) as running:
+        for _ in range(2):
+            body = {"model": "skydraft-quality", **bodies[path]}
+            answer = httpx.post(f"{running.v1}/{path}", json=body, timeout=30.0).json()
+            usage, stats = answer["usage"], answer.get("skydraft", {}).get("stats")
+            read, details = usage.get("prompt_tokens"), usage.get("prompt_tokens_details", {})
+            if path == "messages":
+                assert usage["input_tokens"] >= 0 and usage["cache_read_input_tokens"] >= 0
+                assert usage["input_tokens"] + usage["cache_read_input_tokens"] == num_prompt(running)
+                continue
+            details = details or usage["input_tokens_details"]
+            assert 0 <= details["cached_tokens"] <= (read or usage["input_tokens"]) == num_prompt(running)
+            if stats:
+                assert stats["num_requests"] > 2 and stats["tokens_in"] > 2 * num_prompt(running)
+
+
+def num_prompt(running: Running) -> int:
+    body = {"model": "skydraft", "messages": [{"role": "user", "content": SECRET}]}
+    count: int = httpx.post(f"{running.v1}/messages/count_tokens", json=body | {"max_tokens": 1}).json()["input_tokens"]
+    return count
+
+
+def test_a_keyring_knows_whether_it_has_several_owners(tmp_path: Path) -> None:
+    path, now = tmp_path / "keys", [0.0]
+    path.write_text(f"anna {KEYS['anna']}\nanna {KEYS['bert']}\n")
+    path.chmod(0o600)
+    keys = Keyring(path, lambda: now[0])
+    assert not keys.has_several()
+    path.write_text(f"anna {KEYS['anna']}\nbert {KEYS['bert']}\n")
+    now[0] = 2.0
+    assert keys.label(f"Bearer {KEYS['bert']}") == "bert" and keys.has_several()
+    path.write_text(f"bert {KEYS['bert']}\n")
+    now[0] = 4.0
+    assert keys.label(f"Bearer {KEYS['bert']}") == "bert"
+    assert keys.has_several()  # the other's texts are still in the cache
+
+
+def test_a_text_without_a_scope_sends_no_salt() -> None:
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        generation = skydraft.generate("语速", edge=DRAFT, cloud=cloud, plan=skydraft.make_plan("cloud"), raw=True)
+        try:
+            next(iter(generation))
+        except SkydraftError:
+            pytest.fail("it was refused")
+        finally:
+            generation.close()
+        Fake.wait_until_idle(server)
+        assert all("cache_salt" not in (asked.body or {}) for asked in server.model.asked)
