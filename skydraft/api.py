@@ -205,7 +205,7 @@ def start(
         if request.local_only or (edge is not None and edge.is_local_only):
             cloud = _in_this_process(cloud, request.plan)
         target = target_of(cloud, request.execution or "exact") if cloud else None
-        request = _fitting(request, target) if target and target.engine is None else request
+        request = fitting(request, target) if target and target.engine is None else request
         generation = start_generation(request, edge, target, _calibrations())
     except BaseException as error:
         watch.end(None, error)
@@ -225,8 +225,11 @@ def _in_this_process(cloud: Engine | Cloud | None, plan: Plan) -> Engine | None:
     return None
 
 
-def _fitting(request: GenerateRequest, target: Target) -> GenerateRequest:
-    """The request for a target on a server: one without skydraft is streamed where every block would be checked."""
+def fitting(request: GenerateRequest, target: Target) -> GenerateRequest:
+    """The request for a target on a server: one without skydraft is streamed where every block would be checked.
+
+    Raises OptionError for a plan that the server cannot follow.
+    """
     plan = request.plan
     if not target.is_stock:
         if request.execution:

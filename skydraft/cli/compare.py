@@ -6,13 +6,13 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from skydraft.cli.options import DecodingChoice, decoding_section
-from skydraft.cli.pair_options import ModelChoice, models_section
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import counted
 from skydraft.config import Execution
@@ -33,8 +33,10 @@ from skydraft.models import cache_dir
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import ShareAudio
+from skydraft.protocol.address import is_url
 
 _MODES = "edge,cloud,lossless,lossless;k=5,fluency,quality"
+_STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # a server without skydraft streams there
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
@@ -90,9 +92,9 @@ link_section = Section("links", "Emulated links", LinkChoice, [
 class ComparisonChoice:
     """Modes, repetitions and the folder for results."""
 
-    modes: str
+    modes: str | None
     repetitions: int
-    execution: Execution
+    execution: Execution | None
     calibration: Path | None
     share_audio: ShareAudio
     run_code: bool
@@ -101,10 +103,10 @@ class ComparisonChoice:
 
 
 comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
-    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;eager;style=S.",
-           default=_MODES),
+    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;eager;style=S "
+           f"(default: {_MODES}).", type=str),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
-    option("--execution", None, "As in generate.", type=Execution, default="exact"),
+    option("--execution", None, "As in generate (default: exact).", type=Execution),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
     option("--run-code", None, "Run code that models write for tasks, isolated from this machine (Linux only).",
@@ -118,24 +120,32 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 @prompts_section
 @comparison_section
 @link_section
+@server_section
 @models_section
 @decoding_section
 def compare(
-    workload: Workload, chosen: ComparisonChoice, links: LinkChoice, models: ModelChoice, decoding: DecodingChoice
-) -> None:
+    workload: Workload, chosen: ComparisonChoice, links: LinkChoice, cloud: CloudChoice, models: ModelChoice,
+    decoding: DecodingChoice,
+) -> None:  # fmt: skip
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
+
+    With --cloud the target is the model on that server, over the link to it; its texts are not scored.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
     if models.local_only and links.emulate_rtt:
         raise OptionError("--emulate-rtt needs a server, though on this machine; --local-only allows none: choose one.")
+    cloud.check(models)
+    if cloud.address and chosen.execution:
+        raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
+    modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
     request = ComparisonRequest(
         workload,
-        parse_modes(chosen.modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
+        parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
         links.emulate_rtt,
         links.link_prompts or LINK_PROMPTS,
-        chosen.execution,
+        chosen.execution or "exact",
         chosen.share_audio,
         read_calibration(chosen.calibration) if chosen.calibration else None,
         scores=not chosen.no_scores,
@@ -143,8 +153,10 @@ def compare(
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
     load_pyplot()  # fails now, not after hours of work, if the package is missing
-    with alone_in(chosen.out):
-        pair = LoadedPair(*models.load_pair(), models.target_name, models.options, models.offline)
+    cloud = replace(cloud, require=cloud.address is not None)  # no text goes on alone here
+    with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
+        assert edge and target  # as no plan does without one
+        pair = LoadedPair(edge, target, models.target_name, models.options, models.offline)
         records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
         _write_report(chosen.out, records)
 

@@ -12,6 +12,7 @@ from skydraft.cli.pair_options import ModelChoice, served_model_section
 from skydraft.cli.sections import Command, Section, configured, listening, option
 from skydraft.cloud.limits import Limits
 from skydraft.config import Execution
+from skydraft.models.manifest import KNOWN
 from skydraft.protocol.address import DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -78,7 +79,11 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
         engine = dataclasses.replace(models, options=run_options).load(models.target_name)
         return Worker(engine, limits, execution=options.execution)
 
-    run(load, options, lambda worker, port: click.echo(_announcement(worker, options, port), err=True))
+    def ready(worker: Worker, port: int) -> None:
+        click.echo(_announcement(worker, options, port), err=True)
+
+    is_text = models.target_name in KNOWN or models.target_name.endswith(".gguf")
+    run(load, options, ready, may_take_audio=not is_text)
     click.echo("skydraft: stopped.", err=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -43,11 +44,21 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
 
 
 def _try(host: str, port: int) -> None:
-    """Bind once before gRPC does, which would not say why it cannot. Raises OSError."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
+    """Bind once before gRPC does, which would not say why it cannot, and would leave out an address that is taken.
+
+    Raises OSError, unless the port is free at all addresses of the host that this machine has.
+    """
+    failed, found = list[OSError](), socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            failed.append(error)
+    failed.sort(key=lambda error: error.errno != errno.EADDRINUSE)
+    if failed and (failed[0].errno == errno.EADDRINUSE or len(failed) == len(found)):
+        raise failed[0]
 
 
 def _credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
@@ -73,11 +84,13 @@ class Listener:
     """The port of a server and who may come in, from before its model is loaded to the end.
 
     Until `calls` have methods each is answered with UNAVAILABLE and the reason; connections made until then stay. Call
-    `start`, then `stop`, on one event loop. Raises OptionError for a wrong file of tokens.
+    `start`, then `stop`, on one event loop. A model that takes audio gets larger messages. Raises OptionError for a
+    wrong file of tokens.
     """
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, *, takes_audio: bool) -> None:
         self._options = options
+        self._most_bytes = min(options.limits.message_bytes(takes_audio=takes_audio), _INT32_MAX)
         self.keyring = Keyring(options.token_file)
         self.calls = Calls()
         self._watching: asyncio.Future[None] | None = None
@@ -87,7 +100,7 @@ class Listener:
         limits = self._options.limits
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", min(limits.message_bytes(takes_audio=True), _INT32_MAX)),
+                ("grpc.max_receive_message_length", self._most_bytes),
                 _ONE_LISTENER,
                 *FEW_FRAMES,
                 ("grpc.keepalive_permit_without_calls", 1),

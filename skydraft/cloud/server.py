@@ -79,7 +79,7 @@ class CloudServer:
     def __init__(self, worker: Worker, options: ServeOptions, listener: Listener | None = None) -> None:
         self._worker = worker
         self._options = options
-        self._listener = listener or Listener(options)
+        self._listener = listener or Listener(options, takes_audio=worker.served.engine.takes_audio)
         self._metrics = _metrics(worker.served.engine.name, options) if options.metrics_port else None
         worker.docket.metrics = self._metrics
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
@@ -172,17 +172,20 @@ def _metrics(model: str, options: ServeOptions) -> Any:
     return metrics
 
 
-def serve(load: Callable[[], Worker], options: ServeOptions, on_ready: Callable[[Worker, int], None]) -> None:
+def serve(
+    load: Callable[[], Worker], options: ServeOptions, on_ready: Callable[[Worker, int], None], *,
+    may_take_audio: bool = True,
+) -> None:  # fmt: skip
     """Listen, load a model, and serve it until SIGINT or SIGTERM; a second signal ends the process at once.
 
     `on_ready` gets the port. Who connects while the model loads stays connected. Raises OptionError for a port that is
-    taken, before the model is loaded.
+    taken, before the model is loaded. A model that certainly takes no audio lets messages be bounded from the start.
     """
     loop = asyncio.new_event_loop()  # in a thread of its own: loading takes the main thread, where Ctrl-C ends it
     thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
     thread.start()
     try:
-        _serve(load, options, on_ready, loop)
+        _serve(load, Listener(options, takes_audio=may_take_audio), options, on_ready, loop)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
@@ -190,13 +193,13 @@ def serve(load: Callable[[], Worker], options: ServeOptions, on_ready: Callable[
 
 
 def _serve(
-    load: Callable[[], Worker], options: ServeOptions, on_ready: Callable[[Worker, int], None],
+    load: Callable[[], Worker], listener: Listener, options: ServeOptions, on_ready: Callable[[Worker, int], None],
     loop: asyncio.AbstractEventLoop,
 ) -> None:  # fmt: skip
     def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    listener, stop = Listener(options), asyncio.Event()
+    stop = asyncio.Event()
 
     async def begin(worker: Worker) -> tuple[CloudServer, int]:
         server = CloudServer(worker, options, listener)
@@ -207,6 +210,8 @@ def _serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)  # the next one ends the process
 
+    # The first process of a container ends at no signal without a handler.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run(listener.start())
     try:
         with closing(load()) as worker:

@@ -17,6 +17,7 @@ from skydraft import __version__, api
 from skydraft.config import DecodingParams, Execution, check_execution
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.target import target_of
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
@@ -108,13 +109,32 @@ class ComparisonRequest:
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """The two models of a comparison in this process, and the options for a server that loads the target again."""
+    """The draft model and the target of a comparison. `target_name` and `options` are for a server that loads a target
+    of this process again; a target on a server is used there."""
 
     edge: Engine
-    cloud: Engine
+    cloud: Engine | Cloud
     target_name: str
     options: EngineOptions
     offline: bool = False
+
+    @property
+    def server(self) -> Cloud | None:
+        """The server of the target, if it is on one."""
+        return None if isinstance(self.cloud, Engine) else self.cloud
+
+    @property
+    def target(self) -> ModelEntry:
+        """The target. Raises CloudError if its server does not answer."""
+        if isinstance(self.cloud, Engine):
+            return _model_entry(self.cloud)
+        facts = self.cloud.facts(None)
+        assert facts is not None  # it was waited for
+        forward_ms = tuple(round(ms, 3) for ms in facts.forward_ms)
+        name = f"{facts.name} at {self.cloud.name}"
+        return ModelEntry(
+            name=name, fingerprint=facts.weights or name, invariant_rows=facts.max_rows, forward_ms=forward_ms
+        )
 
 
 def compare(
@@ -122,14 +142,19 @@ def compare(
 ) -> Path:
     """Run the missing generations of a comparison in the folder `out`; returns the path of its records.
 
-    `tell` gets lines to show to the user. Raises UsageError before anything is run.
+    `tell` gets lines to show to the user. Texts of a target on a server are not scored. Raises UsageError before
+    anything is run.
     """
-    calibration = _calibration(request, pair)
-    run = _describe(request, pair, calibration)
+    if pair.server and request.rtts_ms:
+        raise OptionError("The link to a server of yours is real: --emulate-rtt does not apply.", hint="Remove it.")
+    target = pair.target
+    calibration = _calibration(request, pair, target)
+    run = _describe(request, pair, target, calibration)
     if run.isolation:
         tell(run.isolation)
     with ExitStack() as stack:
         stage = _Stage(request, pair, calibration, tell)
+        stage.check()
         stack.callback(stage.close)
         stack.enter_context(stage.links())
         comparison = Comparison(out, run)
@@ -140,21 +165,23 @@ def compare(
         if todo := comparison.unjudged():
             with counted(len(todo), "answers judged", 0) as advance:
                 comparison.judge(advance)
-        if request.scores:
+        if request.scores and pair.server:
+            tell("Texts are not scored (agreement, NLL): that takes a target in this process.")
+        elif request.scores:
             with counted(len(comparison.unscored()), "texts judged", 0) as advance:
                 comparison.score(stage.score, advance)
     return comparison.path
 
 
-def _calibration(request: ComparisonRequest, pair: LoadedPair) -> Calibration | None:
+def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntry) -> Calibration | None:
     """The calibration of the gates that need one, looked up once for all of them."""
     if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
-    names, calibration = f"{pair.edge.name} and {pair.cloud.name}", request.calibration
+    names, calibration = f"{pair.edge.name} and {target.name}", request.calibration
     if calibration is None:
         folders = [cache_dir() / "calibrations"]
-        return find_calibration(folders, pair.edge.fingerprint, pair.cloud.fingerprint, names)
-    check_fits(calibration, pair.edge.fingerprint, pair.cloud.fingerprint, names)
+        return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names)
+    check_fits(calibration, pair.edge.fingerprint, target.fingerprint, names)
     return calibration
 
 
@@ -180,27 +207,37 @@ class _Stage:
                     self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms))
             return stack.pop_all()
 
+    def check(self) -> None:
+        """Raise OptionError for a mode that the target's server does not follow, before the first one is run."""
+        if self._pair.server:
+            for mode in self._request.modes:
+                asks = self._request_of(Trial(self._request.workload.prompts[0], mode, 0, None))
+                api.fitting(asks, target_of(self._pair.server))
+
     def start(self, trial: Trial) -> Generation:
         """Start one generation."""
+        cloud = self._pair.cloud if trial.link_ms is None else self._clouds[trial.link_ms]
+        return api.start(self._request_of(trial), edge=self._pair.edge, cloud=cloud)
+
+    def _request_of(self, trial: Trial) -> GenerateRequest:
         mode, request = trial.mode, self._request
-        asks = GenerateRequest(
+        return GenerateRequest(
             self._asked(trial.prompt),
             mode.plan,
             _params(mode, trial.prompt),
             tools=trial.prompt.task.tools if trial.prompt.task else (),
             share_audio=request.share_audio,
-            execution=request.execution if trial.link_ms is None else None,
+            execution=request.execution if trial.link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
         )
-        cloud = self._pair.cloud if trial.link_ms is None else self._clouds[trial.link_ms]
-        return api.start(asks, edge=self._pair.edge, cloud=cloud)
 
     def score(self, prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
         """Judge one text."""
-        params = _params(mode, prompt)
+        params, cloud = _params(mode, prompt), self._pair.cloud
+        assert isinstance(cloud, Engine)
         if self._scorer is None or self._scorer[:2] != (mode.style, params):
             self.close()
-            self._scorer = mode.style, params, Scorer(self._pair.edge, self._pair.cloud, params, mode.style)
+            self._scorer = mode.style, params, Scorer(self._pair.edge, cloud, params, mode.style)
         tools = prompt.task.tools if prompt.task else ()
         prompts = read_prompt(self._pair.edge, self._asked(prompt), share=self._request.share_audio, tools=tools)
         return self._scorer[2].score(prompt.id, prompts, token_ids)
@@ -224,18 +261,21 @@ def _params(mode: Mode, prompt: PromptEntry) -> DecodingParams:
     return replace(mode.params, **{name: value for name, value in own.items() if value})
 
 
-def _describe(request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None) -> RunLine:
+def _describe(
+    request: ComparisonRequest, pair: LoadedPair, target: ModelEntry, calibration: Calibration | None
+) -> RunLine:
     """The first line of the records: machine, versions, models and request."""
     workload, options = request.workload, pair.options
+    execution = request.execution if pair.server is None else "exact" if pair.server.is_exact else "throughput"
     return RunLine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
         versions=dict(_versions()),
         command=request.command,
         draft=_model_entry(pair.edge),
-        target=_model_entry(pair.cloud),
-        vocab_fingerprint=pair.cloud.vocab.fingerprint,
-        execution=request.execution,
+        target=target,
+        vocab_fingerprint=pair.edge.vocab.fingerprint,
+        execution=execution,
         modes=request.modes,
         repetitions=request.repetitions,
         workload=workload.name,

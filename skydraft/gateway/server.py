@@ -156,7 +156,8 @@ def serve(
     thread = threading.Thread(target=server.run, args=([listening],), name="serving", daemon=True)
     thread.start()
     try:
-        with closing(load()) as gateway:
+        # Also while it loads: the first process of a container ends at no signal without a handler.
+        with _signals(signal.default_int_handler), closing(load()) as gateway:
             server.entrance.gateway = gateway
             with _signals(server.handle_exit):
                 ready(gateway, port)
@@ -168,7 +169,7 @@ def serve(
 
 @contextmanager
 def _signals(stop: Callable[[int, Any], None]) -> Iterator[None]:
-    """Stop at Ctrl-C or SIGTERM, at a second one at once."""
+    """Call `stop` at Ctrl-C and SIGTERM."""
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 
-from ..comparing import TOYS, compare_args, compared, generations, read_lines, write_prompts
+from skydraft.engines.toy import open_toy
+
+from ..comparing import PROMPTS, TOYS, compare_args, compared, generations, read_lines, write_prompts
+from ..serving import Serving, free_port, serving
 from ..starting import Started
+from ..stock.fakes import fake
 from .conftest import Invoke, Refused
 
 MODES = "edge,cloud,lossless;k=5,quality,edge;style=zh-short"
@@ -319,4 +323,58 @@ def test_what_a_report_lacks_is_said_before_models_load(
     status, out, err = invoke(*args, "--edge-model", "not-even-looked-for")
     assert (status, out) == (1, "") and err.count("\n") == 1
     assert "matplotlib" in err and "pip install 'skydraft[report]'." in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["own", "vllm"])
+def test_a_target_on_a_server_is_compared_over_its_link(kind: str, tmp_path: Path, invoke: Invoke) -> None:
+    """Nothing of it is loaded here; the texts of mode cloud are those of the target in one process."""
+    write_prompts(tmp_path, PROMPTS[:2])
+    edge = ["--edge-model", "toy:drift=0.2", "--max-new-tokens", "8", "--prompts", str(tmp_path / "prompts.jsonl")]
+    here = ["compare", *edge, "--cloud-model", "toy", "--modes", "edge,cloud,quality", "--no-scores"]
+    assert invoke(*here, "--out", str(tmp_path / "here"))[0] == 0
+    with serving(open_toy("toy")) if kind == "own" else fake("vllm") as server:
+        address = server.address if isinstance(server, Serving) else server.url
+        there = ["compare", *edge, "--cloud", address, "--out", str(tmp_path / "out")]
+        status, _, err = invoke(*there)
+        assert status == 0 and "not scored" in err
+        again = invoke(*there)
+        assert again[0] == 0 and "Continuing" in again[2]
+        refusals = {
+            "real": ["--emulate-rtt", "10"],
+            "chooses its own": ["--execution", "exact"],
+            "choose one": ["--local-only"],
+            **({"is not exact": ["--modes", "edge,lossless;k=5"]} if kind == "vllm" else {}),
+        }
+        for says, more in refusals.items():
+            status, _, err = invoke(*there[:-1], str(tmp_path / "refused"), *more)
+            assert status == 2 and says in err and err.count("\n") == 1
+            assert not (tmp_path / "refused").exists()
+    run = read_lines(tmp_path / "out")[0]
+    assert run["target"]["name"].endswith(f" at {address}") and run["links"] == [None]
+    modes = [mode["name"] for mode in run["modes"]]
+    assert ("lossless;k=5" in modes) == (kind == "own") and {"edge", "cloud", "lossless", "quality"} <= set(modes)
+    texts, known = ({key(line): line for line in generations(tmp_path / name)} for name in ("out", "here"))
+    for name, line in texts.items():
+        assert "edge-fallback" not in line["origins"]
+        if line["mode"] in ("edge", "cloud"):
+            assert line["token_ids"] == known[name]["token_ids"]
+            spent = sum(entry["record"]["link"]["bytes_up"] for entry in line["rounds"])
+            assert (spent > 0) == (line["mode"] == "cloud")
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_server_that_is_not_there_is_one_line_and_leaves_no_folder(tmp_path: Path, invoke: Invoke) -> None:
+    write_prompts(tmp_path)
+    args = [
+        "compare",
+        "--prompts",
+        str(tmp_path / "prompts.jsonl"),
+        "--edge-model",
+        "toy",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    status, _, err = invoke(*args, "--cloud", f"127.0.0.1:{free_port()}", "--cloud-timeout", "0.5")
+    assert status == 1 and err.count("\n") == 1 and "did not answer" in err
     assert not (tmp_path / "out").exists()

@@ -83,7 +83,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The sections' values, without a server."""
     found: dict[str, Any] = {}
     monkeypatch.setattr(
-        "skydraft.cloud.server.serve", lambda load, options, started: (load(), found.update(options=options))
+        "skydraft.cloud.server.serve", lambda load, options, started, **_: (load(), found.update(options=options))
     )
     monkeypatch.setattr(pair_options, "load_engine", lambda name, options, **more: _Nobody(found, name, options))
     monkeypatch.setattr("skydraft.cloud.worker.Worker", lambda engine, limits, *, execution: engine)

@@ -102,20 +102,55 @@ def test_a_taken_port_is_refused_before_the_model_is_loaded() -> None:
             serve(lambda: pytest.fail("it was loaded"), options, lambda worker, port: None)
 
 
+def test_a_port_that_is_taken_at_one_address_of_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC would listen at the other address alone, and clients would reach somebody else."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name in ("127.0.0.2", "10.255.255.1"):  # another of this machine, and one that is not of this machine
+            both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in (name, "127.0.0.1")]
+            monkeypatch.setattr("skydraft.cloud.listening.socket.getaddrinfo", lambda *_, found=both, **__: found)
+            with pytest.raises(OptionError, match="Address already in use"):
+                serve(lambda: pytest.fail("it was loaded"), ServeOptions(host="localhost", port=port), print)
+
+
+@pytest.mark.parametrize("may_take_audio", [False, True])
+def test_a_message_too_large_for_a_model_of_text_is_refused_whatever_was_known_before(may_take_audio: bool) -> None:
+    options, told = ServeOptions(port=free_port(), grace_s=0.0), list[tuple[grpc.StatusCode, str]]()
+
+    def asked() -> None:
+        try:
+            with grpc.insecure_channel(f"127.0.0.1:{options.port}") as channel:
+                call = channel.stream_stream("/skydraft.verifier.v2.Verifier/Session")(iter([bytes(300_000)]))
+                with suppress(grpc.RpcError):
+                    list(call)
+                told.append((call.code(), str(call.details())))
+        finally:
+            end()
+
+    with signals_as_before():
+        ready = lambda worker, port: threading.Thread(target=asked).start()  # noqa: E731
+        serve(toy, options, ready, may_take_audio=may_take_audio)
+    # gRPC's own refusal, or ours; an edge reads both as a limit.
+    assert told[0][0] is grpc.StatusCode[("RESOURCE_EXHAUSTED", "OUT_OF_RANGE")[may_take_audio]]
+    assert "larger" in told[0][1]
+
+
 def test_wrong_tokens_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("nothing\n")
     with pytest.raises(OptionError, match="LABEL TOKEN"):
         serve(lambda: pytest.fail("it was loaded"), ServeOptions(port=0, token_file=tmp_path / "tokens"), print)
 
 
-@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt()])
-def test_a_model_that_does_not_load_frees_the_port(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt(), None])
+def test_a_model_that_does_not_load_and_a_signal_free_the_port(error: BaseException | None) -> None:
     options = ServeOptions(port=free_port())
 
-    def load() -> Worker:
-        raise error
+    def load() -> Any:
+        if error is not None:
+            raise error
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(type(error)):
+    with signals_as_before(), pytest.raises(type(error) if error else KeyboardInterrupt):
         serve(load, options, print)
     socket.create_server(("127.0.0.1", options.port)).close()
 

@@ -78,6 +78,10 @@ BEFORE = {
         'mkdir -p "$SKYDRAFT_HOME/models" && echo GGUF > '
         '"$SKYDRAFT_HOME/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf.partial"',
     ),
+    (
+        "docs/measuring.md",
+        "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 2 --cloud localhost:7373 --out served",
+    ): ("skydraft serve",),
     # The page's own server, which the part on two machines has stopped by then.
     ("docs/two-machines.md", "import skydraft"): ("skydraft serve",),
 }

@@ -115,11 +115,13 @@ def test_silent_and_broken_clients_hold_nobody_up(listening: socket.socket) -> N
     assert not [thread for thread in threading.enumerate() if thread.name == "serving"]
 
 
-@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt()])
-def test_models_that_do_not_load_end_it(listening: socket.socket, error: BaseException) -> None:
+@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt(), None])
+def test_models_that_do_not_load_and_signals_end_it(listening: socket.socket, error: BaseException | None) -> None:
     def fail() -> Any:
-        raise error
+        if error is not None:
+            raise error
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error) if error else KeyboardInterrupt):
         serve(fail, ListenOptions(), listening, lambda gateway, port: None)
     assert not [thread for thread in threading.enumerate() if thread.name == "serving"]
