@@ -112,6 +112,7 @@ class EventLoop:
     """An event loop in a daemon thread, for callers that block. `now` is the time during which it ran, in seconds."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._watch = WatchedTime()
         self.now = self._watch.now
@@ -126,7 +127,7 @@ class EventLoop:
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
         """Start work on the loop. Raises CloudLost while the interpreter ends, OptionError in a forked process."""
-        if self is not _shared:
+        if self.pid != os.getpid():
             work.close()
             raise OptionError(
                 "This process was forked after a cloud was used, so it cannot use it.",
@@ -163,17 +164,9 @@ def shared_loop() -> EventLoop:
     """The event loop of this process."""
     global _shared
     with _lock:
-        if _shared is None:
+        if _shared is None or _shared.pid != os.getpid():  # a fork leaves the thread of the loop behind
             _shared = EventLoop()
         return _shared
-
-
-def _forget_loop() -> None:
-    global _shared
-    _shared = None
-
-
-os.register_at_fork(after_in_child=_forget_loop)  # the thread of the loop stays behind
 
 
 @dataclass(frozen=True, slots=True)
