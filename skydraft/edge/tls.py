@@ -89,7 +89,10 @@ class ServerOptions:
 
 
 async def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftError:
-    """What an error means before a server's first answer: one that closes the connection at once may want TLS."""
+    """What an error means before a server's first answer: one of another protocol may want TLS, or HTTP."""
+    if isinstance(error, CloudLost) and "Failed parsing HTTP/2" in error.message:
+        hint = f"If it is a server without skydraft, write --cloud http://{options.address}."
+        return OptionError(f"The server at {options.target} does not speak skydraft's protocol.", hint=hint)
     is_shut = isinstance(error, CloudLost) and "Socket closed" in error.message
     if not is_shut or options.uses_tls:
         return error

@@ -37,6 +37,7 @@ from skydraft.protocol import codec
 from skydraft.protocol.values import SERVICE
 
 from ..serving import RawSession, Serving, free_port, serving
+from ..stock.fakes import fake
 from .messages import ANN, BOB, PARAMS, TOKENS, assert_serves, later, open_message, opening, verdict_of, verify_message
 
 
@@ -99,6 +100,19 @@ def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) ->
         skydraft.connect(server.address, tls_ca=ca).info()
     with pytest.raises(OptionError, match="not a certificate in PEM form"):
         skydraft.connect("localhost:1", tls_ca=b"nonsense")
+
+
+@pytest.mark.parametrize("mode", ["quality", "lossless"])
+def test_an_address_of_a_server_of_another_kind_needs_http(mode: str) -> None:
+    """A gated text went on alone, and others waited."""
+    with (
+        fake("llama-server", open_toy("toy")) as server,
+        closing(skydraft.connect(server.url.removeprefix("http://"))) as cloud,
+    ):
+        began = time.monotonic()
+        with pytest.raises(OptionError, match=f"does not speak skydraft's protocol.*write cloud {server.url}"):
+            skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=make_plan(mode)).run()
+        assert time.monotonic() - began < 5
 
 
 def test_plaintext_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> None:
