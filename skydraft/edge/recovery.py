@@ -12,6 +12,7 @@ from skydraft.errors import (
     CloudFailure,
     CloudLost,
     CloudTimeout,
+    ContentFiltered,
     Diverged,
     LimitExceeded,
     NotAuthorized,
@@ -98,6 +99,8 @@ def _wanted(error: SkydraftError, now: Situation) -> Recovery:
             return Recovery("again", pause_s)
         case CloudLost():
             return Recovery("elsewhere") if now.has_others else Recovery("reconnect", pause_s)
+        case ContentFiltered():
+            return Recovery("give up")
         case CloudFailure():
             if now.num_failures + 1 >= _MAX_FAILURES:
                 return Recovery("alone" if now.falls_back else "give up")

@@ -20,7 +20,7 @@ from .. import toys
 SPOKEN = asked("我", audio=Audio(np.zeros(1600, np.float32)))
 POINTS = (CurvePoint(limit=0, agreement=1, calls_per_token=1), CurvePoint(limit=1, agreement=0, calls_per_token=0))
 CALIBRATION = Calibration(
-    draft=PairSide(name="a", fingerprint=""), target=PairSide(name="b", fingerprint=""), features=FEATURES,
+    draft=PairSide(name="a", fingerprint="0"), target=PairSide(name="b", fingerprint="1"), features=FEATURES,
     weights=(0.0,) * 4, bias=0.0, curves=(Curve(k=1, points=POINTS),),
     fitted=Fitted(workload="", sha256="", num_prompts=1, num_tokens=1, date="", max_new_tokens=1, auroc=0.5),
 )  # fmt: skip
@@ -70,10 +70,15 @@ def test_what_can_be_asked(parts):
     assert all(getattr(request, name) == value for name, value in parts.items())
 
 
-@pytest.mark.parametrize(("role", "content"), [("user", ""), ("user", " \n"), ("system", "\t"), ("narrator", "我")])
-def test_a_message_is_valid_or_not_there(role, content):
-    with pytest.raises(PromptError):
-        Message(role, content)
+@pytest.mark.parametrize(("prompt", "system"), [("", None), (" \n", None), ("我", "\t")])
+def test_an_empty_question_is_refused(prompt, system):
+    with pytest.raises(PromptError, match="is empty"):
+        asked(prompt, system)
+
+
+def test_a_message_has_a_role_that_templates_know():
+    with pytest.raises(PromptError, match="no role 'narrator'"):
+        Message("narrator", "我")
 
 
 @pytest.mark.parametrize(

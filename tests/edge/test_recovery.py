@@ -56,6 +56,7 @@ FINAL = (
     "SkydraftError", "UsageError", "UnknownModel", "PromptError", "ContextExceeded", "OptionError", "GrammarRefused",
     "RecordsError", "ProtocolError", "ModelFilesError", "HashMismatch", "BrokenModel", "NotEnoughDisk",
     "NetworkUnavailable", "MissingDependency", "EngineError", "CloudError",
+    "ContentFiltered",
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ CHARACTERS = character_vocab("我你他员在说高兴人，。！？12345")
 
 
 def side(engine: Engine | None = None) -> PairSide:
-    return PairSide(name="toy", fingerprint=engine.fingerprint if engine else "")
+    return PairSide(name="toy", fingerprint=engine.fingerprint if engine else "0")
 
 
 def calibration(draft: Engine | None = None, target: Engine | None = None) -> Calibration:
