@@ -129,7 +129,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
 
-    With --cloud the target is the model on that server, over the link to it; its texts are not scored.
+    With --cloud the target is the model on that server, over the real link. Texts are not scored then.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
@@ -172,8 +172,8 @@ def _write_report(out: Path, path: Path) -> None:
     records = read_records(path)
     if unjudged := records.unjudged():
         click.echo(
-            f"{len(unjudged)} answers were not judged, or by an older version, and do not count. To judge them, give "
-            "the same skydraft compare again.",
+            f"Answers without a verdict of this version, which do not count: {len(unjudged)}. To judge them, run the "
+            "same skydraft compare again.",
             err=True,
         )
     click.echo(f"Report: {write_report(records, out)}", err=True)
