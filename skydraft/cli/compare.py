@@ -137,7 +137,7 @@ def compare(
         raise OptionError("--emulate-rtt needs a server, though on this machine; --local-only allows none: choose one.")
     cloud.check(models)
     if cloud.address and chosen.execution:
-        raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
+        raise OptionError("A server chooses its own --execution.", hint="Leave it out, or give it to skydraft serve.")
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
     request = ComparisonRequest(
         workload,
