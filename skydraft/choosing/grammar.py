@@ -236,7 +236,7 @@ def _refused(text: str, reason: str) -> GrammarRefused:
         return GrammarRefused("The grammar does not compile: no text follows it.")
     if reason.startswith("panic"):  # what follows is of llguidance's own code
         return GrammarRefused(
-            "The grammar does not compile: llguidance fails at it. It cannot name special tokens such as <|im_end|>."
+            "The grammar does not compile: llguidance fails at it. A grammar cannot name special tokens (<|im_end|>)."
         )
     reason = re.split(r"\n\s*\d+ \| |<state>|<non-verbose/>", reason)[0]
     if not text.startswith("lark:"):

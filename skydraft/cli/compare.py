@@ -129,7 +129,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
 
-    With --cloud the target is the model on that server, over the link to it; its texts are not scored.
+    With --cloud the target is the model on that server, over the real link. Texts are not scored then.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
@@ -137,7 +137,7 @@ def compare(
         raise OptionError("--emulate-rtt needs a server, though on this machine; --local-only allows none: choose one.")
     cloud.check(models)
     if cloud.address and chosen.execution:
-        raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
+        raise OptionError("A server chooses its own --execution.", hint="Leave it out, or give it to skydraft serve.")
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
     request = ComparisonRequest(
         workload,
@@ -172,8 +172,8 @@ def _write_report(out: Path, path: Path) -> None:
     records = read_records(path)
     if unjudged := records.unjudged():
         click.echo(
-            f"{len(unjudged)} answers were not judged, or by an older version, and do not count. To judge them, give "
-            "the same skydraft compare again.",
+            f"Answers without a verdict of this version, which do not count: {len(unjudged)}. To judge them, run the "
+            "same skydraft compare again.",
             err=True,
         )
     click.echo(f"Report: {write_report(records, out)}", err=True)

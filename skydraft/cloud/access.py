@@ -182,7 +182,7 @@ class Calls(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self._methods: dict[str, Any] = {}
         self._other = self._counted(self._refuse)
-        self._begun: Counter[str] = Counter()  # in this second, by address and by port
+        self._begun: Counter[str | int] = Counter()  # in this second, by address and by port
         self._until = 0.0
         self._out: set[str] = set()
         self.known: Callable[[], Collection[int]] = tuple
@@ -213,14 +213,14 @@ class Calls(grpc.GenericRpcHandler):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "There is no such method.")
         await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
 
-    def _is_too_many(self, address: str, port: str) -> bool:
+    def _is_too_many(self, address: str, port: int) -> bool:
         loop = asyncio.get_running_loop()
         if loop.time() > self._until:
             self._begun.clear()
             self._until = loop.time() + 1
         self._begun[port] += 1
-        calm = {each for each in self.known() if self._begun[str(each)] <= _CALLS_OF_KNOWN}
-        if port.isdecimal() and int(port) in calm:
+        calm = {each for each in self.known() if self._begun[each] <= _CALLS_OF_KNOWN}
+        if port in calm:
             return False
         self._begun[address] += 1
         if self._begun[address] > _CALLS_PER_S and address not in self._out and len(self._out) < _MOST_OUT:
@@ -235,7 +235,7 @@ class Calls(grpc.GenericRpcHandler):
         asyncio.get_running_loop().run_in_executor(None, shut_out, self.port, frozenset(self._out))
 
 
-def _address(peer: str) -> tuple[str, str]:
+def _address(peer: str) -> tuple[str, int]:
     """Address and port in what gRPC calls a client, such as `ipv4:10.0.0.1:50000` or `ipv6:%5B::1%5D:50000`."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-    return plain_host(host.strip("[]")), port
+    return plain_host(host.strip("[]")), int(port) if port.isdecimal() else 0

@@ -39,7 +39,7 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "gRPC does not say why"
         raise OptionError(
-            f"Cannot listen on {address}: {reason}.", hint="Choose another --port, or 0 for any free one."
+            f"Cannot listen on {address}: {reason}.", hint="Choose another --host or --port; port 0 is any free one."
         ) from error
 
 

@@ -62,7 +62,7 @@ class ServeOptions:
         if not 0 <= self.grace_s < float("inf"):
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
         if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
-            raise OptionError("A port must be a number from 0 to 65535.")
+            raise OptionError("Ports (--port, --metrics-port) must be from 0 to 65535.")
         if self.otlp is not None:
             check_collector(self.otlp)
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
@@ -181,25 +181,13 @@ def serve(
     `on_ready` gets the port. Who connects while the model loads stays connected. Raises OptionError for a port that is
     taken, before the model is loaded. A model that certainly takes no audio lets messages be bounded from the start.
     """
+    listener = Listener(options, takes_audio=may_take_audio)
     loop = asyncio.new_event_loop()  # in a thread of its own: loading takes the main thread, where Ctrl-C ends it
     thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
-    thread.start()
-    try:
-        _serve(load, Listener(options, takes_audio=may_take_audio), options, on_ready, loop)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    stop = asyncio.Event()
 
-
-def _serve(
-    load: Callable[[], Worker], listener: Listener, options: ServeOptions, on_ready: Callable[[Worker, int], None],
-    loop: asyncio.AbstractEventLoop,
-) -> None:  # fmt: skip
     def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-    stop = asyncio.Event()
 
     async def begin(worker: Worker) -> tuple[CloudServer, int]:
         server = CloudServer(worker, options, listener)
@@ -212,8 +200,9 @@ def _serve(
 
     # The first process of a container ends at no signal without a handler.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    run(listener.start())
+    thread.start()
     try:
+        run(listener.start())
         with closing(load()) as worker:
             server, port = run(begin(worker))
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -222,3 +211,6 @@ def _serve(
             run(server.run(stop))
     finally:
         run(listener.stop(0.0))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

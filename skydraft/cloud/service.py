@@ -70,7 +70,8 @@ class VerifierService:
         self._worker, self._calls = worker, calls
         calls.add({f"/{SERVICE}/Session": self._session})
         calls.known = self.ports
-        calls.spared = self.ports if keyring.has_tokens else calls.spared
+        if keyring.has_tokens:
+            calls.spared = self.ports
         self._most_bytes = limits.message_bytes(takes_audio=worker.served.engine.takes_audio)
         self._context_len = worker.served.engine.context_len
         self._keyring = keyring

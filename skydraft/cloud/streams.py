@@ -21,7 +21,7 @@ _SWEEP_S = 1.0  # how often idle streams are checked; the token file is read as 
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """An open stream; its client is at `port`. The service sets `is_busy` during each request, then the two others."""
+    """An open stream; its client is at `port`. `is_busy` is set during a request, `is_known` and `used_at` after it."""
 
     owner: str
     authorization: str

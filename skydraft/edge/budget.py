@@ -46,11 +46,11 @@ class DaySum:
         with FileLock(f"{self.path}.lock", timeout=_LOCK_S):  # its Timeout is an OSError
             known = self._known()
             costs = dict(known.costs) if known.day >= day else {}
-            now = _Spent(max(min(known.day, day + 1), day), costs | {self.server: costs.get(self.server, 0.0) + cost})
-            now.costs[self.server] = max(now.costs[self.server], 0.0)
+            costs[self.server] = max(costs.get(self.server, 0.0) + cost, 0.0)
+            now = _Spent(min(max(known.day, day), day + 1), costs)
             if now != known:
                 write_whole(self.path, _SPENT.dump_json(now, indent=1))
-        return now.day, now.costs[self.server]
+        return now.day, costs[self.server]
 
     def _known(self) -> _Spent:
         try:
@@ -88,9 +88,9 @@ class Budget:
         self._begin_day()
         cost = self._settled + self._unsettled
         if self._max_cost is not None and cost >= self._max_cost:
-            raise BudgetSpent(f"the requests of today cost {cost:.4g}, and may cost {self._max_cost:g}.")
+            raise BudgetSpent(f"Today's requests have cost {cost:.4g}, and --max-cost is {self._max_cost:g}.")
         if self._max_calls is not None and self._num_calls >= self._max_calls:
-            raise BudgetSpent(f"today's {self._max_calls} calls are used up.")
+            raise BudgetSpent(f"Today's {self._max_calls} calls are used up.")
 
     def take(self) -> None:
         """Count a call that is about to be made. Raises BudgetSpent instead if it may not be made."""
@@ -106,24 +106,33 @@ class Budget:
         self._begin_day()
         self._unsettled += self.prices.of(link) if self.prices else 0.0
 
-    async def settle(self, *, is_known: bool = False) -> None:
+    async def settle(self) -> None:
         """Bring what was paid into the sum of the day, and learn that sum. Raises BudgetSpent where it cannot be kept
-        and has a limit, unless it `is_known` what may be asked."""
+        and has a limit."""
         if self.day_sum is None or self.prices is None:
             return
         async with self._settling:
             self._begin_day()
             cost, self._unsettled = self._unsettled, 0.0
             self._settled += cost
-            adding = asyncio.ensure_future(asyncio.to_thread(self.day_sum.add, self._day, cost))
+            adding = asyncio.ensure_future(_added(self.day_sum, self._day, cost))
             try:
                 self._day, self._settled = await asyncio.shield(adding)  # it ends whoever is cancelled here
             except OSError as error:
                 self._settled, self._unsettled = self._settled - cost, self._unsettled + cost
-                if self._max_cost is not None and not is_known:
-                    raise BudgetSpent(f"what they cost cannot be kept in {self.day_sum.path} ({error}).") from error
+                if self._max_cost is not None:
+                    raise BudgetSpent(
+                        f"The sum of today's costs cannot be kept in {self.day_sum.path} ({error})."
+                    ) from error
 
     def _begin_day(self) -> None:
         """A clock that steps back begins no new day."""
         if (today := int(time.time() // 86400)) > self._day:
             self._day, self._num_calls, self._settled, self._unsettled = today, 0, 0.0, 0.0
+
+
+async def _added(day_sum: DaySum, day: int, cost: float) -> tuple[int, float]:
+    try:
+        return await asyncio.to_thread(day_sum.add, day, cost)
+    except RuntimeError:  # the interpreter ends, and has no more threads
+        return day_sum.add(day, cost)

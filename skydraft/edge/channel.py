@@ -130,7 +130,7 @@ class EventLoop:
         if self.pid != os.getpid():
             work.close()
             raise OptionError(
-                "This process was forked after a cloud was used, so it cannot use it.",
+                "This process was forked after a cloud was used, so it cannot use a cloud.",
                 hint="Start processes with the method spawn, or use the cloud in them alone.",
             )
         return Awaited(self._loop, work)

@@ -18,6 +18,7 @@ from skydraft.edge.line import ServerList, TextSession
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import (
+    BudgetSpent,
     CloudError,
     CloudFailure,
     CloudLost,
@@ -33,8 +34,7 @@ from skydraft.types import Cost, DraftBlock, LinkCost, Verdict
 T = TypeVar("T")
 Notify = Callable[[str], None]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
-_PROBE_S = 3.0
-_SILENT_S = 1.0  # then a text that waits for the cloud says so
+_PROBE_S, _SILENT_S = 3.0, 1.0  # for one ping; after the latter a text that waits for the cloud says so
 _LAST_WAIT_S = 0.3  # at the end of a text, for a server that was not needed
 _QUIET_S = 30.0  # of a server that comes and goes, one outage in so many seconds is told
 
@@ -248,8 +248,7 @@ class RemoteVerifier:
         tries.at.add(channel.target)
         if isinstance(error, CloudLost):
             self._servers.lost(channel)
-        is_new = not self._context.num_seen
-        if isinstance(error, TargetChanged) and self._servers.changed(channel) and is_new:
+        if isinstance(error, TargetChanged) and self._servers.changed(channel) and not self._context.num_seen:
             self._session.expect(None)  # all servers of the list run another target now
             self._session.reopen()
             return
@@ -297,7 +296,8 @@ class RemoteVerifier:
             self._probing = asyncio.ensure_future(self._probe(gone, is_told=is_told))
 
     def _gone(self, error: CloudError) -> str:
-        return f"The cloud at {self._servers.name} is gone ({error.line.rstrip('.')})"
+        what = "may not be asked any more" if isinstance(error, BudgetSpent) else "is gone"
+        return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
 
     async def _probe(self, gone: CloudError, *, is_told: bool) -> None:
         """Ping the cloud until it is back."""

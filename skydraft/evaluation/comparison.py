@@ -146,7 +146,7 @@ def compare(
     anything is run.
     """
     if pair.server and request.rtts_ms:
-        raise OptionError("The link to a server of yours is real: --emulate-rtt does not apply.", hint="Remove it.")
+        raise OptionError("--emulate-rtt does not apply with --cloud: that link is real.", hint="Leave it out.")
     target = pair.target
     calibration = _calibration(request, pair, target)
     run = _describe(request, pair, target, calibration)
@@ -166,7 +166,7 @@ def compare(
             with counted(len(todo), "answers judged", 0) as advance:
                 comparison.judge(advance)
         if request.scores and pair.server:
-            tell("Texts are not scored (agreement, NLL): that takes a target in this process.")
+            tell("Texts are not scored (agreement, NLL): the target would have to be in this process.")
         elif request.scores:
             with counted(len(comparison.unscored()), "texts judged", 0) as advance:
                 comparison.score(stage.score, advance)
@@ -212,7 +212,10 @@ class _Stage:
         if self._pair.server:
             for mode in self._request.modes:
                 asks = self._request_of(Trial(self._request.workload.prompts[0], mode, 0, None))
-                api.fitting(asks, target_of(self._pair.server))
+                try:
+                    api.fitting(asks, target_of(self._pair.server))
+                except OptionError as error:  # its hint is for generate
+                    raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
 
     def start(self, trial: Trial) -> Generation:
         """Start one generation."""

@@ -234,12 +234,11 @@ class Answer(ABC):
         written = sum(len(choice.token_ids) for choice in self.choices)
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0
-        cached = min(cached, numbers[0])
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": written,
             "total_tokens": prompt_tokens + written,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": min(cached, numbers[0])},
         }
 
     @staticmethod
@@ -278,10 +277,9 @@ class CompletionsAnswer(Answer):
 
     def __init__(self, body: Any, num_choices: int, shape: Shape) -> None:
         super().__init__(body, num_choices, shape)
-        kind = ("chat.completion" if shape.chat else "text_completion") + (".chunk" if shape.chat else "")
         self._head = {
             "id": f"{'chatcmpl' if shape.chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": kind,
+            "object": "chat.completion.chunk" if shape.chat else "text_completion",
             "created": int(time.time()),
             "model": body.model,
         }

@@ -123,7 +123,7 @@ class Gateway:
             "/v1/models/{name}": self._model,
             "/health": self._show_health,
             "/metrics": self._metrics,
-            "/": self._index,
+            "/": index,
         }
         self._served = ", ".join([*posts, *list(gets)[:-1]])
         self.app = Starlette(
@@ -178,9 +178,8 @@ class Gateway:
         """Text to tokens, or tokens to text."""
         try:
             body = await self._reading(True, read_body, request.scope.pop("body"), kind)
-            return JSONResponse(
-                await self._reading(True, body.answer, self.pair.edge.vocab, self.pair.edge.context_len)
-            )
+            edge = self.pair.edge
+            return JSONResponse(await self._reading(True, body.answer, edge.vocab, edge.context_len))
         except Exception as error:
             return self._refuse(error)
 
@@ -192,12 +191,9 @@ class Gateway:
             answered = calls_to_leave_out(asked, requests[0].messages)
             shape = Shape.of(asked, requests, self.pair.edge.vocab)
             tickets, events = self.desk.submit(
-                requests,
-                request.scope["label"],
-                streams=bool(body.stream),
-                reader=partial(reader_of, asked, answered),
+                requests, request.scope["label"], streams=bool(body.stream), reader=partial(reader_of, asked, answered),
                 anew=[without_tools(asked, each) for each in requests if answered],
-            )
+            )  # fmt: skip
         except Exception as error:
             return self._refuse(error, interface)
         self._note(asked, requests, request.scope["label"])
@@ -274,9 +270,6 @@ class Gateway:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
-
-    async def _index(self, request: Request) -> Response:
-        return index()
 
 
 class _Writing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
@@ -19,7 +20,7 @@ _HEADERS = {
 }
 
 
-def index() -> Response:
+async def index(request: Request) -> Response:
     """The page itself."""
     return FileResponse(_FOLDER / "index.html", headers=_HEADERS)
 

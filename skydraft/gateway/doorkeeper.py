@@ -95,7 +95,9 @@ class Doorkeeper:
             raise Refusal(400, "Give Content-Length or Transfer-Encoding, not both.")
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if self._authorize is None and not _is_this_machine(host):
-            message = "Without API keys the gateway answers to http://localhost alone. For other names give it keys."
+            message = (
+                "Without API keys the gateway answers only to http://localhost. For other hosts give it --api-key-file."
+            )
             raise Refusal(403, message, code="wrong_host")
         if origin and origin not in self._origins and origin.partition("://")[2] != host:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")

@@ -124,13 +124,8 @@ class Namespace(BaseModel):
 
 
 def _tool_kind(tool: Any) -> str:
-    return (
-        "another"
-        if is_other(tool, "function", "namespace")
-        else "a namespace"
-        if is_other(tool, "function")
-        else "a function"
-    )
+    kind = "a namespace" if is_other(tool, "function") else "a function"
+    return "another" if is_other(tool, "function", "namespace") else kind
 
 
 AnyTool = Annotated[

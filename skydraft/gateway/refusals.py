@@ -126,12 +126,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,), "response_format": ({"type": "text"},), "typical_p": (1,), "tfs": (1,),
     "top_n_sigma": (-1,), "t_max_predict_ms": (-1,), "adaptive_target": (-1,),
 }  # fmt: skip
-_OPENAIS = {
-    "max_new_tokens": "Use max_tokens.",
-    "stop": "Use stop of the request.",
-    "logit_bias": "Use logit_bias of the request.",
-    "stop_token_ids": "Use stop_token_ids of the request.",
-}
+# Options that are fields of the request itself, by our names and by OpenAI's; the key `skydraft` does not take them.
+OWN_FIELDS = {
+    "max_new_tokens": "max_tokens", "stop": "stop", "stop_token_ids": "stop_token_ids", "logit_bias": "logit_bias",
+}  # fmt: skip
 
 
 def _invalid(error: ValidationError) -> Refusal:
@@ -155,5 +153,6 @@ def _said(error: Any, place: list[str]) -> str:
     if kind == "union_tag_invalid":
         return f"There is no type '{facts['tag']}' here. Use one of: {facts['expected_tags']}."
     if kind == "extra_forbidden":
-        return f"There is no such field. {_OPENAIS.get(place[-1], 'Remove it.')}"
+        own = OWN_FIELDS.get(place[-1])
+        return f"There is no such field. {f'Use {own} of the request.' if own else 'Remove it.'}"
     return "It is missing." if kind == "missing" else error["msg"].removeprefix("Value error, ")

@@ -55,6 +55,9 @@ _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
 _MAX_RECORDINGS = 256  # in a long body
 _LONG_RECORDING = 4096  # bytes
 _MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
+_SAME_NAMES = (
+    "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop", "stop_token_ids",
+)  # fmt: skip
 _VALUE = re.compile(rb'\s*:\s*"')
 _LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
 _CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
@@ -172,7 +175,7 @@ def chat_requests(
     for name in body.chat_template_kwargs or {}:  # one that the template does not know changes nothing
         if re.search(rf"\b{re.escape(name)}\b", edge.vocab.chat_template or ""):
             param = f"chat_template_kwargs.{name}"
-            raise Refusal(400, f"{param}: The chat template reads it, and it cannot be set here.", param=param)
+            raise Refusal(400, f"{param}: The chat template uses it, but it cannot be set here.", param=param)
     if body.left_out:
         _warn_of(tuple(body.left_out))
     messages = _messages(body.messages)
@@ -186,11 +189,8 @@ def chat_requests(
     if has_results and calls_are_known and not body.callable_tools:
         messages = results_before_questions(messages)
     if body.callable_tools and not calls_are_known:
-        raise Refusal(
-            400,
-            "This model's chat template does not write calls as <tool_call>, so it cannot use tools.",
-            param="tools",
-        )
+        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
+        raise Refusal(400, message, param="tools")
     params = _params(body, defaults, max_tokens, _grammar(body))
     plan = names.plan_of(body.model, body.choice)
     if messages and body.callable_tools and not params.grammar:
@@ -272,7 +272,7 @@ def text_requests(
 ) -> list[GenerateRequest]:
     """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
     if "" in body.prompt and not edge.vocab.bos_text:
-        raise Refusal(400, "prompt: It has no token.", param="prompt")
+        raise Refusal(400, "prompt: It is empty.", param="prompt")
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     requests = [
@@ -302,15 +302,9 @@ def _params(
     body: ChatRequest | TextRequest, defaults: Defaults, max_new_tokens: int, grammar: str = ""
 ) -> DecodingParams:
     """The client's options over those of its style, or else over the gateway's defaults."""
-    given: dict[str, Any] = {
-        name: getattr(body, name)
-        for name in (
-            "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop_token_ids",
-        )
-    }  # fmt: skip
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAMES}
     given["top_p"] = None if body.top_p is None else max(body.top_p, 1e-9)
     given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
-    given["stop"] = body.stop
     given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
     given["seed"] = defaults.seed(body.seed)
     given["min_new_tokens"] = body.min_tokens

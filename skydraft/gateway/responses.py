@@ -86,7 +86,7 @@ class ResponsesRequest(Translated):
             "response_format": form and {"type": form.type, "json_schema": form.model_extra},
             "logprobs": scored,
             "top_logprobs": self.top_logprobs if scored else None,
-        }  # fmt: skip
+        }
 
     def functions(self) -> dict[str, tuple[str | None, FunctionTool]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
@@ -117,11 +117,8 @@ class ResponsesRequest(Translated):
 
     def _known_as(self, call: CallItem) -> str:
         """The name of a call's function as the model reads it."""
-        own = (
-            name
-            for name, (space, tool) in self.functions().items()
-            if (space, tool.name) == (call.namespace, call.name)
-        )
+        wanted = call.namespace, call.name
+        own = (name for name, (space, tool) in self.functions().items() if (space, tool.name) == wanted)
         return next(own, call.name)
 
     def _messages(self) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.gateway.parts import Checked, Part, Some
-from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, Refusal
+from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
     AllowedTools,
     AnyTool,
@@ -32,7 +32,6 @@ MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASES = 1024  # and stop tokens
-_CALLER_FIELDS = {"max_new_tokens", "stop", "stop_token_ids", "logit_bias"}  # OpenAI's own fields set these
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -117,8 +116,7 @@ class _Choice(Checked):
 
 
 _OPTIONS: dict[str, Any] = {
-    known.name: (type(known.default) | None, None) for known in fields(DecodingParams)
-    if known.name not in _CALLER_FIELDS
+    known.name: (type(known.default) | None, None) for known in fields(DecodingParams) if known.name not in OWN_FIELDS
 }  # fmt: skip
 Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
 

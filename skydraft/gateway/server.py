@@ -62,22 +62,19 @@ class ListenOptions:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which calls `ready` when it listens, and ends streams when it stops."""
+    """uvicorn on one listening socket, which ends streams when it stops."""
 
-    def __init__(
-        self, config: uvicorn.Config, options: ListenOptions, entrance: Entrance, ready: Callable[[int], None]
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, entrance: Entrance) -> None:
         super().__init__(config)
-        self._options, self.entrance, self._ready = options, entrance, ready
+        self.entrance = entrance
         self.servers = []
 
     async def startup(self, sockets: Any = None) -> None:
         """Accept connections by `Connections`; nothing of uvicorn's own start is wanted."""
-        self._listening = sockets[0] if sockets else listen(self._options)
+        (self._listening,) = sockets
         connections = Connections(self._listening, self._connection, self.config.ssl)
         self._accepting = asyncio.create_task(connections.accept())
         self.started = True
-        self._ready(self._listening.getsockname()[1])
 
     def _connection(self) -> PatientProtocol:
         return PatientProtocol(config=self.config, server_state=self.server_state, app_state={})
@@ -98,32 +95,24 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def server_of(gateway: Gateway | None, options: ListenOptions, ready: Callable[[int], None]) -> _Server:
-    """A server for `gateway`, which may come later; `ready` gets its port. Raises OptionError for certificates that do
+def server_of(gateway: Gateway | None, options: ListenOptions) -> _Server:
+    """A server for `gateway`, which may come later; `run` takes its socket. Raises OptionError for certificates that do
     not load."""
     entrance = Entrance(gateway)
     try:
         config = uvicorn.Config(
-            entrance,
-            host=options.host,
-            port=options.port,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=MAX_CONNECTIONS + 1,
-            timeout_keep_alive=_IDLE_S,
+            entrance, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            limit_concurrency=MAX_CONNECTIONS + 1, timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=1,  # for what is in a thread
             ssl_certfile=str(options.tls_cert) if options.tls_cert else None,
             ssl_keyfile=str(options.tls_key) if options.tls_key else None,
-        )
+        )  # fmt: skip
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise OptionError(
             f"The certificate cannot be used: {error.strerror or error}.", hint="Give PEM files that belong together."
         ) from error
-    return _Server(config, options, entrance, ready)
+    return _Server(config, entrance)
 
 
 def listen(options: ListenOptions) -> socket.socket:
@@ -138,8 +127,8 @@ def listen(options: ListenOptions) -> socket.socket:
     except OSError as error:
         listening.close()
         raise OptionError(
-            f"Port {options.port} of {options.host} cannot be used: {error.strerror}.",
-            hint="Choose another one with --port.",
+            f"Cannot listen on {options.host}:{options.port}: {error.strerror}.",
+            hint="Choose another --host or --port; port 0 is any free one.",
         ) from error
     return listening
 
@@ -151,8 +140,7 @@ def serve(
 
     `ready` gets the port. It runs in a thread of its own: loading takes the main thread, where Ctrl-C ends it.
     """
-    port = listening.getsockname()[1]
-    server = server_of(None, options, lambda port: None)
+    server = server_of(None, options)
     thread = threading.Thread(target=server.run, args=([listening],), name="serving", daemon=True)
     thread.start()
     try:
@@ -160,7 +148,7 @@ def serve(
         with _signals(signal.default_int_handler), closing(load()) as gateway:
             server.entrance.gateway = gateway
             with _signals(server.handle_exit):
-                ready(gateway, port)
+                ready(gateway, listening.getsockname()[1])
                 thread.join()
     finally:
         server.should_exit = True

@@ -20,24 +20,15 @@ from skydraft.prompts.messages import Message
 
 MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-_HEAD = re.compile(
-    rf'(?:\}}\n{_END}\n)?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": '
-)  # after a call or none
+# After a call or none.
+_HEAD = re.compile(rf'(?:\}}\n{_END}\n)?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 _OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
 _MAY_ANSWER = (
     "You are a helpful assistant. If one of the functions answers the request, call it. "
     "If none does, answer from your own knowledge."
 )
 _MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
-_HOLDING = {
-    "$ref",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "enum",
-    "const",
-    "minProperties",
-}  # keywords that say what an object holds
+_HOLDING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "minProperties"}  # these say what an object holds
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
@@ -171,8 +162,6 @@ class Reader:
     With `single` it reads nothing after the first call.
     """
 
-    only_repeats = False
-
     def __init__(self, *, single: bool = False) -> None:
         self._held = ""
         self._num_calls = 0  # that are whole
@@ -182,6 +171,11 @@ class Reader:
     def is_done(self) -> bool:
         """Whether the only call that the text may have is whole."""
         return self._single and self._num_calls > 0
+
+    @property
+    def only_repeats(self) -> bool:
+        """Whether there were calls, all of them answered before."""
+        return False
 
     def push(self, text: str) -> list[Piece]:
         """Add `text`; returns the pieces that are now certain, in its order."""
@@ -223,8 +217,7 @@ class CallReader(Reader):
         self._object: _Object | None = None  # of the call that is being read
 
     @property
-    def only_repeats(self) -> bool:  # type: ignore[override]
-        """Whether there were calls, all of them answered before."""
+    def only_repeats(self) -> bool:
         return self._has_repeated and not self._num_calls
 
     def _rest(self, held: str) -> list[Piece]:

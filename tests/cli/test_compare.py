@@ -344,7 +344,7 @@ def test_a_target_on_a_server_is_compared_over_its_link(kind: str, tmp_path: Pat
             "real": ["--emulate-rtt", "10"],
             "chooses its own": ["--execution", "exact"],
             "choose one": ["--local-only"],
-            **({"is not exact": ["--modes", "edge,lossless;k=5"]} if kind == "vllm" else {}),
+            **({"--modes lossless;k=5: A server": ["--modes", "edge,lossless;k=5"]} if kind == "vllm" else {}),
         }
         for says, more in refusals.items():
             status, _, err = invoke(*there[:-1], str(tmp_path / "refused"), *more)

@@ -129,7 +129,7 @@ def test_after_the_calls_of_a_day_texts_go_on_alone(most: int) -> None:
         assert sum(text.receipt.calls for text in texts) == most
         assert "edge-fallback" in texts[-1].origins and len(texts[-1].token_ids) == 48
         assert texts[-1].receipt.prompt_tokens == 0 or most > 1
-        assert lines and all(f"today's {most} calls are used up" in line for line in lines)
+        assert lines and all(f"Today's {most} calls are used up" in line for line in lines)
         assert len(lines) <= len(texts)
         with pytest.raises(skydraft.SkydraftError, match="used up"):
             run(cloud, PLANS["lossless"])

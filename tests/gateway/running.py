@@ -17,7 +17,7 @@ from skydraft.gateway.app import Gateway, GatewayOptions
 from skydraft.gateway.doorkeeper import Authorize
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
-from skydraft.gateway.server import ListenOptions, server_of
+from skydraft.gateway.server import ListenOptions, listen, server_of
 
 PATIENCE_S = 30.0
 
@@ -62,13 +62,13 @@ def gateway(
 ) -> Iterator[Running]:
     """Serve a pair; `options` are those of GatewayOptions."""
     made = Gateway(pair or toy_pair(), defaults or Defaults(DecodingParams()), GatewayOptions(**options), authorize)
-    ports: list[int] = []
-    server = server_of(made, ListenOptions(port=0), ports.append)
-    thread = threading.Thread(target=server.run, daemon=True)
+    listening = listen(ListenOptions())
+    server = server_of(made, ListenOptions())
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
-    Running.wait_until(lambda: bool(ports) or not thread.is_alive())
+    Running.wait_until(lambda: server.started or not thread.is_alive())
     try:
-        yield Running(made, f"http://127.0.0.1:{ports[0]}", server)
+        yield Running(made, f"http://127.0.0.1:{listening.getsockname()[1]}", server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)

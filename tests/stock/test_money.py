@@ -231,7 +231,7 @@ def test_a_day_is_capped_over_processes(tmp_path: Path, monkeypatch: pytest.Monk
                 try:
                     num_written += len(write(cloud, "cloud").run().token_ids)
                 except BudgetSpent as error:
-                    assert number == 2 and "today cost" in str(error)
+                    assert number == 2 and "Today's requests have cost" in str(error)
                     break
         assert num_written == 80
         with closing(skydraft.connect(f"{front.url}/v1/", price="0,0,1", max_cost=1e-3)) as cloud:
@@ -320,3 +320,20 @@ def test_what_was_sent_by_a_process_that_was_killed_is_in_the_sum(tmp_path: Path
         assert len(front.generating) == 1
     [cost] = json.loads((tmp_path / "spent.json").read_text())["costs"].values()
     assert cost == len(PROMPT)
+
+
+def test_a_text_that_is_closed_as_its_process_ends_is_in_the_sum(tmp_path: Path) -> None:
+    ask = (
+        "import atexit, skydraft, sys\n"
+        "from tests.hostile.texts import write\n"
+        "text = write(skydraft.connect(sys.argv[1], price='0,0,1e6'), 'cloud')\n"
+        "rounds = text.rounds()\n"
+        "next(rounds), next(rounds)\n"
+        "atexit.register(text.close)\n"  # when threads of executors have ended
+    )
+    env = os.environ | {"SKYDRAFT_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    with fake("llama-server", TARGET) as server:
+        ended = subprocess.run([sys.executable, "-c", ask, server.url], env=env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    [cost] = json.loads((tmp_path / "spent.json").read_text())["costs"].values()
+    assert cost >= 2

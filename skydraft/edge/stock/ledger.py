@@ -6,11 +6,13 @@ Each request that goes out is noted here and only here: answered or not, the fir
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from skydraft.decoding.receipt import Sent
 from skydraft.edge.budget import Budget
 from skydraft.engines.vocab import TokenIds
+from skydraft.errors import BudgetSpent
 from skydraft.types import LinkCost
 
 
@@ -94,8 +96,9 @@ class Ledger:
         self.spent += cost if self.tells_cached else replace(cost, tokens_hit=0)
 
     async def settle(self) -> None:
-        """Bring all costs into the sum of the day."""
-        await self._budget.settle(is_known=True)
+        """Bring all costs into the sum of the day, if it can be kept; `allow` finds out."""
+        with suppress(BudgetSpent):
+            await self._budget.settle()
 
 
 class Request:

@@ -227,7 +227,9 @@ class Events:
 
     async def arriving(self, waiting: Waiting) -> Any:
         """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`."""
-        return self._queue.get_nowait() if self.has_more else await self._wait(waiting)
+        if self.has_more:
+            return self._queue.get_nowait()
+        return await self._wire.patiently(self._queue.get(), self._life, waiting)
 
     def read(self, came: Any) -> Any:
         """The event that came; None for the end. Raises a SkydraftError, also the one that ended the answer."""
@@ -236,9 +238,6 @@ class Events:
         if isinstance(came, SkydraftError):
             raise came
         return came and parsed(came)
-
-    async def _wait(self, waiting: Waiting) -> Any:
-        return await self._wire.patiently(self._queue.get(), self._life, waiting)
 
     @property
     def has_more(self) -> bool:

@@ -23,8 +23,6 @@ _SOON = Waiting(0.5, 0.5, 0.5)
 _CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
 _FAILED = ("error", "abort", "insufficient_system_resource", "network_error")
 _FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
-
-
 FILTERED = Row(-1, finish="content_filter")
 
 
@@ -60,7 +58,7 @@ class Writing:
         return bool(self._rows)
 
     async def rest(self, *, is_last: bool) -> None:
-        """Read the end of an answer that is whole, or that must be after this token: it tells what was in the cache."""
+        """Read the end of an answer, if it is whole or this token `is_last`: it tells what was in the cache."""
         with suppress(SkydraftError):
             while (is_last or self.is_whole) and not self._is_over:
                 await self._next(_SOON)
@@ -183,7 +181,7 @@ class TextWriting(Writing):
         elif isinstance(self.error, ContentFiltered) or not self._has_ended:
             return self._last_row()
         else:
-            token_id = self._end_id if drafted not in self._vocab.end_ids or drafted is None else drafted
+            token_id = drafted if drafted is not None and drafted in self._vocab.end_ids else self._end_id
         self._own.append(token_id)
         return Row(token_id)
 

@@ -103,7 +103,7 @@ def test_verdicts_of_an_older_version_are_made_anew(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     assert not read_records(path).verdicts
     status, _, err = invoke("report", str(tmp_path / "out"))
-    assert status == 0 and f"{len(records.verdicts)} answers were not judged, or by an older version" in err
+    assert status == 0 and f"without a verdict of this version, which do not count: {len(records.verdicts)}." in err
     assert run(file, tmp_path / "out").verdicts == records.verdicts
     assert "not judged" not in invoke("report", str(tmp_path / "out"))[2]
 
