@@ -71,7 +71,7 @@ def _cut_marks(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> tuple[l
     That text is of digits, which templates and JSON leave as they are, and random, so that no one can write it before.
     Raises PromptError.
     """
-    cut = f"{secrets.randbits(64):020}"
+    cut = f"{secrets.randbelow(10**12):012}"
 
     def change(text: str) -> str:
         return vocab.marks.sub(rf"\g<0>{cut}", text)
