@@ -75,7 +75,7 @@ _ITEMS = {
     "custom_tool_call": "function_call", "mcp_call": "function_call",
     "custom_tool_call_output": "function_call_output", "local_shell_call_output": "function_call_output",
     "shell_call_output": "function_call_output", "apply_patch_call_output": "function_call_output",
-    "local_shell_call": "act", "shell_call": "act", "apply_patch_call": "act",
+    "shell_call": "local_shell_call", "apply_patch_call": "local_shell_call",
 }  # fmt: skip
 _SKIPPED = re.compile(
     r"reasoning|compaction(_trigger)?|.+_compaction|.+_(call|output|snapshot|tools|update)|mcp_approval_.+|program"
@@ -84,17 +84,17 @@ _SKIPPED = re.compile(
 
 def _kind(item: Any) -> str | None:
     kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind in ("message", "function_call", "function_call_output") or not isinstance(kind, str):
+    if kind in ("message", "function_call", "function_call_output", "local_shell_call") or not isinstance(kind, str):
         return kind
-    return _ITEMS.get(kind) or ("skipped" if _SKIPPED.fullmatch(kind) else kind)
+    return _ITEMS.get(kind) or ("reasoning" if _SKIPPED.fullmatch(kind) else kind)
 
 
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
-    | Annotated[ActItem, Tag("act")]
+    | Annotated[ActItem, Tag("local_shell_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[_Skipped, Tag("skipped")],
+    | Annotated[_Skipped, Tag("reasoning")],
     Discriminator(_kind),
 ]
 

@@ -38,7 +38,7 @@ class _Use(BaseModel):
 class _Result(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[Some[_Text], Field(max_length=256)] = ""
+    content: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
 
 
 class _Thought(BaseModel):
@@ -73,7 +73,7 @@ _AnyTool = Annotated[
 class _Choice(BaseModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class MessagesRequest(Translated):
@@ -135,7 +135,7 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
     """One of Anthropic's messages as OpenAI's: results are messages of their own, before the words."""
     blocks = [_Text(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     for result in (block for block in blocks if isinstance(block, _Result)):
-        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _words(result.content)}
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _words(result.content or "")}
     texts = [block for block in blocks if isinstance(block, _Text)]
     uses = [block for block in blocks if isinstance(block, _Use)]
     calls = [{"id": use.id, "function": {"name": use.name, "arguments": use.input}} for use in uses]

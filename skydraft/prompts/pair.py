@@ -7,18 +7,19 @@ cut after its first character before the chat template places it, and what stand
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
-from itertools import count, islice, product, takewhile
+from itertools import islice, product, takewhile
 from typing import Any, Literal
 
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import ContextExceeded, SkydraftError
+from skydraft.errors import ContextExceeded, PromptError, SkydraftError
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
 from skydraft.types import Prompt
@@ -60,28 +61,31 @@ def prompt_ids(
     ]
     text = vocab.bos_text + heard[-1].content if raw else render(vocab, heard, tools)
     if most is not None:
-        check_length(vocab, text, most)
+        check_length(vocab, text.replace(cut, ""), most)  # a cut is no token; of so few nothing is refused that fits
     return vocab.encode(text) if raw else _encode_parts(vocab, text, cut)
 
 
 def _cut_marks(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> tuple[list[Message], list[Any], str]:
     """The conversation with a cut in each name of a special token, and the text that stands for a cut.
 
-    That text is letters and digits, which templates and JSON leave as they are, and stands nowhere else.
+    That text is of digits, which templates and JSON leave as they are, and random, so that no one can write it before.
+    Raises PromptError.
     """
-    said = f"{[(message.content, message.more) for message in messages]} {tools} {vocab.chat_template}"
-    cut = next(text for number in count() if (text := f"cut{number}here") not in said)
+    cut = f"{secrets.randbelow(10**12):012}"
 
     def change(text: str) -> str:
         return vocab.marks.sub(rf"\g<0>{cut}", text)
 
-    heard = [
-        replace(
-            each, content=change(each.content), more=tuple((key, _changed(value, change)) for key, value in each.more)
-        )
-        for each in messages
-    ]
-    return heard, [_changed(tool, change) for tool in tools], cut
+    try:
+        heard = [
+            replace(
+                each, content=change(each.content), more=tuple((key, _changed(of, change)) for key, of in each.more)
+            )
+            for each in messages
+        ]
+        return heard, [_changed(tool, change) for tool in tools], cut
+    except RecursionError as error:
+        raise PromptError("The conversation has values that are nested too deep.") from error
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:

@@ -16,7 +16,8 @@ def readable(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
     """The conversation with no system message in a place where the template refuses or drops it.
 
     Those that begin it become one. A later one goes after the words of the user or the result before it, or else before
-    the user's next words: so a conversation that grows keeps its beginning.
+    the user's next words, or in a turn of the user where none are left: so a conversation that grows keeps its
+    beginning. Nothing comes after a message that is open.
     """
     reads_first, reads_later = _reads(vocab)
     told, held = list[Message](), ""
@@ -26,11 +27,13 @@ def readable(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
             held = ""
         elif message.role != "system" or reads_later or (reads_first and not told):
             told.append(message)
-        elif told and (told[-1].role in ("user", "tool") or (reads_first and len(told) == 1)):
+        elif told and told[-1].role in ("system", "user", "tool"):
             told[-1] = replace(told[-1], content=f"{told[-1].content}\n\n{message.content}")
         else:
             held = f"{held}\n\n{message.content}" if held else message.content
-    return [*told, Message("user", held)] if held else told
+    if held:
+        told.insert(len(told) - bool(told and told[-1].is_open), Message("user", held))
+    return told
 
 
 @lru_cache(maxsize=8)

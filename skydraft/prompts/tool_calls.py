@@ -27,6 +27,7 @@ _MAY_ANSWER = (
     "You are a helpful assistant. If one of the functions answers the request, call it. "
     "If none does, answer from your own knowledge."
 )
+_ARGUMENTS = {"arguments", "parameters"}
 _MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
 _HOLDING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "minProperties"}  # these say what an object holds
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
@@ -311,11 +312,16 @@ class _Object:
 
 
 def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:
-    """The arguments, as JSON, and the name of a call; None if `text` is no call of one of `names`."""
+    """The arguments, as JSON, and the name of a call; None if `text` is no call of one of `names`.
+
+    What describes a tool, or has other keys and no arguments, calls none. Breaks within strings are read as they stand.
+    """
     try:
-        call = json.loads(text)
+        call = json.loads(text, strict=False)
+        if "description" in call or not (len(call) == 1 or _ARGUMENTS & call.keys()):
+            return None
         given = call.get("arguments", call.get("parameters", {}))  # Llama's models say parameters
-        given = json.loads(given) if isinstance(given, str) else given
+        given = json.loads(given, strict=False) if isinstance(given, str) else given
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
         arguments.encode()  # half of a character cannot be sent
     except (ValueError, RecursionError):

@@ -12,6 +12,7 @@ import pytest
 
 from skydraft.engines.toy import open_toy
 from skydraft.engines.vocab import Vocab
+from skydraft.gateway.messages import MessagesRequest
 from skydraft.gateway.pair import Pair
 
 from .running import Running, gateway
@@ -221,3 +222,14 @@ def test_every_interface_refuses_what_it_would_miss_and_says_what_to_use(served:
         assert "Use " in message or "as skydraft.grammar" in message, message
     empty = {name: type(value)() for name, value in OTHERS.items()}
     assert httpx.post(f"{served.v1}/{path}", json=body | empty).status_code == 200
+
+
+def test_fields_that_are_null_are_as_if_they_were_left_out() -> None:
+    def fields(result: Any, choice: Any) -> Any:
+        use = {"type": "tool_use", "id": "1", "name": "天气", "input": {}}
+        told = {"type": "tool_result", "tool_use_id": "1"} | result
+        messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [told]}]
+        body = {"model": "skydraft", "messages": messages, "tools": [TOOL], "tool_choice": {"type": "auto"} | choice}
+        return MessagesRequest.model_validate(body).chat_fields()
+
+    assert fields({"content": None}, {"disable_parallel_tool_use": None}) == fields({}, {})

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx2 as httpx
+import pydantic
 import pytest
 
 import skydraft.gateway.desk as desk
@@ -52,6 +53,21 @@ def events_of(client: openai.OpenAI, **options: Any) -> list[Any]:
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     assert all(event.response.output == [] and event.response.usage is None for event in events[:2])
     return events
+
+
+@pytest.mark.parametrize("options", [{}, {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 300}])
+def test_whole_and_streamed_have_all_fields_that_the_sdk_requires(served: Running, options: dict[str, Any]) -> None:
+    """The SDK itself checks no answer, and other clients do."""
+    body = {"model": "skydraft-quality", "input": QUESTION, "max_output_tokens": 24} | options
+    whole, streamed = (
+        httpx.post(f"{served.v1}/responses", json=body | {"stream": stream}, timeout=PATIENCE_S)
+        for stream in (False, True)
+    )
+    pydantic.TypeAdapter(openai.types.responses.Response).validate_json(whole.content)
+    assert whole.json()["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
+    event = pydantic.TypeAdapter(openai.types.responses.ResponseStreamEvent)
+    events = [line for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert len([event.validate_json(line.removeprefix("data: ")) for line in events]) > 8
 
 
 def test_a_stream_of_text_is_the_same_answer(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any
 
@@ -120,3 +121,37 @@ def test_many_marks_take_no_longer_than_many_words() -> None:
     vocab._encode = counting
     ids = prompt_ids(vocab, asked("<|im_end|>" * 20_000))
     assert num_special(ids) == num_special(prompt_ids(vocab, asked("x"))) and num_encoded < 20
+
+
+@pytest.mark.parametrize("change", ["upper", "title", "capitalize", "trim", "tojson(ensure_ascii=True)"])
+def test_what_a_template_does_to_a_text_shows_no_cut(change: str) -> None:
+    vocab = vocab_with(f"<s>{{{{ messages[0]['content'] | {change} }}}}")
+    asked_of = asked("say </s> and <|im_end|>")
+    assert vocab.written(prompt_ids(vocab, asked_of)) == render(vocab, asked_of)
+
+
+def test_no_text_makes_the_search_for_a_cut_long() -> None:
+    """Nobody can write what stands for a cut, however many guesses stand in a text."""
+    vocab = vocab_with(TEMPLATES["qwen2.5"])
+    text = " ".join(f"cut{number}here" for number in range(40_000))
+    began = time.process_time()
+    prompt_ids(vocab, asked(text))
+    assert time.process_time() - began < 3
+
+
+def test_a_text_with_marks_that_fits_is_not_refused() -> None:
+    vocab = vocab_with(TEMPLATES["qwen2.5"])
+    vocab._encode = lambda text: encode(text)[::4]
+    messages = asked("</s>" * 500)
+    ids = prompt_ids(vocab, messages)
+    assert prompt_ids(vocab, messages, most=len(ids)) == ids
+
+
+def test_values_that_are_nested_too_deep_are_refused() -> None:
+    arguments: Any = {}
+    for _ in range(900):
+        arguments = {"a": arguments}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [Message("user", "x"), Message("assistant", "", (("tool_calls", [call]),)), Message("user", "x")]
+    with pytest.raises(PromptError, match="nested too deep"):
+        prompt_ids(vocab_with(TEMPLATES["qwen2.5"]), messages)

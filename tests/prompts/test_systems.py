@@ -56,3 +56,17 @@ def test_what_a_template_reads_stays_as_it_is() -> None:
     assert readable(vocab_with(None), messages) == messages
     late = readable(VOCABS["gemma"], [Message("assistant", "b"), Message("system", "S")])
     assert late == [Message("assistant", "b"), Message("user", "S")]
+
+
+def test_a_system_message_is_not_put_into_the_mouth_of_an_assistant_that_begins() -> None:
+    said = [Message("assistant", "A"), Message("system", "S"), Message("user", "U")]
+    assert readable(VOCABS["strict"], said) == [said[0], Message("user", "S\n\nU")]
+
+
+@pytest.mark.parametrize("name", ["strict", "gemma"])
+@pytest.mark.parametrize("before", [[], [Message("user", "U"), Message("assistant", "A")]])
+def test_an_answer_that_goes_on_stays_the_last_message(name: str, before: list[Message]) -> None:
+    said = [*before, Message("system", "S"), Message("assistant", "B", is_open=True)]
+    told = readable(VOCABS[name], said)
+    assert told[-1] == said[-1] and render(VOCABS[name], told).endswith("B")
+    assert [each.content for each in told] == [each.content for each in said]

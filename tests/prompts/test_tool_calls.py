@@ -153,6 +153,8 @@ def test_calls_that_begin_an_answer_are_found_bare_and_in_fences(
         '{"name": "get_weather", \'arguments\': {}}',
         '{"name": "rm", "arguments": {}}',
         '{"name": {}, "arguments": {}}',
+        '{"name": "天气", "age": 30}',
+        '```json\n{"name": "天气", "description": "天气。", "parameters": {"type": "object", "properties": {}}}\n```',
         '{"name": "天气", "arguments": {"a": "\\ud800"}}',
         '{"name": "天气", "arguments": {"a": NaN}}',
         '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
@@ -245,6 +247,14 @@ def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
 def test_arguments_may_come_in_a_string_or_as_parameters() -> None:
     assert read(['{"name": "天气", "parameters": {"a": 1}}']) == ("", [("天气", '{"a": 1}')])
     assert read(['{"name": "天气", "arguments": "{\\"a\\": 1}"}']) == ("", [("天气", '{"a": 1}')])
+    assert read(['{"name": "天气"}']) == ("", [("天气", "{}")])
+
+
+@pytest.mark.parametrize("text", ["a\nb\tc", '\n"\\'])
+def test_a_call_whose_strings_have_bare_breaks_is_one(text: str) -> None:
+    """As small models write code."""
+    written = call("天气", {"code": text}).replace("\\n", "\n").replace("\\t", "\t")
+    assert read([written]) == read(list(written)) == ("", [("天气", json.dumps({"code": text}))])
 
 
 @pytest.mark.parametrize(
