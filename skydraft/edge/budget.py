@@ -112,10 +112,10 @@ class Budget:
         if self.day_sum is None or self.prices is None:
             return
         async with self._settling:
-            self._begin_day()
+            today = self._begin_day()
             cost, self._unsettled = self._unsettled, 0.0
             self._settled += cost
-            adding = asyncio.ensure_future(asyncio.to_thread(self.day_sum.add, self._day, cost))
+            adding = asyncio.ensure_future(asyncio.to_thread(self.day_sum.add, today, cost))
             try:
                 self._day, self._settled = await asyncio.shield(adding)  # it ends whoever is cancelled here
             except OSError as error:
@@ -123,7 +123,9 @@ class Budget:
                 if self._max_cost is not None and not is_known:
                     raise BudgetSpent(f"what they cost cannot be kept in {self.day_sum.path} ({error}).") from error
 
-    def _begin_day(self) -> None:
-        """A clock that steps back begins no new day."""
+    def _begin_day(self) -> int:
+        """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`."""
         if (today := int(time.time() // 86400)) > self._day:
-            self._day, self._num_calls, self._settled, self._unsettled = today, 0, 0.0, 0.0
+            self._num_calls, self._settled, self._unsettled = 0, 0.0, 0.0
+        self._day = max(min(self._day, today + 1), today)
+        return today
