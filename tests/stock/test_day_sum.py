@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,61 @@ from skydraft.decoding.prices import Prices
 from skydraft.edge.budget import Budget, DaySum
 from skydraft.errors import BudgetSpent
 from skydraft.types import LinkCost
+from tests.hostile.texts import LENGTH, TARGET
+from tests.stock.fakes import Fake, fake
+from tests.stock.front import Front
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    with fake("llama-server", TARGET, token_s=0.02) as server, Front(server.url) as front:
+        yield front
+
+
+def process(front: Front, home: Path, does: str) -> subprocess.Popen[str]:
+    """Another process, in which a written token costs 1."""
+    begins = (
+        "import os, skydraft, sys, time\n"
+        "from tests.hostile.texts import write\n"
+        "cloud = skydraft.connect(sys.argv[1], price='0,0,1e6')\n"
+    )
+    env = os.environ | {"SKYDRAFT_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", begins + does, front.url], env=env, stderr=subprocess.PIPE, text=True
+    )
+
+
+def day_sum(home: Path) -> float:
+    return sum(json.loads((home / "spent.json").read_text())["costs"].values())
+
+
+def num_written(front: Front) -> int:
+    return sum(post.num_written(TARGET.vocab.encode) for post in front.generating)
+
+
+@pytest.mark.parametrize(
+    ("does", "least"),
+    [
+        ("write(cloud, 'cloud').run()", LENGTH),
+        ("tokens = iter(write(cloud, 'cloud'))\n[next(tokens) for _ in range(5)]", 5),
+        ("generation = write(cloud, 'cloud')\nnext(iter(generation))\ngeneration.close()", 1),
+    ],
+    ids=["a whole text", "a text under way", "a text that was closed"],
+)
+def test_a_process_that_closes_nothing_leaves_its_cost(front: Front, does: str, least: int, tmp_path: Path) -> None:
+    """What was read is in it, and nothing is complained about."""
+    with process(front, tmp_path, does) as ended:
+        assert ended.communicate(timeout=30)[1] == ""
+    assert day_sum(tmp_path) >= least
+
+
+def test_a_process_that_is_killed_in_a_long_text_leaves_its_cost(front: Front, tmp_path: Path) -> None:
+    """A moment of it may be missing."""
+    with process(front, tmp_path, "write(cloud, 'cloud', length=1000).run()") as killed:
+        Fake.wait_until(lambda: num_written(front) > 120)
+        killed.kill()
+        killed.communicate()
+    assert day_sum(tmp_path) >= 40
 
 
 def test_a_clock_that_was_ahead_lets_no_more_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
