@@ -118,11 +118,17 @@ class Budget:
         and has a limit, unless it `is_known` what may be asked."""
         if self.day_sum is None or self.prices is None:
             return
-        await asyncio.shield(asyncio.ensure_future(self._add(self.day_sum)))  # it ends whoever is cancelled here
+        if self._is_worth_waiting:
+            await self._adding(self.day_sum, is_asked=True)
         if self._error is not None and self._max_cost is not None and not is_known:
             raise BudgetSpent(f"what they cost cannot be kept in {self.day_sum.path} ({self._error}).") from self._error
         if self._soon is not None and not self._unsettled:
             self._soon.cancel()
+
+    @property
+    def _is_worth_waiting(self) -> bool:
+        """Whether texts wait for the sum: without a limit not again, once it could not be kept."""
+        return self._max_cost is not None or self._error is None
 
     async def _settle_soon(self, day_sum: DaySum) -> None:
         """Settle in a moment, or at once when the process ends; again and again until it is done."""
@@ -133,10 +139,16 @@ class Budget:
             except asyncio.CancelledError:
                 is_last = True
             if self._unsettled:
-                await self._add(day_sum)
+                await self._adding(day_sum)
 
-    async def _add(self, day_sum: DaySum) -> None:
+    def _adding(self, day_sum: DaySum, *, is_asked: bool = False) -> asyncio.Future[None]:
+        """It comes to its end whoever is cancelled while waiting for it."""
+        return asyncio.shield(asyncio.ensure_future(self._add(day_sum, is_asked=is_asked)))
+
+    async def _add(self, day_sum: DaySum, *, is_asked: bool) -> None:
         async with self._settling:
+            if is_asked and not self._is_worth_waiting:
+                return
             today = self._begin_day()
             cost, self._unsettled = self._unsettled, 0.0
             self._settled += cost

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import skydraft
 from skydraft.decoding.prices import Prices
 from skydraft.edge.budget import Budget, DaySum
 from skydraft.errors import BudgetSpent
 from skydraft.types import LinkCost
-from tests.hostile.texts import LENGTH, TARGET
+from tests.hostile.texts import LENGTH, TARGET, write
 from tests.stock.fakes import Fake, fake
 from tests.stock.front import Front
 
@@ -36,9 +39,8 @@ def process(front: Front, home: Path, does: str) -> subprocess.Popen[str]:
         "cloud = skydraft.connect(sys.argv[1], price='0,0,1e6')\n"
     )
     env = os.environ | {"SKYDRAFT_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(
-        [sys.executable, "-c", begins + does, front.url], env=env, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", begins + does, front.url]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
 
 
 def day_sum(home: Path) -> float:
@@ -101,3 +103,21 @@ def test_a_clock_that_was_ahead_lets_no_more_out(tmp_path: Path, monkeypatch: py
             await spend(budget)
 
     asyncio.run(all_days())
+
+
+def test_a_sum_that_is_locked_costs_no_text_without_a_limit(
+    front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
+    monkeypatch.setattr("skydraft.edge.budget._LOCK_S", 1.0)
+    with (tmp_path / "spent.json.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with closing(skydraft.connect(front.url, price="0,0,1e6", timeout_s=5)) as cloud:
+            began = time.monotonic()
+            for plan in ("gated", "cloud"):
+                generation = write(cloud, plan).run()
+                assert len(generation.token_ids) == LENGTH and generation.receipt.calls
+            assert time.monotonic() - began < 5
+            fcntl.flock(held, fcntl.LOCK_UN)
+            Fake.wait_until(lambda: (tmp_path / "spent.json").exists())
+    assert day_sum(tmp_path) >= num_written(front) and not caplog.records
