@@ -13,6 +13,8 @@ from skydraft.edge.budget import Budget
 from skydraft.engines.vocab import TokenIds
 from skydraft.types import LinkCost
 
+_COARSE = 4096  # bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Carried:
@@ -62,6 +64,13 @@ class Ledger:
         """Tokens of the text's prompt that were in the server's cache, as its first answer says."""
         known = self._first.usage.num_cached if self._first and self.tells_cached else 0
         return min(known, self._num_prompt_tokens)
+
+    @property
+    def told(self) -> LinkCost:
+        """What is told of `spent`: bytes that came are rounded up where a hit, which makes an answer shorter, is not
+        told."""
+        spent, coarse = self.spent, 1 if self.tells_cached else _COARSE
+        return replace(spent, bytes_down=-(-spent.bytes_down // coarse) * coarse)
 
     async def allow(self, carried: Carried) -> None:
         """Take a request from the budget. Raises BudgetSpent instead if it may not go out."""

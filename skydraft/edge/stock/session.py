@@ -132,7 +132,7 @@ class StockSession:
     @property
     def spent(self) -> LinkCost:
         """Bytes, requests and tokens of all requests so far. Any thread may call this."""
-        return self._ledger.spent
+        return self._ledger.told
 
     def expect(self, target: TargetId | None) -> None:
         """Do nothing: one server has one target."""
