@@ -206,6 +206,27 @@ def test_the_servers_own_counts_are_paid_where_they_are_larger(dialect: str, tmp
     assert stats.cached_tokens.cloud <= generation.num_prompt_tokens
 
 
+HIDDEN = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
+
+
+@pytest.mark.parametrize(
+    ("last", "counts"),
+    [
+        ({"choices": [], "usage": HIDDEN}, (32, 103)),  # xAI, Gemini: tokens of thoughts that nobody sees
+        ({"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 9)),  # Moonshot
+        ({"choices": [], "usage": {"total_tokens": 135}}, (2, 1)),
+    ],
+)
+def test_counts_of_hosts_that_count_otherwise_are_paid(last: Any, counts: tuple[int, int], tmp_path: Path) -> None:
+    events = [{"choices": [{"index": 0, "delta": {"content": "语"}, "finish_reason": "stop"}]}, last]
+    body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+    with standing("dashscope", tmp_path) as front, closing(connect(front, "dashscope", price="1,2,3")) as cloud:
+        write(cloud, "cloud", raw=False, length=1).run()
+        front.fates.append("says " + body.decode())
+        stats = write(cloud, "cloud", raw=False, length=1).run().stats
+    assert (stats.tokens_in, stats.tokens_out) == counts
+
+
 def test_the_question_whether_a_chat_goes_on_costs_money(tmp_path: Path) -> None:
     with standing("dashscope", tmp_path) as front, closing(connect(front, "dashscope", price="1,2,3")) as cloud:
         receipts = [write(cloud, "cloud", raw=False, length=4).run().receipt for _ in range(2)]
