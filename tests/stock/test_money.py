@@ -186,6 +186,30 @@ def test_a_check_that_fails_costs_what_was_sent(monkeypatch: pytest.MonkeyPatch)
     assert receipt.cost == pytest.approx(sum(2.0 * num_read(post) for post in front.generating) / 1e6)
 
 
+@pytest.mark.parametrize("fate", ["keeps", "cut 300", "a cancelled text"])
+def test_a_check_whose_answer_is_lost_costs_what_was_written(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.edge.stock.meeting.Met.checks", lambda met, num_draft: num_draft > 0)
+    with (
+        fake("vllm", TARGET) as server,
+        Front(server.url) as front,
+        closing(skydraft.connect(front.url, timeout_s=10, price="0,0,1e6")) as cloud,
+    ):
+        assert cloud.facts(None) is not None
+        front.posts.clear()
+        front.fates += ["silent" if fate == "a cancelled text" else fate] * 100
+        generation = write(cloud, "gated")
+        if fate == "a cancelled text":
+            with ThreadPoolExecutor() as pool:
+                running = pool.submit(generation.run)
+                Fake.wait_until(lambda: bool(front.generating))
+                generation.cancel()
+            assert isinstance(running.exception(), CloudLost | None)
+        else:
+            generation.run()
+        Fake.wait_until(lambda: generation.receipt.cost == sum(len(post.prompts) for post in front.generating))
+        assert front.generating
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "dashscope"])
 def test_the_servers_own_counts_are_paid_where_they_are_larger(dialect: str, tmp_path: Path) -> None:
     """A server has a template of its own, and other tokens."""

@@ -21,12 +21,13 @@ class Carried:
     """What the server has to read: `num_tokens` of prompts; 0 for a request that costs nothing.
 
     A request that carries a text is a call: `generated` are the text's tokens after its prompt, of which the first
-    `num_committed` stay.
+    `num_committed` stay. An answer in one piece has `num_written` tokens.
     """
 
     num_tokens: int = 0
     generated: TokenIds | Seq[int] | None = None
     num_committed: int = 0
+    num_written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,11 @@ class Request:
     def came(self, num_bytes: int) -> None:
         """Note bytes of the answer."""
         self._ledger.note(LinkCost(bytes_down=num_bytes))
+
+    def is_lost(self) -> None:
+        """Note what was written, perhaps, for an answer that did not come. It costs nothing if it did not go out."""
+        if self.usage.num_read:
+            self._ledger.note(LinkCost(tokens_out=self._carried.num_written))
 
     def says(self, told: Usage) -> None:
         """Note what the answer says of its cost so far: of each count the larger one, by the server or by us."""
