@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from skydraft.errors import OptionError
 from skydraft.types import LinkCost
+
+_MOST = 1e12  # what no sum of them can make infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,14 @@ class Prices:
 
 
 def parse_prices(text: str) -> Prices:
-    """`HIT,MISS,OUT`, none below 0. Raises OptionError."""
+    """`HIT,MISS,OUT`. Raises OptionError."""
     try:
         numbers = [float(each) for each in text.split(",")]
     except ValueError:
         numbers = []
-    if len(numbers) != 3 or not all(0 <= number < math.inf for number in numbers):
+    if len(numbers) != 3 or not all(0 <= number <= _MOST for number in numbers):
         raise OptionError(
-            f"--price must be three numbers of at least 0, not '{text}'.",
+            f"--price must be three numbers from 0 to {_MOST:g}, not '{text}'.",
             hint="Prices of a million tokens: cached, read, written; for example --price 0.02,1,4.",
         )
     return Prices(*numbers)

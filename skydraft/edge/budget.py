@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from filelock import FileLock
 from pydantic import Field, TypeAdapter
@@ -16,7 +17,9 @@ from skydraft.errors import BudgetSpent, OptionError
 from skydraft.files import read_file, set_aside, write_whole
 from skydraft.types import LinkCost
 
+T = TypeVar("T")
 _LOCK_S = 5.0
+_SOON_S = 1.0  # a process that is killed takes what it paid since with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Budget:
         self._settling = asyncio.Lock()
         self._day, self._num_calls = 0, 0
         self._settled, self._unsettled = 0.0, 0.0  # cost that is in the sum of the day, and that is not yet
+        self._soon: asyncio.Task[None] | None = None
+        self._error: OSError | None = None  # why the sum could not be kept, the last time
 
     def check(self) -> None:
         """Raise BudgetSpent if nothing more may be asked today."""
@@ -102,37 +107,69 @@ class Budget:
         self._num_calls = max(self._num_calls - 1, 0)
 
     def pay(self, link: LinkCost) -> None:
-        """Note the price of a request."""
+        """Note the price of a request, which comes into the sum of the day soon, if nobody settles before."""
         self._begin_day()
         self._unsettled += self.prices.of(link) if self.prices else 0.0
+        if self.day_sum is not None and self._unsettled and (self._soon is None or self._soon.done()):
+            self._soon = asyncio.ensure_future(self._settle_soon(self.day_sum))
 
     async def settle(self) -> None:
         """Bring what was paid into the sum of the day, and learn that sum. Raises BudgetSpent where it cannot be kept
         and has a limit."""
         if self.day_sum is None or self.prices is None:
             return
+        if self._is_worth_waiting:
+            await self._adding(self.day_sum, is_asked=True)
+        if (error := self._error) is not None and self._max_cost is not None:
+            raise BudgetSpent(f"The sum of today's costs cannot be kept in {self.day_sum.path} ({error}).") from error
+        if self._soon is not None and not self._unsettled:
+            self._soon.cancel()
+
+    @property
+    def _is_worth_waiting(self) -> bool:
+        """Whether texts wait for the sum: without a limit not again, once it could not be kept."""
+        return self._max_cost is not None or self._error is None
+
+    async def _settle_soon(self, day_sum: DaySum) -> None:
+        """Settle in a moment, or at once when the process ends; again and again until it is done."""
+        is_last = False
+        while self._unsettled and not is_last:
+            try:
+                await asyncio.sleep(_SOON_S)
+            except asyncio.CancelledError:
+                is_last = True
+            if self._unsettled:
+                await self._adding(day_sum)
+
+    def _adding(self, day_sum: DaySum, *, is_asked: bool = False) -> asyncio.Future[None]:
+        """It comes to its end whoever is cancelled while waiting for it."""
+        return asyncio.shield(asyncio.ensure_future(self._add(day_sum, is_asked=is_asked)))
+
+    async def _add(self, day_sum: DaySum, *, is_asked: bool) -> None:
         async with self._settling:
-            self._begin_day()
+            if is_asked and not self._is_worth_waiting:
+                return
+            today = self._begin_day()
             cost, self._unsettled = self._unsettled, 0.0
             self._settled += cost
-            adding = asyncio.ensure_future(_added(self.day_sum, self._day, cost))
             try:
-                self._day, self._settled = await asyncio.shield(adding)  # it ends whoever is cancelled here
+                self._day, self._settled = await _in_thread(lambda: day_sum.add(today, cost))
+                self._error = None
             except OSError as error:
-                self._settled, self._unsettled = self._settled - cost, self._unsettled + cost
-                if self._max_cost is not None:
-                    raise BudgetSpent(
-                        f"The sum of today's costs cannot be kept in {self.day_sum.path} ({error})."
-                    ) from error
+                self._settled, self._unsettled, self._error = self._settled - cost, self._unsettled + cost, error
 
-    def _begin_day(self) -> None:
-        """A clock that steps back begins no new day."""
+    def _begin_day(self) -> int:
+        """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`."""
         if (today := int(time.time() // 86400)) > self._day:
-            self._day, self._num_calls, self._settled, self._unsettled = today, 0, 0.0, 0.0
+            self._num_calls, self._settled, self._unsettled = 0, 0.0, 0.0
+        self._day = max(min(self._day, today + 1), today)
+        return today
 
 
-async def _added(day_sum: DaySum, day: int, cost: float) -> tuple[int, float]:
+async def _in_thread(work: Callable[[], T]) -> T:
+    """The result of work that may wait; it is done here when the interpreter ends and has no threads left."""
     try:
-        return await asyncio.to_thread(day_sum.add, day, cost)
-    except RuntimeError:  # the interpreter ends, and has no more threads
-        return day_sum.add(day, cost)
+        working = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:
+        return work()
+    return await working

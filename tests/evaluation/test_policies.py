@@ -116,7 +116,9 @@ def test_a_stream_that_costs_least_is_said() -> None:
     assert "Stream" not in "".join(table(known, Prices(0.0, 0.0, 1.0)))
 
 
-@pytest.mark.parametrize("text", ["", "1", "1,2", "1,2,3,4", "1,2,-1", "1,nan,2", "inf,1,1", "a,b,c", "1;2;3"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "1,2", "1,2,3,4", "1,2,-1", "1,nan,2", "inf,1,1", "1,1e308,1", "a,b,c", "1;2;3"]
+)
 def test_other_prices_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(OptionError, match="three numbers") as refused:
         parse_prices(text)

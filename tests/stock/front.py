@@ -71,7 +71,8 @@ class Post:
 
 class Front:
     """It listens on a port of its own and passes requests on. `fates` are those of the next that generate: a status,
-    "hangs up", "silent", "says BODY", or "cut N" after N bytes of the answer; then, and with "", all is well."""
+    "hangs up", "silent", "says BODY", "keeps" the whole answer, or "cut N" after N bytes of it; then, and with "", all
+    is well."""
 
     def __init__(self, url: str) -> None:
         self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
@@ -172,6 +173,9 @@ class Front:
         try:
             up_writer.write(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1).replace(b"keep-alive", b"close"))
             head = await up_reader.readuntil(b"\r\n\r\n")
+            if fate == "keeps":
+                post.told += head + await up_reader.read()
+                return False
             writer.write(re.sub(rb"(?i)connection: *close\r\n", b"", head))
             post.told += head
             while data := await up_reader.read(65536):

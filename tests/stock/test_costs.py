@@ -68,7 +68,7 @@ def test_measuring_is_paid_for_and_takes_no_call_of_a_text(memory: Path) -> None
             how: Any = {"price": price, "max_cost": in_budget, "max_calls": 1}
             with closing(skydraft.connect(f"{server.url}/v1", **how)) as cloud:
                 assert cloud.facts(None) is not None
-                with pytest.raises(BudgetSpent, match="the requests of today cost"):
+                with pytest.raises(BudgetSpent, match="Today's requests have cost"):
                     write(cloud, "cloud").run()
             with closing(skydraft.connect(f"{server.url}/v1", **how)) as cloud, pytest.raises(BudgetSpent):
                 write(cloud, "cloud").run()  # the day is the same

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
@@ -151,3 +152,18 @@ def test_a_storm_is_not_answered_by_a_storm() -> None:
         with pytest.raises(SkydraftError):
             write(cloud, "cloud").run()
         assert 2 <= sum(asked.path in GENERATING for asked in server.model.asked[before:]) <= 4
+
+
+@pytest.mark.parametrize("said", [0, -5, 1.5, "3", None, True])
+def test_tokens_that_sglang_does_not_count_are_no_text(said: object) -> None:
+    """Each of its events may tell all tokens again: the count says which are new, and they came twice."""
+
+    def uncounted(event: Any) -> Any:
+        return event | {"meta_info": event["meta_info"] | {"completion_tokens": said}}
+
+    with fake("sglang", TARGET) as server, closing(skydraft.connect(server.url, timeout_s=2)) as cloud:
+        sound = write(cloud, "gated").run()
+        server.fault_of = lambda path: faults.retells_json(uncounted) if path in GENERATING else None
+        generation = write(cloud, "gated").run()
+        assert_all_is_accounted_for(generation)
+        assert "edge-fallback" in generation.origins and "edge-fallback" not in sound.origins

@@ -186,6 +186,30 @@ def test_a_check_that_fails_costs_what_was_sent(monkeypatch: pytest.MonkeyPatch)
     assert receipt.cost == pytest.approx(sum(2.0 * num_read(post) for post in front.generating) / 1e6)
 
 
+@pytest.mark.parametrize("fate", ["keeps", "cut 300", "a cancelled text"])
+def test_a_check_whose_answer_is_lost_costs_what_was_written(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.edge.stock.meeting.Met.checks", lambda met, num_draft: num_draft > 0)
+    with (
+        fake("vllm", TARGET) as server,
+        Front(server.url) as front,
+        closing(skydraft.connect(front.url, timeout_s=10, price="0,0,1e6")) as cloud,
+    ):
+        assert cloud.facts(None) is not None
+        front.posts.clear()
+        front.fates += ["silent" if fate == "a cancelled text" else fate] * 100
+        generation = write(cloud, "gated")
+        if fate == "a cancelled text":
+            with ThreadPoolExecutor() as pool:
+                running = pool.submit(generation.run)
+                Fake.wait_until(lambda: bool(front.generating))
+                generation.cancel()
+            assert isinstance(running.exception(), CloudLost | None)
+        else:
+            generation.run()
+        Fake.wait_until(lambda: generation.receipt.cost == sum(len(post.prompts) for post in front.generating))
+        assert front.generating
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "dashscope"])
 def test_the_servers_own_counts_are_paid_where_they_are_larger(dialect: str, tmp_path: Path) -> None:
     """A server has a template of its own, and other tokens."""
@@ -204,6 +228,27 @@ def test_the_servers_own_counts_are_paid_where_they_are_larger(dialect: str, tmp
     assert receipt.cost == stats.cost == pytest.approx((600 * 1 + 400 * 2 + 200 * 3) / 1e6)
     assert (stats.tokens_in, stats.tokens_hit, stats.tokens_out) == (1000, 600, 200)
     assert stats.cached_tokens.cloud <= generation.num_prompt_tokens
+
+
+HIDDEN = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
+
+
+@pytest.mark.parametrize(
+    ("last", "counts"),
+    [
+        ({"choices": [], "usage": HIDDEN}, (32, 103)),  # xAI, Gemini: tokens of thoughts that nobody sees
+        ({"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 9)),  # Moonshot
+        ({"choices": [], "usage": {"total_tokens": 135}}, (2, 1)),
+    ],
+)
+def test_counts_of_hosts_that_count_otherwise_are_paid(last: Any, counts: tuple[int, int], tmp_path: Path) -> None:
+    events = [{"choices": [{"index": 0, "delta": {"content": "语"}, "finish_reason": "stop"}]}, last]
+    body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+    with standing("dashscope", tmp_path) as front, closing(connect(front, "dashscope", price="1,2,3")) as cloud:
+        write(cloud, "cloud", raw=False, length=1).run()
+        front.fates.append("says " + body.decode())
+        stats = write(cloud, "cloud", raw=False, length=1).run().stats
+    assert (stats.tokens_in, stats.tokens_out) == counts
 
 
 def test_the_question_whether_a_chat_goes_on_costs_money(tmp_path: Path) -> None:

@@ -129,3 +129,12 @@ def test_a_text_without_a_scope_sends_no_salt() -> None:
             generation.close()
         Fake.wait_until_idle(server)
         assert all("cache_salt" not in (asked.body or {}) for asked in server.model.asked)
+
+
+@pytest.mark.parametrize("dialect", ["llama-server", "sglang"])
+def test_bytes_do_not_tell_what_another_asked(dialect: str, tmp_path: Path) -> None:
+    """Counts of more digits, and signs of a prompt's progress that are left out, make an answer longer or shorter."""
+    with standing(dialect, tmp_path) as front, shared(front, dialect, "anna", "bert") as running:
+        ask(running, "anna", "速")
+        received = [ask(running, name)["skydraft"]["receipt"]["bytes_down"] for name in ("anna", "bert")]
+        assert received[0] == received[1] > 0

@@ -80,7 +80,8 @@ def _told(event: Any, choice: Any, text: Any) -> Told:
     if text is not None and not isinstance(text, str):
         raise CloudFailure("The server sent something else where text was due.")
     finish = name(choice.get("finish_reason")).strip()
-    return Told(text or "", finish, openai_usage(event), name(event.get("model")))
+    usage = openai_usage(event if event.get("usage") else choice)  # Moonshot counts in the choice
+    return Told(text or "", finish, usage, name(event.get("model")))
 
 
 def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]:

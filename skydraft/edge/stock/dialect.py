@@ -175,9 +175,15 @@ def count(value: Any, *names: str) -> int:
 
 
 def openai_usage(answer: Any) -> Usage:
-    """The counts of an answer or an event at an interface of OpenAI's kind."""
-    cached = count(answer, "usage", "prompt_tokens_details", "cached_tokens")
-    return Usage(count(answer, "usage", "prompt_tokens"), cached, count(answer, "usage", "completion_tokens"))
+    """The counts of an answer, an event or a choice at an interface of OpenAI's kind.
+
+    xAI and Gemini count thoughts, which nobody sees and which are paid, in the total alone.
+    """
+    usage = answer.get("usage")
+    num_read, num_written = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
+    num_others = count(usage, "total_tokens") - num_read if num_read else 0
+    cached = count(usage, "prompt_tokens_details", "cached_tokens")
+    return Usage(num_read, cached, max(num_written, num_others))
 
 
 def name(value: Any) -> str:

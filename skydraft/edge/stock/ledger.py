@@ -15,18 +15,21 @@ from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BudgetSpent
 from skydraft.types import LinkCost
 
+_COARSE = 4096  # bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Carried:
     """What the server has to read: `num_tokens` of prompts; 0 for a request that costs nothing.
 
     A request that carries a text is a call: `generated` are the text's tokens after its prompt, of which the first
-    `num_committed` stay.
+    `num_committed` stay. An answer in one piece has `num_written` tokens.
     """
 
     num_tokens: int = 0
     generated: TokenIds | Seq[int] | None = None
     num_committed: int = 0
+    num_written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,13 @@ class Ledger:
         """Tokens of the text's prompt that were in the server's cache, as its first answer says."""
         known = self._first.usage.num_cached if self._first and self.tells_cached else 0
         return min(known, self._num_prompt_tokens)
+
+    @property
+    def told(self) -> LinkCost:
+        """What is told of `spent`: bytes that came are rounded up where a hit, which makes an answer shorter, is not
+        told."""
+        spent, coarse = self.spent, 1 if self.tells_cached else _COARSE
+        return replace(spent, bytes_down=-(-spent.bytes_down // coarse) * coarse)
 
     async def allow(self, carried: Carried) -> None:
         """Take a request from the budget. Raises BudgetSpent instead if it may not go out."""
@@ -139,6 +149,11 @@ class Request:
     def came(self, num_bytes: int) -> None:
         """Note bytes of the answer."""
         self._ledger.note(LinkCost(bytes_down=num_bytes))
+
+    def is_lost(self) -> None:
+        """Note what was written, perhaps, for an answer that did not come. It costs nothing if it did not go out."""
+        if self.usage.num_read:
+            self._ledger.note(LinkCost(tokens_out=self._carried.num_written))
 
     def says(self, told: Usage) -> None:
         """Note what the answer says of its cost so far: of each count the larger one, by the server or by us."""

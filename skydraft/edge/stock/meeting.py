@@ -84,7 +84,8 @@ async def measure(wire: Wire, met: Met, timeout_s: float) -> tuple[float, tuple[
         began = time.perf_counter()
         num_rows = num_drafts + 1
         path, body = dialect.checking(met.model, ids, [at % 7 for at in range(num_drafts)], 0)
-        request = wire.request(path, body, Carried(sum(PROMPT_LEN + at for at in range(num_rows))))
+        num_sent = sum(PROMPT_LEN + at for at in range(num_rows))
+        request = wire.request(path, body, Carried(num_sent, num_written=num_rows))
         read_safely(dialect.checked, await wire.answer(request, timeout_s), num_rows)
         request.says(Usage(num_written=num_rows))
         check_ms.append((time.perf_counter() - began) * 1e3)

@@ -132,7 +132,7 @@ class StockSession:
     @property
     def spent(self) -> LinkCost:
         """Bytes, requests and tokens of all requests so far. Any thread may call this."""
-        return self._ledger.spent
+        return self._ledger.told
 
     def expect(self, target: TargetId | None) -> None:
         """Do nothing: one server has one target."""
@@ -314,7 +314,7 @@ class StockSession:
         how = self._drawing.num_best, self._drawing.drawn
         path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), *how)
         num_sent = sum(len(text) + length for length in range(len(draft) + 1))
-        request = self._request(met, path, body, num_sent, np.concatenate((text, draft)))
+        request = self._request(met, path, body, num_sent, np.concatenate((text, draft)), len(draft) + 1)
         answer = await self._wire.patiently(self._wire.whole(request), met.dialect.life, waiting)
         request.says(Usage(num_written=len(draft) + 1))
         read = read_safely(met.dialect.checked, answer, len(draft) + 1)
@@ -355,9 +355,11 @@ class StockSession:
                 break
         return row
 
-    def _request(self, met: Met, path: str, body: Body, num_tokens: int, text: TokenIds) -> Request:
+    def _request(
+        self, met: Met, path: str, body: Body, num_tokens: int, text: TokenIds, num_written: int = 0
+    ) -> Request:
         """A request that carries a text, prompt included; the server reads `num_tokens` of prompts."""
-        carried = Carried(num_tokens, text[len(self._prompt) :], len(self._context.generated))
+        carried = Carried(num_tokens, text[len(self._prompt) :], len(self._context.generated), num_written)
         scope = self._asked.cache_scope
         salt = {met.dialect.salt: scope} if met.dialect.salt and scope else {}
         return self._wire.request(path, {**body, **salt}, carried)

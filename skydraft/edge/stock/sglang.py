@@ -46,7 +46,10 @@ class Sglang(ListsModels):
         rows = tuple(Row(token_id, _best(best)) for token_id, best in zip(token_ids, listed, strict=False))
         if len(rows) != len(token_ids):
             raise CloudFailure("The server sent log-probabilities of other tokens.")
-        return Read(rows, _usage(meta), num_written=count(meta, "completion_tokens"))
+        num_written = number(field(meta, "completion_tokens"))
+        if num_written < len(rows):
+            raise CloudFailure(f"The server sent {len(rows)} tokens, and counts {num_written}.")
+        return Read(rows, _usage(meta), num_written=num_written)
 
     def checking(
         self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None

@@ -70,13 +70,17 @@ class Wire:
 
     async def whole(self, request: Request) -> Any:
         """The JSON answer, however long it takes. Raises a SkydraftError."""
-        async with self.answering(request) as response:
-            data = bytearray()
-            async for chunk in _chunks(response):
-                request.came(len(chunk))
-                data += chunk
-                if len(data) > _MAX_ANSWER:
-                    raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
+        data = bytearray()
+        try:
+            async with self.answering(request) as response:
+                async for chunk in _chunks(response):
+                    request.came(len(chunk))
+                    data += chunk
+                    if len(data) > _MAX_ANSWER:
+                        raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
+        except (CloudLost, CloudTimeout, asyncio.CancelledError):
+            request.is_lost()
+            raise
         return parsed(bytes(data))
 
     async def look(self, path: str, timeout_s: float) -> float:
@@ -169,6 +173,7 @@ class Wire:
                 if is_new or is_again:
                     raise
                 is_again = True
+                request.is_lost()
             finally:
                 request.end()
 
