@@ -72,8 +72,7 @@ class Post:
 class Front:
     """It listens on a port of its own and passes requests on. `fates` are those of the next that generate: a status,
     "hangs up", "hangs up S" seconds later, "silent", "says BODY", "keeps" the whole answer, or "cut N" after N bytes of
-    it; then, and with "", all
-    is well."""
+    it; then, and with "", all is well."""
 
     def __init__(self, url: str) -> None:
         self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
