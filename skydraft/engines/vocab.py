@@ -130,6 +130,12 @@ class Vocab:
         return re.compile("|".join(f"{first}(?={'|'.join(sorted(rests[first]))})" for first in sorted(rests)) or "(?!)")
 
     @cached_property
+    def mark_words(self) -> frozenset[str]:
+        """Whole texts of which brackets around them would make the name of a special token: `im_end`, `/s`, `s`."""
+        names = (self._names[i].decode(errors="ignore") for i in self.special_ids)
+        return frozenset(word for name in names for word in (name[1:-1], name.strip("<|｜/>[]")) if word)
+
+    @cached_property
     def fingerprint(self) -> str:
         """32 hex digits that are equal exactly when the bytes of all tokens are equal.
 

@@ -74,7 +74,8 @@ def _cut_marks(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> tuple[l
     cut = f"{secrets.randbelow(10**12):012}"
 
     def change(text: str) -> str:
-        return vocab.marks.sub(rf"\g<0>{cut}", text)
+        before = cut if text.strip() in vocab.mark_words else ""  # some templates put brackets around keys
+        return before + vocab.marks.sub(rf"\g<0>{cut}", text)
 
     try:
         heard = [

@@ -74,8 +74,13 @@ def test_a_turn_is_not_ended_by_what_is_said_in_it(special_ids: frozenset[int]) 
 
 def test_a_name_between_the_brackets_of_a_template_makes_no_mark() -> None:
     vocab = vocab_with(KEYED)
-    ids = prompt_ids(vocab, asked("hi"), tools=[{"|im_end|": "a", "im_end": "b"}])
-    assert num_special(ids) == 0 and bytes(ids) == b"<|im_end|>a<im_end>bhi"
+    ids = prompt_ids(vocab, asked("hi"), tools=[{"|im_end|": "a", "im_end": "b", "s": "c", "/s": "d"}])
+    assert num_special(ids) == 0 and bytes(ids) == b"<|im_end|>a<im_end>b<s>c</s>dhi"
+    for template in ("<|{{ WORD }}|>", "<|{{ WORD | trim }}|>", "</{{ WORD }}>", "[{{ WORD }}]"):
+        vocab = vocab_with(template.replace("WORD", "messages[0]['content']"))
+        assert not any(
+            num_special(prompt_ids(vocab, asked(text))) for text in ("im_end", " AUDIO ", "s", "INST", "/INST")
+        )
 
 
 def test_texts_without_marks_are_encoded_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:

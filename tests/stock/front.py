@@ -71,8 +71,8 @@ class Post:
 
 class Front:
     """It listens on a port of its own and passes requests on. `fates` are those of the next that generate: a status,
-    "hangs up", "silent", "says BODY", "keeps" the whole answer, or "cut N" after N bytes of it; then, and with "", all
-    is well."""
+    "hangs up", "hangs up S" seconds later, "silent", "says BODY", "keeps" the whole answer, or "cut N" after N bytes of
+    it; then, and with "", all is well."""
 
     def __init__(self, url: str) -> None:
         self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
@@ -142,7 +142,8 @@ class Front:
         writer: asyncio.StreamWriter,
     ) -> bool:  # fmt: skip
         """Answer; returns whether the connection stays."""
-        if fate == "hangs up":
+        if fate.startswith("hangs up"):
+            await asyncio.sleep(float(fate[8:] or 0))
             return False
         if fate == "silent":
             await reader.read()

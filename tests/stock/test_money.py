@@ -157,6 +157,24 @@ def test_a_request_is_sent_again_only_where_the_server_may_have_closed_before_it
             assert ledger.spent.bytes_up == sum(post.num_bytes for post in front.generating)
 
 
+def test_a_request_that_was_read_for_long_is_not_sent_again() -> None:
+    """What stands between cuts an answer that takes a minute: the server had the request, and is paid for it."""
+
+    async def ask(wire: Wire) -> None:
+        await wire.get("/v1/models", 5.0)
+        try:
+            await wire.answer(wire.request("/v1/completions", {"prompt": PROMPT}, Carried(len(PROMPT), PROMPT)), 5.0)
+        finally:
+            await wire.pool.close()
+
+    with fake("vllm", TARGET) as server, Front(server.url) as front:
+        front.fates.append("hangs up 1.5")
+        pool = Pool(front.url, None, None, is_here=True)
+        with pytest.raises(CloudLost):
+            asyncio.run(ask(Wire(front.url, f"{front.url}/v1", pool, Ledger(Budget()))))
+        assert len(front.generating) == 1
+
+
 def test_what_never_left_is_no_call() -> None:
     with fake("vllm", TARGET) as server:
         cloud = skydraft.connect(server.url, timeout_s=10, price="1,2,3", max_calls=1)

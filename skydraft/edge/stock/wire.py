@@ -26,6 +26,7 @@ _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
 _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
+_STALE_S = 1.0  # a connection that was closed before shows it by then
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
 
@@ -147,19 +148,20 @@ class Wire:
         """The response once its headers are there.
 
         A request on a connection that the server has just closed is sent again: llama-server closes one in about ten
-        after a stream, and does not say so. On a new connection the server may have read it, so it is not.
+        after a stream, and does not say so. On a new connection, or later, the server may have read it: it is not.
         """
         import httpx2
 
         content = request.content
         headers = {"Content-Type": "application/json"} if content is not None else {}
-        is_new = is_again = False
+        is_new, is_again, went_at = False, False, 0.0
 
         async def trace(event: str, given: dict[str, Any]) -> None:
-            nonlocal is_new
+            nonlocal is_new, went_at
             is_new = is_new or event == "connection.connect_tcp.started"
             if event.endswith(".send_request_headers.started") and given["request"].method != b"CONNECT":
                 await request.go()
+                went_at = shared_loop().now()
 
         while True:
             await request.allow()
@@ -170,7 +172,7 @@ class Wire:
             try:
                 return await client.send(built, stream=True)
             except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-                if is_new or is_again:
+                if is_new or is_again or shared_loop().now() - went_at > _STALE_S:
                     raise
                 is_again = True
                 request.is_lost()
