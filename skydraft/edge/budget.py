@@ -97,14 +97,15 @@ class Budget:
         if self._max_calls is not None and self._num_calls >= self._max_calls:
             raise BudgetSpent(f"Today's {self._max_calls} calls are used up.")
 
-    def take(self) -> None:
-        """Count a call that is about to be made. Raises BudgetSpent instead if it may not be made."""
+    def take(self) -> int:
+        """Count a call that is about to be made; returns its day. Raises BudgetSpent instead if it may not be made."""
         self.check()
         self._num_calls += 1
+        return self._day
 
-    def give_back(self) -> None:
-        """Take back a call that could not be sent."""
-        self._num_calls = max(self._num_calls - 1, 0)
+    def give_back(self, day: int) -> None:
+        """Take back a call of a day that could not be sent."""
+        self._num_calls -= day == self._day and self._num_calls > 0
 
     def pay(self, link: LinkCost) -> None:
         """Note the price of a request, which comes into the sum of the day soon, if nobody settles before."""

@@ -203,8 +203,7 @@ class Session:
         call: VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
         """Send a message and wait for its reply; the stream is dropped if that fails."""
-        if self._budget is not None and call is not None:
-            self._budget.take()
+        day = self._budget.take() if self._budget is not None and call is not None else None
         self._count(len(message), 0)
         self._is_named = self._was_sent = True
         if is_noted := stream.may_have_sent:
@@ -219,8 +218,8 @@ class Session:
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
                 self._note_sent(opening, call)
-            elif not is_noted and self._budget is not None and call is not None:
-                self._budget.give_back()
+            elif not is_noted and self._budget is not None and day is not None:
+                self._budget.give_back(day)
         self._count(0, len(reply))
         return reply
 

@@ -106,6 +106,17 @@ def test_a_clock_that_was_ahead_lets_no_more_out(tmp_path: Path, monkeypatch: py
     asyncio.run(all_days())
 
 
+def test_a_call_of_yesterday_that_did_not_go_out_leaves_no_more_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    days, budget = [100.9], Budget(max_calls=1)
+    monkeypatch.setattr(time, "time", lambda: days[0] * 86400)
+    yesterday = budget.take()
+    days[0] = 101.1
+    budget.take()
+    budget.give_back(yesterday)
+    with pytest.raises(BudgetSpent):
+        budget.take()
+
+
 def test_a_sum_that_is_locked_costs_no_text_without_a_limit(
     front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -75,19 +75,19 @@ class Ledger:
         spent, coarse = self.spent, 1 if self.tells_cached else _COARSE
         return replace(spent, bytes_down=-(-spent.bytes_down // coarse) * coarse)
 
-    async def allow(self, carried: Carried) -> None:
-        """Take a request from the budget. Raises BudgetSpent instead if it may not go out."""
+    async def allow(self, carried: Carried) -> int | None:
+        """Take a request from the budget; returns the day of a call. Raises BudgetSpent if it may not go out."""
         if carried.num_tokens:
             await self._budget.settle()
         if carried.generated is not None:
-            self._budget.take()
-        elif carried.num_tokens:
+            return self._budget.take()
+        if carried.num_tokens:
             self._budget.check()
+        return None
 
-    def give_back(self, carried: Carried) -> None:
-        """Take back a request that could not go out."""
-        if carried.generated is not None:
-            self._budget.give_back()
+    def give_back(self, day: int) -> None:
+        """Take back a call of a day that could not go out."""
+        self._budget.give_back(day)
 
     def call(self, request: Request, carried: Carried) -> None:
         """Note a call that goes out."""
@@ -121,17 +121,16 @@ class Request:
         self.is_answered = False
         self._ledger = ledger
         self._carried = carried
-        self._is_allowed = False
+        self._taken_on: int | None = None  # the day of a call that may go out
 
     async def allow(self) -> None:
         """Raise BudgetSpent if it may not go out now."""
-        await self._ledger.allow(self._carried)
-        self._is_allowed = True
+        self._taken_on = await self._ledger.allow(self._carried)
 
     async def go(self) -> None:
         """Note that it goes out, before the first byte does: whatever becomes of this process, it is in the sum."""
         num_tokens = self._carried.num_tokens
-        self.usage, self._is_allowed = Usage(num_tokens), False
+        self.usage, self._taken_on = Usage(num_tokens), None
         self._ledger.note(
             LinkCost(bytes_up=len(self.content or b""), num_requests=int(num_tokens > 0), tokens_in=num_tokens)
         )
@@ -142,9 +141,9 @@ class Request:
 
     def end(self) -> None:
         """Take it back if it did not go out though it was allowed."""
-        if self._is_allowed:
-            self._is_allowed = False
-            self._ledger.give_back(self._carried)
+        if self._taken_on is not None:
+            self._ledger.give_back(self._taken_on)
+            self._taken_on = None
 
     def came(self, num_bytes: int) -> None:
         """Note bytes of the answer."""
