@@ -69,4 +69,4 @@ def test_a_port_that_is_taken_is_one_line(invoke: Invoke) -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         status, _, err = invoke("gateway", *TOYS, "--port", str(port))
-    assert status == 2 and f"Port {port}" in err.splitlines()[-1]
+    assert status == 2 and f"Cannot listen on 127.0.0.1:{port}" in err.splitlines()[-1]
