@@ -178,6 +178,7 @@ def _run(program: bytes, limits: dict[str, int], uid: int | None) -> dict[str, o
     signal.alarm(limits["seconds"])
     try:
         status = next(status for ended, status in iter(os.wait, None) if ended == pid)
+        signal.alarm(0)  # or it could go off below, as a failure of this machine
     except TimeoutError:
         return {"status": -signal.SIGKILL, "tail": f"stopped after {limits['seconds']} s"}
     size = os.fstat(output).st_size
