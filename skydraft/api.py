@@ -206,11 +206,10 @@ def start(
             cloud = _in_this_process(cloud, request.plan)
         target = target_of(cloud, request.execution or "exact") if cloud else None
         request = fitting(request, target) if target and target.engine is None else request
-        generation = start_generation(request, edge, target, _calibrations())
+        return start_generation(request, edge, target, watch, _calibrations())
     except BaseException as error:
         watch.end(None, error)
         raise
-    return generation.watched_by(watch, edge, target)
 
 
 def _in_this_process(cloud: Engine | Cloud | None, plan: Plan) -> Engine | None:

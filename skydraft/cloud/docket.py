@@ -14,7 +14,7 @@ from skydraft.cloud.limits import Limits
 from skydraft.cloud.served import Served
 from skydraft.cloud.sessions import CloudSession, Sessions
 from skydraft.cloud.shares import WorkShares
-from skydraft.decoding.verification import SequenceVerification
+from skydraft.decoding.verification import Verification
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import (
     CloudDraining,
@@ -60,7 +60,7 @@ class Job:
         self.has_verdict = False  # the verdict was sent; the target writes now
         self.verdict: Verdict | None = None  # computed for this job, not remembered from an earlier one
         self.num_written = 0  # tokens after the verdict
-        self.work: SequenceVerification | None = None  # the block under judgement, once the prompt is in the cache
+        self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self._arrived = arrived
         self._charge = charge
         self._session: CloudSession | None = None
@@ -185,7 +185,7 @@ class Job:
         return self.ready()
 
 
-Batch: TypeAlias = list[tuple[Job, SequenceVerification, TokenIds]]
+Batch: TypeAlias = list[tuple[Job, Verification, TokenIds]]
 
 
 class Docket:

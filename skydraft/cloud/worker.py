@@ -14,7 +14,6 @@ from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.served import Served
 from skydraft.config import Execution
-from skydraft.decoding.verification import absorb_all
 from skydraft.engines.base import Engine
 from skydraft.engines.rows import Rows
 
@@ -117,14 +116,15 @@ class Worker:
             return self._verify(batch, rows, seconds)
 
     def _verify(self, batch: Batch, rows: list[Rows], seconds: float) -> list[Job]:
-        for job, _, feed in batch:
+        done = []
+        for (job, work, feed), fed in zip(batch, rows, strict=True):
             self.docket.serve(job, len(feed))
             job.account(len(feed), seconds, self._clock())
-        errors = absorb_all([(work, fed) for (_, work, _), fed in zip(batch, rows, strict=True)])
-        done = []
-        for (job, work, _), error in zip(batch, errors, strict=True):
-            if error:
+            try:
+                work.absorb(fed)
+            except Exception as error:  # of this job alone
                 self.docket.fail([job], error)
-            elif work.next_feed(1) is None:
-                done.append(job)
+            else:
+                if work.next_feed(1) is None:
+                    done.append(job)
         return done

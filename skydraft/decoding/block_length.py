@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -28,8 +29,8 @@ PRIOR_BY_RUN = (0.62, 0.68, 0.71, 0.74, 0.76, 0.79, 0.86, 0.92)
 _MIN_GAIN = 1.05  # what drafting must promise over the target alone
 _SMOOTHING, _ROUND_SMOOTHING = 0.2, 0.05  # of times; of the tokens of a round, which vary a lot
 _LEAST_SLOWDOWN = 1e-3  # a server may report any times, even 0 or negative ones
-_TRY_COST, _FREE_TOKENS = 0.03, 4.0  # what blocks may lose: a share of the target's time, and that of so many tokens
-_CURIOSITY = 0.01  # share of the target's time for a block that does not seem to pay: the link or the text may change
+_MAY_LOSE, _FREE_TOKENS = 0.03, 4.0  # a share of the target's time, and that of so many tokens
+_CURIOSITY = 0.01  # share of the target's time for blocks that do not seem to pay: the link or the text may change
 _MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
 
 
@@ -72,73 +73,62 @@ class AutoK:
         self, costs: CostModel, *, may_stream: bool = True, max_k: int = MAX_AUTO_K, prompt_ms: float = 0.0,
         read_ms: float = math.inf,
     ) -> None:  # fmt: skip
-        self._costs = costs
+        self.costs = costs
         self._risk = LearnedRisk()
+        self._by_run = RunAcceptance(PRIOR_BY_RUN)
+        self._run = 0
         self._may_stream = may_stream
         self._max_k = max(min(max_k, MAX_AUTO_K), 1)
-        alpha = PRIOR_BY_RUN[len(PRIOR_BY_RUN) // 2]
-        self._num_judged = _PRIOR_WEIGHT
-        self._num_accepted = alpha * _PRIOR_WEIGHT
-        self._by_run, self._assumed = RunAcceptance(PRIOR_BY_RUN), RunAcceptance(PRIOR_BY_RUN)
-        self._run = 0
-        k = costs.best_k(alpha, 1, self._max_k)
-        self._drafts, self._tokens = float(k), expected_tokens(alpha, k)  # a round, moving averages
-        self._lost_ms = self._tried_ms = self._streamed_ms = self._queue_ms = 0.0
         self._prompt_ms, self._read_ms = prompt_ms, min(read_ms, costs.draft_ms)
-        self._is_try = False  # the block under way does not seem to pay
+        self._lost_ms = self._streamed_ms = self._queue_ms = 0.0
+        typical = PRIOR_BY_RUN[len(PRIOR_BY_RUN) // 2]
+        k = costs.best_k(typical, 1, self._max_k)
+        self._drafts, self._tokens = float(k), expected_tokens(typical, k)  # of a round, moving averages
         self._is_flowing = False  # the last token came from a stream that went on
         self._is_targets = may_stream and not self._pays(0)
         self._num_unread = int(self._is_targets)  # at first the prompt
 
     @property
-    def alpha(self) -> float:
-        """Acceptance per judged draft, weighted with the assumed one."""
-        return self._num_accepted / self._num_judged
-
-    @property
-    def _drafted_speed(self) -> float:
-        """Tokens per millisecond of the recent rounds."""
-        costs = self._costs
-        return self._tokens / (self._drafts * costs.draft_ms + costs.wire_ms + self._verify_ms(self._drafts))
-
-    @property
     def _plain_ms(self) -> float:
         """Milliseconds a token of the target alone, which waits for its turn at each, as a block does once."""
-        return 1e3 / self._costs.tokens_per_s(self.alpha, 0) + self._queue_ms
+        return self.costs.pass_ms(1) + (0.0 if self.costs.streams else self.costs.wire_ms) + self._queue_ms
 
-    def _best(self, by_run: RunAcceptance, run: int, wire_ms: float) -> tuple[float, float]:
+    def _best(self, chance_of: Callable[[int], float], run: int, wire_ms: float) -> tuple[float, float]:
         """(milliseconds of the target alone for the tokens to expect, milliseconds) of the block that promises most."""
-        costs, chance, tokens = self._costs, 1.0, 1.0
-        plain_ms, alpha = self._plain_ms, by_run.of(run)
-        found = []
+        chance, tokens, found = 1.0, 1.0, list[tuple[float, float]]()
         for k in range(1, self._max_k + 1):
-            chance *= by_run.of(run + k - 1)
+            chance *= chance_of(run + k - 1)
             tokens += chance
-            found.append((tokens * plain_ms, k * costs.draft_ms + wire_ms + costs.verify_ms(alpha, k)))
+            ms = k * self.costs.draft_ms + wire_ms + self.costs.verify_ms(chance_of(run), k)
+            found.append((tokens * self._plain_ms, ms))
         return max(found, key=lambda each: each[0] / each[1])
 
     def _pays(self, run: int) -> bool:
         """Whether a block after `run` agreements promises more tokens a second than the target alone."""
-        plain_ms, ms = self._best(self._by_run, run, self._costs.wire_ms)
+        plain_ms, ms = self._best(self._by_run.of, run, self.costs.wire_ms)
         return plain_ms >= _MIN_GAIN * ms
 
     @property
     def _may_pay(self) -> bool:
-        """Whether a block may pay after the longest run, if the link gets fast and the text as good as was assumed."""
-        best = [self._best(by_run, _RUNS[-1], 0.0) for by_run in (self._by_run, self._assumed)]
-        return any(plain_ms >= _MIN_GAIN * ms for plain_ms, ms in best)
+        """Whether a block may pay after the longest run, if the link gets fast and the text easy."""
+        plain_ms, ms = self._best(lambda run: PRIOR_BY_RUN[-1], 0, 0.0)
+        return plain_ms >= _MIN_GAIN * ms
 
     def _may_lose(self, ms: float) -> bool:
         """Whether so many milliseconds more may be lost; in one process a short text never waits for a prompt."""
-        free_tokens = 0.0 if self._prompt_ms and not self._costs.streams else _FREE_TOKENS
-        return self._lost_ms + ms <= free_tokens * self._plain_ms + _TRY_COST * self._streamed_ms
+        free_tokens = 0.0 if self._prompt_ms and not self.costs.streams else _FREE_TOKENS
+        return self._lost_ms + ms <= free_tokens * self._plain_ms + _MAY_LOSE * self._streamed_ms
 
     @property
     def _is_curious(self) -> bool:
         """Whether it is time for a block that does not seem to pay."""
-        plain_ms, ms = self._best(self._by_run, self._run, self._costs.wire_ms)
-        loss_ms = max(ms - plain_ms, self._plain_ms)
-        return max(self._tried_ms, 0.0) + loss_ms <= _CURIOSITY * self._streamed_ms
+        plain_ms, ms = self._best(self._by_run.of, self._run, self.costs.wire_ms)
+        return max(self._lost_ms, 0.0) + max(ms - plain_ms, self._plain_ms) <= _CURIOSITY * self._streamed_ms
+
+    @property
+    def _shadow_ms(self) -> float:
+        """How long the draft model may compute until the next token comes from a target on another machine."""
+        return self._plain_ms if self.costs.streams else 0.0
 
     def longest(self) -> int:
         """The most tokens of the next block; 0 while it is the target's turn."""
@@ -153,15 +143,9 @@ class AutoK:
         """Whether the draft model reads along: a block may pay, and reading costs no time or little."""
         if not self._num_unread or not self._may_pay:
             return False
-        shadow_ms = self._shadow_ms
-        late_ms = [max(ms - shadow_ms, 0.0) for ms in (self._costs.draft_ms, self._read_ms)]
+        late_ms = [max(ms - self._shadow_ms, 0.0) for ms in (self.costs.draft_ms, self._read_ms)]
         ms = self._prompt_ms + late_ms[0] + self._num_unread * late_ms[1]
         return not ms or self._may_lose(ms)
-
-    @property
-    def _shadow_ms(self) -> float:
-        """How long the draft model may compute until the next token comes from a target on another machine."""
-        return self._plain_ms if self._costs.streams else 0.0
 
     def read(self, agrees: Seq[bool | None]) -> None:
         """Follow the run of agreements, and begin to draft where that pays."""
@@ -176,20 +160,15 @@ class AutoK:
         self._is_targets = False
 
     def _decide(self) -> None:
-        drafts = self._pays(self._run) and self._may_lose(0.0)
-        self._is_try = not drafts and self._is_curious
-        self._is_targets = self._may_stream and not drafts and not self._is_try
-
-    def _verify_ms(self, num_drafts: float) -> float:
-        """Time of judging a block; a fraction of a draft is interpolated."""
-        below = math.floor(num_drafts)
-        low, high = (self._costs.verify_ms(self.alpha, k) for k in (below, below + 1))
-        return low + (num_drafts - below) * (high - low)
+        drafts = (self._pays(self._run) and self._may_lose(0.0)) or self._is_curious
+        self._is_targets = self._may_stream and not drafts
 
     def is_enough(self, signals: Seq[Signals]) -> bool:
         """Whether no number of further drafts is worth its time."""
-        costs, alpha, num_drafts = self._costs, self.alpha, len(signals)
-        speed = max(self._drafted_speed, 1 / self._plain_ms) if self._may_stream else self._drafted_speed
+        costs, num_drafts = self.costs, len(signals)
+        alpha = self._by_run.of(self._run)
+        round_ms = self._drafts * costs.draft_ms + costs.wire_ms + costs.verify_ms(alpha, round(self._drafts))
+        speed = max(self._tokens / round_ms, 1 / self._plain_ms if self._may_stream else 0.0)  # tokens a millisecond
         chance = math.prod(1 - self._risk.of(each) for each in signals)
         gain, so_far_ms = 0.0, costs.verify_ms(alpha, num_drafts)
         for more in range(1, self._max_k - num_drafts + 1):
@@ -217,17 +196,12 @@ class AutoK:
             self._decide()
 
     def _count_loss(self, record: StepRecord) -> None:
-        """Note the time beyond that of the target alone; what a stream takes is that time.
-
-        That of reading the prompt was noted when it was read.
-        """
-        draft, wall_ms = record.draft, record.wall_ms - record.draft.prefill_ms
-        if self._is_flowing:
-            late_ms = max(draft.forward_ms - draft.prefill_ms - self._shadow_ms, 0.0)
+        """Note the time beyond that of the target alone; that of reading the prompt was noted when it was read."""
+        wall_ms = record.wall_ms - record.draft.prefill_ms
+        if self._is_flowing:  # what a stream takes is the target's time, but for the reading that it waited for
+            late_ms = max(record.draft.forward_ms - record.draft.prefill_ms - self._shadow_ms, 0.0)
             self._lost_ms += late_ms
             self._streamed_ms += max(wall_ms - late_ms, 0.0)
-        elif self._is_try:
-            self._tried_ms += wall_ms - record.num_committed * self._plain_ms
         else:
             self._lost_ms += wall_ms - record.num_committed * self._plain_ms
         self._lost_ms = max(self._lost_ms, -_MOST_SAVED * self._plain_ms)
@@ -239,24 +213,19 @@ class AutoK:
         stands = [True] * record.num_accepted + [False] * (record.num_accepted < record.num_draft)
         judged = [each for index, each in enumerate(stands) if not done.block.is_forced(index)]
         self._run = self._by_run.observe(self._run, judged)
-        fading = min(1.0, _MEMORY / self._num_judged)
-        self._num_judged = self._num_judged * fading + len(judged)
-        self._num_accepted = self._num_accepted * fading + sum(judged)
         self._drafts = _moved(self._drafts, record.num_draft, _ROUND_SMOOTHING)
         self._tokens = _moved(self._tokens, record.num_committed, _ROUND_SMOOTHING)
 
     def _follow_costs(self, record: StepRecord, *, was_flowing: bool) -> None:
-        costs, target = self._costs, record.target
-        num_steps = record.draft.num_passes
-        if num_steps and record.draft.num_rows < 2 * num_steps:  # many rows at once are no steps
+        costs, target = self.costs, record.target
+        if 0 < record.draft.num_rows < 2 * record.draft.num_passes:  # many rows at once are no steps
             # A slow step includes the draft model's prefill.
-            step_ms = min((record.draft.forward_ms - record.draft.prefill_ms) / num_steps, 3 * costs.draft_ms)
-            costs = replace(costs, draft_ms=_moved(costs.draft_ms, step_ms, _SMOOTHING))
+            step_ms = (record.draft.forward_ms - record.draft.prefill_ms) / record.draft.num_passes
+            draft_ms = _moved(costs.draft_ms, min(step_ms, 3 * costs.draft_ms), _SMOOTHING)
+            costs = replace(costs, draft_ms=draft_ms)
         if target.num_passes:
-            rows_each = max(1, round(target.num_rows / target.num_passes))
-            slowdown = (target.forward_ms - target.prefill_ms) / (
-                target.num_passes * costs.pass_ms(rows_each) / costs.slowdown
-            )
+            expected_ms = target.num_passes * costs.pass_ms(max(1, round(target.num_rows / target.num_passes)))
+            slowdown = costs.slowdown * (target.forward_ms - target.prefill_ms) / expected_ms
             costs = replace(costs, slowdown=max(_moved(costs.slowdown, slowdown, _SMOOTHING), _LEAST_SLOWDOWN))
             self._queue_ms = _moved(self._queue_ms, max(target.queue_ms, 0.0) / target.num_passes, _SMOOTHING)
         if record.link.rtt_ms and (record.num_draft or not costs.streams):
@@ -264,7 +233,7 @@ class AutoK:
             # A round that stopped a stream has waited for the end of it, too, so its wait is only a bound.
             weight = _SMOOTHING if not was_flowing else 0.5 if wire_ms < costs.wire_ms else 0.0
             costs = replace(costs, wire_ms=_moved(costs.wire_ms, wire_ms, weight))
-        self._costs = costs
+        self.costs = costs
 
 
 def _moved(old: float, new: float, weight: float) -> float:

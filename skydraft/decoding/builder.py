@@ -11,7 +11,7 @@ from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.context import Context
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.generation import Generation, TextStream
+from skydraft.decoding.generation import Generation, Watch
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
@@ -31,11 +31,11 @@ _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text t
 
 
 def start_generation(
-    request: GenerateRequest, edge: Engine | None, target: Target | None, calibrations: Iterable[Path] = ()
+    request: GenerateRequest, edge: Engine | None, target: Target | None, watch: Watch, calibrations: Iterable[Path]
 ) -> Generation:
     """Start a generation. `edge` drafts, or encodes the prompt for a remote target; the plan may need only one side.
 
-    Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError before anything is
+    `watch` sees its end. Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError before anything is
     computed.
     """
     plan, params = request.plan, request.params
@@ -82,7 +82,7 @@ def start_generation(
         verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first)
     falls_back = bool(verifying and verifying.falls_back(plan))
     loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back=falls_back)
-    return Generation(loop, context, TextStream(vocab, params.stop), prompts, request)
+    return Generation(loop, request, prompts, edge, target, watch)
 
 
 def _prompts(request: GenerateRequest, reader: Engine) -> PromptPair:

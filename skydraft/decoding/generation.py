@@ -9,7 +9,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Protocol
 
-from skydraft.decoding.context import Context
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.receipt import Receipt, Sent, receipt_of
 from skydraft.decoding.request import GenerateRequest
@@ -71,25 +70,21 @@ class Generation:
     """
 
     def __init__(
-        self, loop: SpeculativeLoop, context: Context, stream: TextStream, prompts: PromptPair, request: GenerateRequest
-    ) -> None:
+        self, loop: SpeculativeLoop, request: GenerateRequest, prompts: PromptPair, edge: Engine | None,
+        target: Target | None, watch: Watch,
+    ) -> None:  # fmt: skip
         self.request = request
         self.prompts = prompts
-        self.edge: Engine | None = None
-        self.target: Target | None = None
-        self._watch = Watch((), request)
+        self.edge = edge
+        self.target = target
+        self._watch = watch
         self._loop = loop
-        self._context = context
-        self._stream = stream
+        self._context = loop.context
+        self._stream = TextStream(loop.vocab, request.params.stop)
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []
         self._texts: list[str] = []
         self._has_begun = False
-
-    def watched_by(self, watch: Watch, edge: Engine | None, target: Target | None) -> Generation:
-        """Set the observers and the two sides; returns this generation."""
-        self._watch, self.edge, self.target = watch, edge, target
-        return self
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
         """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration."""

@@ -37,12 +37,12 @@ class SpeculativeLoop:
         *,
         falls_back: bool = False,
     ) -> None:
-        self._context = context
+        self.context = context
         self._drafter = drafter
         self._gate = gate
         self.verifier = verifier
         self._turns = turns
-        self._vocab = vocab
+        self.vocab = vocab
         self._falls_back = falls_back
         self._num_rounds = 0
         self._is_cancelled = False
@@ -55,24 +55,24 @@ class SpeculativeLoop:
         """
         if not self._num_rounds:
             self._started = time.perf_counter()
-        while self._context.finish is None and not self._is_cancelled:
+        while self.context.finish is None and not self._is_cancelled:
             began = time.perf_counter()
             block = self._draft()
-            reason = self._gate.reason(self._context, block, self._vocab)
+            reason = self._gate.reason(self.context, block, self.vocab)
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
 
     def _draft(self) -> DraftBlock:
         """A block of the drafter; an empty block in the target's turn, which the drafter may read along."""
-        drafter, nothing = self._drafter, DraftBlock(self._context.base, ())
-        if drafter is None or not (room := drafter.room(self._context)):
+        drafter, nothing = self._drafter, DraftBlock(self.context.base, ())
+        if drafter is None or not (room := drafter.room(self.context)):
             return nothing
         if self._turns.reads:
-            nothing = drafter.read(self._context)
+            nothing = drafter.read(self.context)
             self._turns.read(nothing.read)
         k = min(self._turns.longest(), room)
         if not k or not self._has_stopped():
             return nothing
-        block = drafter.draft(self._context, k)
+        block = drafter.draft(self.context, k)
         return replace(block, cost=nothing.cost + block.cost, read=nothing.read) if nothing.read else block
 
     def _has_stopped(self) -> bool:
@@ -81,7 +81,7 @@ class SpeculativeLoop:
 
     def _num_to_write(self) -> int:
         """How many tokens the target may write after its next verdict; all, if the draft model cannot go on."""
-        if self._drafter is None or not self._drafter.room(self._context):
+        if self._drafter is None or not self._drafter.room(self.context):
             return WRITE_ALL
         return self._turns.to_write()
 
@@ -93,12 +93,12 @@ class SpeculativeLoop:
         if self.verifier is None:
             raise ValueError(f"this gate escalates ({reason}), and there is no verifier")
         try:
-            verdict = self.verifier.verify(block, self._context.catch_up, self._num_to_write())
+            verdict = self.verifier.verify(block, self.context.catch_up, self._num_to_write())
         except CloudError as error:
             if not (error.is_outage and self._falls_back):
                 raise
             return self._commit_draft(self._block_without(block, error), "edge-fallback", reason, began)
-        token_ids = self._context.commit_verdict(block, verdict)
+        token_ids = self.context.commit_verdict(block, verdict)
         outcome: Outcome = "verified" if self.verifier.asked else "written"
         return self._close_round(block, token_ids, _origins(block, verdict), outcome, verdict, reason, began)
 
@@ -114,7 +114,7 @@ class SpeculativeLoop:
 
     def _commit_draft(self, block: DraftBlock, origin: Origin, reason: Reason, began: float) -> Round:
         """Commit the block as drafted. Drafting ends a block at the first stop, so only its last token can finish."""
-        token_ids = self._context.commit_skip(block, block.finish)
+        token_ids = self.context.commit_skip(block, block.finish)
         outcome: Outcome = "fallback" if reason else "skipped"
         return self._close_round(block, token_ids, (origin,) * len(token_ids), outcome, None, reason, began)
 

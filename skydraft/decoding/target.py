@@ -99,12 +99,11 @@ class LocalTarget:
     def verifier(
         self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> Verifier:
-        scope = request.cache_scope
-        reuse = Reuse(scope, self._execution == "exact") if scope else None
-        top = request.plan.top
+        reuse = Reuse(request.cache_scope, self.is_exact) if request.cache_scope else None
         return LocalVerifier(
-            self.engine, prompt, request.params, max_rows=self._max_rows, top=top, reuse=reuse, scores=context.scores
-        )
+            self.engine, prompt, request.params,
+            max_rows=self._max_rows, top=request.plan.top, reuse=reuse, scores=context.scores,
+        )  # fmt: skip
 
 
 def target_of(cloud: Engine | Target, execution: Execution = "exact") -> Target:
@@ -112,32 +111,23 @@ def target_of(cloud: Engine | Target, execution: Execution = "exact") -> Target:
     return LocalTarget(cloud, execution) if isinstance(cloud, Engine) else cloud
 
 
-class LocalVerifier:
+class LocalVerifier(TargetSession):
     """Verifies with an engine in this process; its sequence is opened at the first verification.
 
     `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact; more rows are
-    faster on hardware where rows are nearly free. `reuse` is as in `Engine.begin`. It notes `scores` if there are any.
+    faster on hardware where rows are nearly free. `reuse` is as in `Engine.begin`, `top` and `scores` as in `Rules`.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        prompt: Prompt,
-        params: DecodingParams,
-        *,
-        max_rows: int | None = None,
-        top: int = 0,
-        reuse: Reuse | None = None,
-        scores: Scores | None = None,
-    ) -> None:
-        self._engine = engine
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int | None = None, top: int = 0,
+        reuse: Reuse | None = None, scores: Scores | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, prompt, params, top=top, scores=scores)
         self._reuse = reuse
-        self._scores = scores
-        self._prompt = prompt
         self._max_rows = max_rows or engine.invariant_rows
-        self._session = TargetSession(engine, prompt, params, top=top)
         self._num_to_write = 0
-        self._asked = self._is_cancelled = False
+        self._is_cancelled = False
+        self.asked = False
         self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
@@ -145,41 +135,32 @@ class LocalVerifier:
 
         Raises BaseMismatch, and changes nothing, if the block does not begin at the committed length.
         """
-        self._session.check(block, catch_up)
-        cost = Cost() if self._session.is_seated else self._open()
+        self.check(block, catch_up)
+        cost = Cost() if self.is_seated else self._open()
         with self._engine.floor:
-            verdict = self._judge(block, catch_up, cost)
-        self._asked = bool(block.token_ids) or not self._num_to_write
-        left = write if self._asked else self._num_to_write - 1
+            work = self.begin(block, catch_up)
+            while (token_ids := work.next_feed(self._max_rows)) is not None:
+                began = time.perf_counter()
+                rows = work.sequence.extend(token_ids)
+                cost += Cost(1, len(token_ids), forward_ms=(time.perf_counter() - began) * 1e3)
+                work.absorb(rows)
+            verdict = self.commit(work, cost)
+        self.asked = bool(block.token_ids) or not self._num_to_write
+        left = write if self.asked else self._num_to_write - 1
         self._num_to_write = left if verdict.hands_over(block) else 0
         return verdict
-
-    @property
-    def asked(self) -> bool:
-        """Whether the last token was not left of what the target might write after an earlier verdict."""
-        return self._asked
-
-    def _judge(self, block: DraftBlock, catch_up: Seq[int], cost: Cost) -> Verdict:
-        work = self._session.begin(block, catch_up)
-        work.scores = self._scores
-        while (token_ids := work.next_feed(self._max_rows)) is not None:
-            began = time.perf_counter()
-            rows = work.sequence.extend(token_ids)
-            cost += Cost(1, len(token_ids), forward_ms=(time.perf_counter() - began) * 1e3)
-            work.absorb(rows)
-        return self._session.commit(work, cost)
 
     def _open(self) -> Cost:
         """Put the prompt into the cache; returns the cost. A failure leaves the session without a sequence."""
         with self._engine.floor:
             sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
-        self._session.adopt(sequence)
+        self.adopt(sequence)
         if self._is_cancelled:
             self.close()
         try:
             self._engine.fill(sequence, self._prompt.token_ids)
         except BaseException:
-            self._session.close()
+            self.close()
             raise
         return sequence.take_prefill_cost()
 
@@ -195,8 +176,4 @@ class LocalVerifier:
     def cancel(self) -> None:
         """End a running prefill or verification with an error. Any thread may call this."""
         self._is_cancelled = True
-        self._session.close()
-
-    def close(self) -> None:
-        """Free the sequence; the engine stays open."""
-        self._session.close()
+        self.close()

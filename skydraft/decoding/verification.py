@@ -6,18 +6,19 @@ A verdict depends only on the prefix, so the same request can be answered twice.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from skydraft.choosing.chooser import Chooser, Picked, Question, choose_all
+from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
-from skydraft.engines.rows import Rows, is_on_host
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.rows import Rows
+from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
 
@@ -57,167 +58,129 @@ class Verifier(Protocol):
         """Free the verifier's resources."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the target of one text judges: what it chooses, and where the text ends.
+
+    `top` > 0 accepts drafts within the target's `top` best, which is lossy. `scores`, if given, get each judged token.
+    """
+
+    prompt_len: int
+    chooser: Chooser
+    stopping: Stopping
+    top: int = 0
+    scores: Scores | None = None
+
+    def accepts(self, row: Rows, prefix: TokenIds, drafted: int, choice: int) -> bool:
+        """Whether a drafted token may stand where the target would choose `choice`."""
+        return choice == drafted or (self.top > 0 and self.chooser.rank(row, prefix, drafted) < self.top)
+
+    def finish(self, token_ids: TokenIds) -> FinishReason | None:
+        """Why a text, its prompt included, ends with its last token, or None."""
+        return self.stopping.finish(token_ids[self.prompt_len :])
+
+    def note(self, row: Rows, prefix: TokenIds, token_id: int) -> None:
+        """Score the token after a prefix."""
+        if self.scores:
+            self.scores.note(len(prefix) - self.prompt_len, row, token_id)
+
+
+def rules_of(
+    params: DecodingParams, vocab: Vocab, prompt: Prompt, room: int, top: int = 0, scores: Scores | None = None
+) -> Rules:
+    """The rules of a text after `prompt` that ends after `room` tokens at the latest."""
+    prompt_len, stopping = len(prompt.token_ids), Stopping(params, vocab, min(params.max_new_tokens, room))
+    return Rules(prompt_len, Chooser(params, vocab, prompt_len), stopping, top, scores)
+
+
 class Verification:
-    """Judges one block, a few rows at a time.
+    """Judges one block, which follows `seen` and `catch_up`, a few rows at a time.
 
     `next_feed` gives the tokens to feed and `absorb` takes their logits, so a caller may put the rows of several
-    verifications into one forward (and return them with `absorb_all`). It ends at the first difference: later rows
-    are never computed. Of all its tokens, `seen` and judged ones, the first `fed_len` have been fed before.
+    verifications into one forward. It ends at the first difference: later rows are never computed. The rows come from
+    `sequence`, or, without one, begin with the choice after `seen`.
     """
 
     def __init__(
-        self,
-        seen: TokenIds,
-        prompt_len: int,
-        catch_up: Seq[int],
-        block: DraftBlock,
-        fed_len: int,
-        chooser: Chooser,
-        stopping: Stopping,
-        top: int,
+        self, rules: Rules, seen: TokenIds, block: DraftBlock, catch_up: Seq[int] = (), sequence: Sequence | None = None
     ) -> None:
         self.block = block
         self.catch_up = tuple(catch_up)
-        self.scores: Scores | None = None  # of the tokens that the verdict commits
+        self._rules = rules
+        self._sequence = sequence
         # Tokens past the length limit can never be accepted, and may not fit into the context.
-        draft = block.token_ids[: stopping.max_new_tokens - block.base]
+        draft = block.token_ids[: rules.stopping.max_new_tokens - block.base]
         self._extended: TokenIds = np.concatenate([seen, np.array([*catch_up, *draft], np.int32)])
         self._seen_len = len(seen)
-        self._fed_len = fed_len
-        self._prompt_len = prompt_len
-        self._chooser = chooser
-        self._stopping = stopping
-        self._top = top
+        self._fed_len = len(seen) - 1
+        if sequence is not None:
+            sequence.align(seen)  # not further: every catch-up token is audited, even after a failed forward
+            self._fed_len = sequence.length
         self._num_accepted = 0
         self._token_id: int | None = None
         self._finish: FinishReason | None = None
         self._audit: list[bool] = []
         self._done = False
-        self._rows: Rows = ()  # rows of the last feed, not judged yet
+
+    @property
+    def sequence(self) -> Sequence:
+        """Where its rows come from."""
+        assert self._sequence is not None
+        return self._sequence
 
     def next_feed(self, max_rows: int) -> TokenIds | None:
         """The next tokens to feed, at most `max_rows`; None when the verdict is known."""
         return None if self._done else self._extended[self._fed_len : self._fed_len + max_rows]
 
     def absorb(self, rows: Rows) -> None:
-        """Take the logits [len(feed), vocab] of the tokens that `next_feed` gave."""
-        (error,) = absorb_all([(self, rows)])
-        if error:
-            raise error
+        """Judge by the logits [len(feed), vocab] of the tokens that `next_feed` gave, up to the first difference.
 
-    def _take(self, rows: Rows) -> None:
-        """Keep the logits of a feed until they are judged; rows before the first judged token are dropped at once."""
-        self._rows = rows[max(self._seen_len - self._fed_len - 1, 0) :]
-        self._fed_len += len(rows)
-
-    def _questions(self) -> list[Question]:
-        """The next choice to make, after the next row; none if all rows are judged.
-
-        Rows on another device are cheap and waiting for them is slow: there it asks for all rows, as if all drafts fit.
+        Raises EngineError for a row of which a choice is needed and that is not numbers.
         """
-        if self._done or not len(self._rows):
-            return []
-        start = self._fed_len - len(self._rows) + 1
-        asked = self._rows[:1] if is_on_host(self._rows) else self._rows
-        return [Question(self._chooser, row, self._extended[: start + at]) for at, row in enumerate(asked)]
+        first, self._fed_len = self._fed_len + 1, self._fed_len + len(rows)
+        for length, row in enumerate(rows, first):
+            if length >= self._seen_len and not self._done:
+                self._judge(row, length)
 
-    def _answer(self, choices: Seq[Picked]) -> None:
-        """Judge the rows of these choices. Raises an error that stands in place of a needed choice."""
-        for choice in choices:
-            if isinstance(choice, Exception):
-                raise choice
-            row, self._rows = self._rows[0], self._rows[1:]
-            self._judge(row, self._fed_len - len(self._rows), choice)
-            if self._done:
-                self._rows = ()
-                return
-
-    def _judge(self, row: Rows, length: int, choice: int) -> None:
-        prefix = self._extended[:length]
+    def _judge(self, row: Rows, length: int) -> None:
+        prefix, rules = self._extended[:length], self._rules
+        choice = rules.chooser.choose(row, prefix)
         drafted = int(self._extended[length]) if length < len(self._extended) else None
-        if drafted is not None and length - self._prompt_len < self.block.base:
+        if drafted is not None and length - rules.prompt_len < self.block.base:
             self._audit.append(choice == drafted)
-        elif drafted is not None and (choice == drafted or self._in_top(row, prefix, drafted)):
+        elif drafted is not None and rules.accepts(row, prefix, drafted, choice):
             self._num_accepted += 1
-            self._score(row, length, drafted)
-            self._finish = self._stopping.finish(self._extended[self._prompt_len : length + 1])
+            rules.note(row, prefix, drafted)
+            self._finish = rules.finish(self._extended[: length + 1])
             self._done = self._finish is not None
         else:
             self._token_id = choice
-            self._score(row, length, choice)
-            self._finish = self._stopping.finish(np.append(prefix[self._prompt_len :], np.int32(choice)))
+            rules.note(row, prefix, choice)
+            self._finish = rules.finish(np.append(prefix, np.int32(choice)))
             self._done = True
-
-    def _score(self, row: Rows, length: int, token_id: int) -> None:
-        if self.scores:
-            self.scores.note(length - self._prompt_len, row, token_id)
-
-    def _in_top(self, row: Rows, prefix: TokenIds, drafted: int) -> bool:
-        return self._top > 0 and self._chooser.rank(row, prefix, drafted) < self._top
 
     def verdict(self, cost: Cost) -> Verdict:
         """The verdict, after `next_feed` returned None."""
         return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, tuple(self._audit), cost=cost)
 
 
-class SequenceVerification(Verification):
-    """A verification whose rows come from a sequence of an engine in this process."""
-
-    def __init__(
-        self,
-        seen: TokenIds,
-        prompt_len: int,
-        catch_up: Seq[int],
-        block: DraftBlock,
-        sequence: Sequence,
-        chooser: Chooser,
-        stopping: Stopping,
-        top: int,
-    ) -> None:
-        sequence.align(seen)  # not further: every catch-up token is audited, even after a failed forward
-        super().__init__(seen, prompt_len, catch_up, block, sequence.length, chooser, stopping, top)
-        self.sequence = sequence
-
-
-def absorb_all(fed: Seq[tuple[Verification, Rows]]) -> list[Exception | None]:
-    """Give each verification its rows of a forward; all tokens are chosen together.
-
-    Returns the error of each verification, or None. An error ends only its own verification.
-    """
-    errors: list[Exception | None] = [None] * len(fed)
-    for work, rows in fed:
-        work._take(rows)
-    while True:
-        asked = [work._questions() if error is None else [] for (work, _), error in zip(fed, errors, strict=True)]
-        if not any(asked):
-            return errors
-        choices = iter(choose_all([question for questions in asked for question in questions]))
-        for index, questions in enumerate(asked):
-            try:
-                fed[index][0]._answer([next(choices) for _ in questions])
-            except Exception as error:
-                errors[index] = error
-
-
 class TargetSession:
     """The target's side of one generation: prompt, committed tokens, end, and a sequence of the engine.
 
     It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. `committed` are generated
-    tokens that are final already. `top` > 0 accepts drafts within the target's `top` best, which is lossy. Raises
-    PromptError for a prompt that does not fit, and LimitExceeded if `committed` fills the text.
+    tokens that are final already; `top` and `scores` are as in `Rules`. Raises PromptError for a prompt that does not
+    fit, and LimitExceeded if `committed` fills the text.
     """
 
     def __init__(
-        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, top: int = 0, committed: Seq[int] = ()
-    ) -> None:
-        room = engine.room(prompt.token_ids, prompt.media)
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, *,
+        top: int = 0, committed: Seq[int] = (), scores: Scores | None = None,
+    ) -> None:  # fmt: skip
         self._prompt = prompt
-        self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
-        self._stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
-        self._top = top
+        self._rules = rules_of(params, engine.vocab, prompt, engine.room(prompt.token_ids, prompt.media), top, scores)
         self._tokens = TokenBuffer((*prompt.token_ids, *committed))
         self._finish: FinishReason | None = None
-        if self.base >= self._stopping.max_new_tokens:
+        if self.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"A generation of {self.base} tokens has reached its end.")
         self._engine = engine
         self._sequence: Sequence | None = None
@@ -280,20 +243,18 @@ class TargetSession:
         """Cost of the prompt since the last call of this method or of `prefill`."""
         return self._sequence.take_prefill_cost() if self._sequence else Cost()
 
-    def begin(self, block: DraftBlock, catch_up: Seq[int]) -> SequenceVerification:
+    def begin(self, block: DraftBlock, catch_up: Seq[int]) -> Verification:
         """The verification of a block that passed `check`. Committed tokens do not change."""
-        seen, prompt_len, sequence = self._tokens.view, len(self._prompt.token_ids), self._own()
-        chooser, stopping = self._chooser, self._stopping
-        return SequenceVerification(seen, prompt_len, catch_up, block, sequence, chooser, stopping, self._top)
+        return Verification(self._rules, self._tokens.view, block, catch_up, self._own())
 
     def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
         """Raise BaseMismatch unless the block extends the committed tokens and `catch_up`; LimitExceeded at the end."""
         if block.base != self.base + len(catch_up):
             raise BaseMismatch(block.base - len(catch_up), self.base)
-        if self._finish or block.base >= self._stopping.max_new_tokens:
+        if self._finish or block.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
 
-    def commit(self, done: SequenceVerification, cost: Cost) -> Verdict:
+    def commit(self, done: Verification, cost: Cost) -> Verdict:
         """Commit the judged block and return its verdict. A failed forward before this has changed nothing.
 
         Raises BaseMismatch, and changes nothing, if other tokens were committed meanwhile.

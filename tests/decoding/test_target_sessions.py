@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import DecodingParams
-from skydraft.decoding import verification
-from skydraft.decoding.verification import TargetSession, absorb_all
+from skydraft.decoding.verification import TargetSession
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded, PromptError
 from skydraft.types import Cost, DraftBlock, Prompt, Signals, Verdict
 
@@ -114,36 +113,16 @@ def test_verdicts_and_blocks_are_valid_by_construction():
     assert DraftBlock(0, ()).base == Verdict(0, 0, 5).base == 0
 
 
-@law(30)
-@given(st.lists(st.tuples(toys.pairs(), endless()), min_size=1, max_size=4), st.booleans(), st.integers(1, 7))
-def test_verifications_that_absorb_together_judge_as_each_alone(given, elsewhere, max_rows):
-    """In company, and where all rows of a feed are asked about at once, as on a device."""
-    works, expected = [], []
-    for (edge, target), params in given:
-        block = DraftBlock(0, tuple(choices(edge, params, [], 5)))
-        expected.append(judged(seated(target, params), block))
-        session = seated(target, params)
-        works.append((session, session.begin(block, ())))
-    with pytest.MonkeyPatch.context() as patch:
-        if elsewhere:
-            patch.setattr(verification, "is_on_host", lambda rows: False)
-        while fed := [(work, token_ids) for _, work in works if (token_ids := work.next_feed(max_rows)) is not None]:
-            assert absorb_all([(work, work.sequence.extend(ids)) for work, ids in fed]) == [None] * len(fed)
-    assert [session.commit(work, Cost()) for session, work in works] == expected
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_row_that_is_no_number_ends_those_that_need_it_and_no_others(elsewhere, monkeypatch):
+def test_a_row_that_is_no_number_ends_those_that_need_it_and_no_others():
     """The first token is wrong, so what follows it is never needed, whatever its row holds."""
-    if elsewhere:
-        monkeypatch.setattr(verification, "is_on_host", lambda rows: False)
     target, params = toys.toy(3), DecodingParams(max_new_tokens=50, min_new_tokens=50)
     right = choices(target, params, [], 4)
     blocks = [DraftBlock(0, (*wrong, *right[1:])) for wrong in ((right[0],), ((right[0] + 1) % 20,))]
-    works = [seated(target, params).begin(block, ()) for block in blocks]
-    rows = [work.sequence.extend(work.next_feed(9)).copy() for work in works]
+    broken, fine = [seated(target, params).begin(block, ()) for block in blocks]
+    rows = [work.sequence.extend(work.next_feed(9)).copy() for work in (broken, fine)]
     for each in rows:
         each[1:] = np.nan
-    broken, fine = absorb_all(list(zip(works, rows, strict=True)))
-    assert isinstance(broken, EngineError) and "not numbers" in str(broken)
-    assert fine is None and works[1].next_feed(9) is None
+    with pytest.raises(EngineError, match="not numbers"):
+        broken.absorb(rows[0])
+    fine.absorb(rows[1])
+    assert fine.next_feed(9) is None

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.verification import Verification
+from skydraft.decoding.verification import Verification, rules_of
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Asked, Chat, TextDialect
 from skydraft.edge.stock.dialect import MAX_BEST, Body, Row, read_safely
@@ -106,8 +105,7 @@ class StockSession:
         )
         in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
-        self._chooser = Chooser(params, vocab, len(self._prompt))
-        self._stopping = Stopping(params, vocab, params.max_new_tokens)
+        self._rules = rules_of(params, vocab, prompt, params.max_new_tokens, top)
         self._drawing = _Drawing(params, top, gives_text=server.gives_text, drafts=request.plan.drafts)
         self._met: Met | None = None
         self._writing: Writing | None = None
@@ -193,7 +191,7 @@ class StockSession:
         if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
             raise LimitExceeded(f"The text has outgrown the server's context of {met.context_len} tokens.")
         draft = np.array(block.token_ids[:room], np.int32)
-        text, work, num_rows = np.concatenate((seen, draft)), self._verification(seen, block), 0
+        text, work, num_rows = np.concatenate((seen, draft)), Verification(self._rules, seen, block), 0
         checks = met.checks(len(draft)) and self._drawing.drawn is None
         rows = await self._check(met, seen, draft, waiting) if checks else deque[Row]()
         while work.next_feed(1) is not None:
@@ -214,7 +212,7 @@ class StockSession:
                     break
                 met = await self._meet(self._text, waiting)
                 row = await self._next_row(met, self._text, self._limit - len(self._text), waiting)
-                work = self._verification(self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
+                work = Verification(self._rules, self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
                 work.absorb(self._logits(row)[None])
                 verdict = row.ends(work.verdict(Cost()))
                 token_ids += verdict.commits(work.block)
@@ -278,17 +276,12 @@ class StockSession:
         room = context_len - len(self._prompt)
         if context_len and room < 1:
             raise LimitExceeded(f"The prompt has {len(self._prompt)} tokens, the server takes {context_len}.")
-        if context_len and room < self._stopping.max_new_tokens:
-            self._stopping = Stopping(self._params, self._vocab, room)
+        if context_len and room < self._rules.stopping.max_new_tokens:
+            self._rules = replace(self._rules, stopping=Stopping(self._params, self._vocab, room))
 
     def _room(self, text: TokenIds) -> int:
         """How many tokens may still be generated after a text."""
-        return self._stopping.max_new_tokens - (len(text) - len(self._prompt))
-
-    def _verification(self, text: TokenIds, block: DraftBlock) -> Verification:
-        """The verification of a block after a text; its first row is the choice after the text."""
-        prompt_len = len(self._prompt)
-        return Verification(text, prompt_len, (), block, len(text) - 1, self._chooser, self._stopping, self.top)
+        return self._rules.stopping.max_new_tokens - (len(text) - len(self._prompt))
 
     def _logits(self, row: Row) -> npt.NDArray[np.float32]:
         """The row as logits [vocab]: -inf for all tokens that the server did not tell about."""
