@@ -35,8 +35,8 @@ def start_generation(
 ) -> Generation:
     """Start a generation. `edge` drafts, or encodes the prompt for a remote target; the plan may need only one side.
 
-    `watch` sees its end. Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError before anything is
-    computed.
+    `watch` sees its end. Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError
+    before anything is computed.
     """
     plan, params = request.plan, request.params
     draft, verifying = (edge if plan.drafts else None), (target if plan.verifies else None)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
@@ -14,6 +14,7 @@ from skydraft.config import MAX_K, DecodingParams
 from skydraft.decoding.context import Context
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import EngineError
 from skydraft.gating.gates import CERTAIN, measure
@@ -134,25 +135,21 @@ class Drafter:
         but the last one are read, the block says nothing. The next block feeds that one: nothing is computed twice.
         """
         cost = self._open()
-        prefix, sequence = context.token_ids, self._sequence
-        if sequence is None:
-            raise EngineError("The sequence was closed.")
+        prefix, sequence = context.token_ids, self._open_sequence()
         sequence.align(prefix)
         # Two rows at least: the target writes a token meanwhile.
         end = min(sequence.length + max(self._engine.invariant_rows, 2), len(prefix) - 1)
         while (length := sequence.length) < end:
-            pending = prefix[length : min(length + self._engine.invariant_rows, end)]
             with self._engine.floor:  # until the rows are read; other generations may compute between the parts
-                began = time.perf_counter()
-                rows = sequence.extend(pending)
-                cost += Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
+                rows, spent = self._feed(sequence, prefix[:end])
                 self._agrees += [self._agrees_with(prefix[: length + 2 + i], row) for i, row in enumerate(rows)]
+            cost += spent
         if sequence.length < len(prefix) - 1:
             return DraftBlock(context.base, (), cost=cost)
         agrees, self._agrees = self._agrees, []
         return DraftBlock(context.base, (), cost=cost, read=tuple(agrees))
 
-    def _agrees_with(self, text: TokenIds, row: Any) -> bool | None:
+    def _agrees_with(self, text: TokenIds, row: Rows) -> bool | None:
         """Whether this model would have written the last token; None if the grammar allowed no other."""
         prefix = text[:-1]
         if self._chooser.forced(prefix) is not None:
@@ -222,27 +219,31 @@ class Drafter:
         while self._sequence is not None and len(prefix) - self._sequence.length > _MANY_ROWS:
             with self._engine.floor:
                 self._sequence.align(prefix)
-                began, start = time.perf_counter(), self._sequence.length
-                pending = prefix[start : start + self._engine.invariant_rows]
-                self._sequence.extend(pending)
-                cost += Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
+                cost += self._feed(self._sequence, prefix)[1]
         return cost
 
-    def _row_after(self, block: _Growing) -> tuple[Any, Cost]:
+    def _row_after(self, block: _Growing) -> tuple[Rows, Cost]:
         """Feed the uncached part of a block's prefix; returns (logits after it [vocab], cost)."""
-        sequence = self._sequence
-        if sequence is None:
-            raise EngineError("The sequence was closed.")
-        prefix = block.prefix.view
+        sequence, prefix, cost = self._open_sequence(), block.prefix.view, Cost()
         if not block.is_aligned:
             sequence.align(prefix)
             block.is_aligned = True
-        began = time.perf_counter()
-        pending, max_rows = prefix[sequence.length :], self._engine.invariant_rows
-        starts = range(0, len(pending), max_rows)
-        for start in starts:
-            rows = sequence.extend(pending[start : start + max_rows])
-        return rows[-1], Cost(len(starts), len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
+        while sequence.length < len(prefix):
+            rows, spent = self._feed(sequence, prefix)
+            cost += spent
+        return rows[-1], cost
+
+    def _feed(self, sequence: Sequence, prefix: TokenIds) -> tuple[Rows, Cost]:
+        """One forward over the next uncached tokens of a prefix, as many as are exact; returns (rows, cost)."""
+        began, start = time.perf_counter(), sequence.length
+        pending = prefix[start : start + self._engine.invariant_rows]
+        rows = sequence.extend(pending)
+        return rows, Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
+
+    def _open_sequence(self) -> Sequence:
+        if self._sequence is None:
+            raise EngineError("The sequence was closed.")
+        return self._sequence
 
     def cancel(self) -> None:
         """End a running prefill or draft with an error. Any thread may call this."""

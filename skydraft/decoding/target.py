@@ -99,10 +99,9 @@ class LocalTarget:
     def verifier(
         self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> Verifier:
-        reuse = Reuse(request.cache_scope, self.is_exact) if request.cache_scope else None
         return LocalVerifier(
             self.engine, prompt, request.params,
-            max_rows=self._max_rows, top=request.plan.top, reuse=reuse, scores=context.scores,
+            max_rows=self._max_rows, top=request.plan.top, reuse=request.reuse, scores=context.scores,
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from skydraft.gating.hand_back import HandBack
-from skydraft.types import Round, Signals
+from skydraft.types import Round
 
 
 class Turns(Protocol):
@@ -38,7 +38,7 @@ class GivenTurns:
     `length`, if given, learns from the rounds where blocks should end.
     """
 
-    def __init__(self, k: int, hand_back: HandBack, length: Learning | None = None) -> None:
+    def __init__(self, k: int, hand_back: HandBack, length: Turns | None = None) -> None:
         self._k = k
         self._hand_back = hand_back
         self._length = length
@@ -86,16 +86,6 @@ class GivenTurns:
     def _end_if_over(self) -> None:
         if self._hand_back.is_over(self._num_written, self._num_agreed):
             self.hand_back()
-
-
-class Learning(Protocol):
-    """Decides where blocks end, and learns from rounds."""
-
-    def is_enough(self, signals: Seq[Signals]) -> bool:
-        """Whether to send a block with these signals rather than to continue it."""
-
-    def observe(self, done: Round) -> None:
-        """Learn from a finished round."""
 
 
 def run_of(agrees: Seq[bool | None], before: int) -> int:
