@@ -79,14 +79,18 @@ class Command(click.Command):
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["-h", "--help"]  # also in a context of another group
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """The titles, each with its rows of (option, help)."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (row := param.get_help_record(ctx)) is not None:
                 rows.setdefault(getattr(param, "section", _REST), []).append(row)
-        for title in sorted(rows, key=_REST.__eq__):
+        return {title: rows[title] for title in sorted(rows, key=_REST.__eq__)}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, rows in self.sections(ctx).items():
             with formatter.section(title):
-                formatter.write_dl(rows[title])
+                formatter.write_dl(rows)
 
 
 def configured(prefix: str) -> Callable[[click.Command], click.Command]:
