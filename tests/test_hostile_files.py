@@ -167,14 +167,14 @@ def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
     assert num_refused < num  # it also met good files
 
 
-@pytest.mark.parametrize("text", ["port = 1.5", 'port = "70"', "host = 3", 'grace = "1"', "model = 1979-05-27"])
+@pytest.mark.parametrize("text", ["port = 1.5", "port = true", 'grace = "soon"', "port = [70]"])
 def test_a_value_of_another_type_in_a_config_is_refused_and_not_cut(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "serve.toml").write_text(text)
     assert run(["serve", "--config", str(tmp_path / "serve.toml")]) == 2
     said = capsys.readouterr().err
-    assert "must be" in said and said.count("\n") == 1
+    assert text.split()[0] in said and said.count("\n") == 1
 
 
 def test_a_full_disk_is_said_of_the_file_that_it_holds(capsys: pytest.CaptureFixture[str]) -> None:

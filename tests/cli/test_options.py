@@ -129,9 +129,9 @@ def test_other_commands_have_no_variables() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("max-quue = 3", "max-quue"), ("max-queue = ", "is not TOML"), ("max-queue = true", "max-queue in"),
-        ("log-prompts = 1", "true or false"), ("max-queue = [3]", "one value"),
-        ("[limits]\nmax-queue = 3", "an unknown option: limits"), ('max-queue = "many"', "a whole number"),
+        ("max-quue = 3", "max-quue"), ("max-queue = ", "is not TOML"), ("max-queue = true", "max-queue"),
+        ("log-prompts = 7", "log-prompts"), ("max-queue = [3]", "one value"),
+        ("[limits]\nmax-queue = 3", "an unknown option: limits"), ('max-queue = "many"', "integer"),
         ("max-queue = 0", "max-queue"), ('execution = "fast"', "fast"), ('config = "other.toml"', "config"),
     ],
 )  # fmt: skip
