@@ -89,7 +89,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "context_default_params": (ContextParams,),
     "init_from_model": (c_void_p, c_void_p, ContextParams),
     "free": (None, c_void_p),
-    "set_n_threads": (None, c_void_p, c_int32, c_int32),
     "n_seq_max": (c_uint32, c_void_p),
     "get_memory": (c_void_p, c_void_p),
     "memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
@@ -118,7 +117,6 @@ class Library:
         self.name = name
         with _patient_threads():
             library = ctypes.CDLL(os.fspath(path))
-            self.threads_spin = os.environ.get(_WAIT_POLICY, "").lower() != "passive"
         for function, (result, *arguments) in _FUNCTIONS.items():
             found = getattr(library, f"llama_{function}")
             found.restype, found.argtypes = result, arguments

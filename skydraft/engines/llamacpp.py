@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, wait
@@ -22,7 +21,6 @@ from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.gguf_header import check_gguf
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, load_library
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.pace import Pace
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.rows import Rows
@@ -120,10 +118,7 @@ class LlamaCppEngine(Engine):
         self.max_sequences = options.max_sequences
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
-        self._pace: Pace | None = None
-        profile = self._profile = profile_of(self, self._profile_key(options), options)
-        if self._lib.threads_spin and not options.gpu_layers:
-            self._pace = Pace(profile.forward_ms[0], self._num_threads, options.notify)
+        self._profile = profile_of(self, self._profile_key(options), options)
 
     def _load_model(self, path: Path, options: EngineOptions, goes_on: Callable[..., bool]) -> tuple[Any, str]:
         """The model and its fingerprint. Raises BrokenModel."""
@@ -190,11 +185,7 @@ class LlamaCppEngine(Engine):
                 row += 1
                 position += 1
         batch.n_tokens = num_rows
-        began = time.perf_counter()
-        status = self._lib.decode(self._context, batch)
-        if num_rows == 1 and self._pace and self._pace.observe((time.perf_counter() - began) * 1e3):
-            self._lib.set_n_threads(self._context, self._pace.num_threads, self._pace.num_threads)
-        if status != 0:
+        if status := self._lib.decode(self._context, batch):
             for sequence, _ in feeds:
                 self.roll_back(sequence, sequence.length)
             raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
