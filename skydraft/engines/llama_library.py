@@ -89,7 +89,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "context_default_params": (ContextParams,),
     "init_from_model": (c_void_p, c_void_p, ContextParams),
     "free": (None, c_void_p),
-    "n_seq_max": (c_uint32, c_void_p),
     "get_memory": (c_void_p, c_void_p),
     "memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
     "memory_seq_rm": (c_bool, c_void_p, c_int32, c_int32, c_int32),

@@ -6,12 +6,11 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,8 +30,6 @@ _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
 _TYPE_F16, _TYPE_BF16 = 1, 30
-_SILENCE_S, _LOOK_S, _LAST_S = 120.0, 0.1, 2.0  # of a load
-T = TypeVar("T")
 
 
 @contextmanager
@@ -56,42 +53,21 @@ def interrupts_kept() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
-def patiently(path: Path, load: Callable[[Callable[..., bool]], T]) -> T:
-    """What `load` returns, which runs in a thread that is left behind if it gives no sign of life for two minutes.
-
-    For a sign of life it calls what it gets, whose answer is whether it shall go on. Raises EngineError.
-    """
-    result: Future[T] = Future()
-    num_signs, is_over = 0, False
-
-    def goes_on(*_: object) -> bool:
-        nonlocal num_signs
-        num_signs += 1
-        return not is_over
-
-    def run() -> None:
-        try:
-            result.set_result(load(goes_on))
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="loading", daemon=True).start()
-    try:
-        seen, silent_s = -1, 0.0  # not by the clock: who was stopped meanwhile has waited for nothing
-        while silent_s < _SILENCE_S:
-            if wait([result], _LOOK_S).done:
-                return result.result()
-            silent_s = silent_s + _LOOK_S if seen == num_signs else 0.0
-            seen = num_signs
-    except BaseException:
-        is_over = True
-        wait([result], _LAST_S)
-        raise
-    is_over = True
-    raise EngineError(
-        f"{path} does not load: nothing has come of it for {_SILENCE_S:g} seconds.",
-        hint="Look whether its disk or network file system hangs, or copy the file to a local disk.",
-    )
+def load_model(lib: Any, path: Path, gpu_layers: int) -> Any:
+    """llama.cpp's handle of a model; Ctrl-C ends the loading. Raises BrokenModel."""
+    params = lib.model_default_params()
+    params.n_gpu_layers = gpu_layers
+    with interrupts_kept() as interrupts:
+        params.progress_callback = Progress(lambda *_: not interrupts)
+        model = lib.model_load_from_file(os.fsencode(path), params)
+        if model and interrupts:
+            lib.model_free(model)
+    if not model:
+        raise BrokenModel(
+            f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
+            hint="Fetch it again, or check it with: skydraft doctor.",
+        )
+    return model
 
 
 class LlamaCppEngine(Engine):
@@ -107,7 +83,9 @@ class LlamaCppEngine(Engine):
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
         self.path = path
         self._num_threads = options.num_threads or num_cores()
-        self._model, self.fingerprint = patiently(path, lambda goes_on: self._load_model(path, options, goes_on))
+        check_gguf(path)
+        self.fingerprint = weights_fingerprint([path])
+        self._model = load_model(self._lib, path, options.gpu_layers)
         _forget_mapped_pages(path)
         self.vocab = self.own(_read_vocab(self._lib, self._model))
         self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
@@ -119,24 +97,6 @@ class LlamaCppEngine(Engine):
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
         self._profile = profile_of(self, self._profile_key(options), options)
-
-    def _load_model(self, path: Path, options: EngineOptions, goes_on: Callable[..., bool]) -> tuple[Any, str]:
-        """The model and its fingerprint. Raises BrokenModel."""
-        check_gguf(path)
-        fingerprint = weights_fingerprint([path])
-        params = self._lib.model_default_params()
-        params.n_gpu_layers = options.gpu_layers
-        progress = Progress(goes_on)
-        params.progress_callback = progress
-        model = self._lib.model_load_from_file(os.fsencode(path), params)
-        if model and not goes_on():
-            self._lib.model_free(model)
-        if not model:
-            raise BrokenModel(
-                f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
-                hint="Fetch it again, or check it with: skydraft doctor.",
-            )
-        return model, fingerprint
 
     def _open_context(self, options: EngineOptions) -> Any:
         params = self._lib.context_default_params()
