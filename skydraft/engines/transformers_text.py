@@ -345,5 +345,4 @@ KIND = EngineKind(
     lambda spec, path, options: TransformersEngine(path, options, name=spec),
     takes=TAKES,
     claims=Path.is_dir,
-    general=True,
 )
