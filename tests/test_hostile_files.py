@@ -71,15 +71,7 @@ def lessons(folder: Path, rng: random.Random) -> None:
 
 
 def profiles(folder: Path, rng: random.Random) -> None:
-    good = {
-        "key": {
-            "invariant_rows": 2,
-            "forward_ms": [1.0, 2.0],
-            "date": "2026-01-01T00:00+00:00",
-            "spread": 1.0,
-            "load": 0.5,
-        }
-    }
+    good = {"key": {"invariant_rows": 2, "forward_ms": [1.0, 2.0]}}
     (folder / "p.json").write_bytes(as_bytes(mutated(good, rng), rng))
     options = EngineOptions(profile_path=folder / "p.json")
     assert isinstance(profile_of(TOY, "key", options), RowProfile)
