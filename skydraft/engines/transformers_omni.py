@@ -136,22 +136,23 @@ class OmniEngine(TransformersEngine):
     def allocate(self) -> AudioSlot:
         return AudioSlot(self._new_cache())
 
-    def _run(self, inputs: Any, position_ids: Any, cache: Any, want_logits: bool) -> Rows:
+    def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Rows:
         # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
         output = self._model.model.language_model(
-            inputs_embeds=inputs, position_ids=position_ids, past_key_values=cache, use_cache=True
-        )
+            inputs_embeds=self._embeddings(sequence, token_ids),
+            position_ids=self._position_ids(sequence.length, len(token_ids)),
+            past_key_values=sequence.slot.cache, use_cache=True,
+        )  # fmt: skip
         return self._model.lm_head(output.last_hidden_state[0])[:, : self.vocab.size] if want_logits else None
 
     def _position_ids(self, base: int, num_rows: int) -> Any:
         """Positions of the next tokens on the axes of time, height and width, [3, 1, num_rows]."""
         return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)
 
-    def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
+    def _embeddings(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
         """Embeddings of the next tokens, [1, num_rows, hidden_size]; the prompt's audio tokens are its audio."""
         slot: AudioSlot = sequence.slot
-        ids = self._torch.tensor(np.array([token_ids], np.int64), device=self._device)
-        embeddings = self._model.get_input_embeddings()(ids)
+        embeddings = self._model.get_input_embeddings()(self._tensor(token_ids))
         at = self._audio_positions(token_ids)
         for span in slot.spans if len(at) else ():
             offsets = at + sequence.length - span.base
