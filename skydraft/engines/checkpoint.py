@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +119,9 @@ def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOption
             f"--quantization {options.quantization} needs a GPU, not --device {device}.",
             hint="Add --device cuda, or remove --quantization.",
         )
-    needed = ("bitsandbytes", "accelerate")
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+    if not (find_spec("bitsandbytes") and find_spec("accelerate")):
         raise MissingDependency(
-            f"--quantization needs {' and '.join(needed)}, and {missing[0]} is not installed.",
-            hint=f"Run: pip install {' '.join(needed)}.",
+            "--quantization needs bitsandbytes and accelerate.", hint="Run: pip install bitsandbytes accelerate."
         )
     config = transformers.BitsAndBytesConfig(
         load_in_8bit=options.quantization == "8bit",
@@ -188,12 +185,9 @@ def _end_ids(tokenizer: Any, generation_config: Any) -> set[int]:
 
 def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:
     decoder = json.dumps(json.loads(backend.to_str())["decoder"], ensure_ascii=False)
+    to_bytes: Callable[[str], bytes]
     if '"ByteLevel"' in decoder:
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        to_bytes: Callable[[str], bytes] = partial(
-            _byte_level, {char: byte for byte, char in bytes_to_unicode().items()}
-        )
+        to_bytes = _byte_level()
     elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder or "▁" in decoder:
         to_bytes = _sentence_piece
     else:
@@ -209,11 +203,18 @@ def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:
     return pieces
 
 
-def _byte_level(byte_of: dict[str, int], text: str) -> bytes:
-    try:
-        return bytes(byte_of[char] for char in text)
-    except KeyError:  # a token that was put into the vocabulary as plain text
-        return text.encode()
+def _byte_level() -> Callable[[str], bytes]:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
+
+    def to_bytes(text: str) -> bytes:
+        try:
+            return bytes(byte_of[char] for char in text)
+        except KeyError:  # a token that was put into the vocabulary as plain text
+            return text.encode()
+
+    return to_bytes
 
 
 def _sentence_piece(text: str) -> bytes:

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from skydraft.config import num_cores
-from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.gguf_header import check_gguf
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, load_library
@@ -23,7 +22,7 @@ from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, EngineError
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
@@ -83,7 +82,7 @@ class LlamaCppEngine(Engine):
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
         self.path = path
         self._num_threads = options.num_threads or num_cores()
-        check_gguf(path)
+        check_gguf(self._lib, path)
         self.fingerprint = weights_fingerprint([path])
         self._model = load_model(self._lib, path, options.gpu_layers)
         _forget_mapped_pages(path)
@@ -129,7 +128,7 @@ class LlamaCppEngine(Engine):
             raise EngineError(f"All sequences of {self.name} are in use.", hint="Close one first.")
         return self._free_slots.pop()
 
-    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+    def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         batch, row = self._batch, 0
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
         if num_rows > (self.max_output_rows if want_logits else self.max_batch_rows):
@@ -151,7 +150,7 @@ class LlamaCppEngine(Engine):
             raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
         return self._rows(feeds, num_rows) if want_logits else [None] * len(feeds)
 
-    def _rows(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], num_rows: int) -> list[Rows]:
+    def _rows(self, feeds: Feeds, num_rows: int) -> list[Rows]:
         pointer = self._lib.get_logits(self._context)
         # [num_rows, padded vocabulary], not copied: valid until the next forward
         logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]

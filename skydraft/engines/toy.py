@@ -7,17 +7,16 @@ is advanced twice, not rolled back, or at wrong positions gives other logits, as
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.options import RowProfile
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
 
 Table: TypeAlias = npt.NDArray[np.float32]
@@ -80,7 +79,7 @@ class ToyEngine(Engine):
     def allocate(self) -> list[tuple[int, int]]:
         return []
 
-    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+    def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         rows_per_feed: list[Rows] = []
         for sequence, token_ids in feeds:
             cache: list[tuple[int, int]] = sequence.slot

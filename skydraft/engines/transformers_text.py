@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import first_line, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
@@ -21,8 +21,6 @@ from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
 _GROWING, _SLIDING, _EMPTY = "DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"
-
-Feeds = Seq[tuple[Sequence, Seq[int] | TokenIds]]
 
 
 @dataclass(slots=True)
