@@ -43,11 +43,9 @@ class Engine(Model):
 
     @property
     def is_probed(self) -> bool:
-        """Whether it has a profile."""
         return self._profile is not None
 
     def adopt_profile(self, profile: RowProfile) -> None:
-        """Set the profile that was measured."""
         self._profile = profile
 
     @property

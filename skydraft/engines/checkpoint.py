@@ -135,15 +135,14 @@ def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOption
 def quiet(transformers: Any) -> Iterator[None]:
     """Keep transformers from warning and drawing bars while it loads."""
     logging = transformers.utils.logging
-    verbosity, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if shows_bars:
-            logging.enable_progress_bar()
+        logging.enable_progress_bar()
 
 
 def first_line(error: BaseException) -> str:
@@ -165,22 +164,18 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
     special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     unused = {token_id for token_id, piece in enumerate(pieces) if not piece}
     template = tokenizer.chat_template
+    ends = getattr(generation_config, "eos_token_id", None)
+    ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     adds_bos = backend.encode("a").ids[:1] == [tokenizer.bos_token_id]
     return Vocab(
         pieces,
         lambda text: list(backend.encode(text, add_special_tokens=False).ids),
         special_ids=special | unused,
-        end_ids=_end_ids(tokenizer, generation_config),
+        end_ids=(int(token_id) for token_id in ends if token_id is not None),
         chat_template=template.get("default") if isinstance(template, dict) else template,
         bos_text=tokenizer.bos_token if adds_bos else "",
         eos_text=tokenizer.eos_token or "",
     )
-
-
-def _end_ids(tokenizer: Any, generation_config: Any) -> set[int]:
-    configured = getattr(generation_config, "eos_token_id", None)
-    ends = configured if isinstance(configured, list) else [configured]
-    return {int(token_id) for token_id in (*ends, tokenizer.eos_token_id) if token_id is not None}
 
 
 def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:

@@ -33,7 +33,6 @@ class Floor:
         self.release()
 
     def acquire(self) -> None:
-        """Wait for the lock."""
         me = threading.get_ident()
         with self._moved:
             if me in self._line:
@@ -72,6 +71,5 @@ class Floor:
         return False
 
     def check_open(self) -> None:
-        """Raise EngineError if the lock, and so the engine, is closed."""
         if self.is_closed:
             raise EngineError(f"{self._name} is closed.")

@@ -37,7 +37,6 @@ class TokenBuffer:
         return view
 
     def extend(self, token_ids: Seq[int] | TokenIds) -> None:
-        """Add tokens at the end."""
         new_len = self._len + len(token_ids)
         if new_len > len(self._store):
             self._store = np.concatenate((self._store[: self._len], np.empty(2 * new_len, np.int32)))
@@ -45,7 +44,6 @@ class TokenBuffer:
         self._len = new_len
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens."""
         if not 0 <= length <= self._len:
             raise ValueError(f"cannot cut {self._len} tokens to {length}")
         self._len = length
@@ -111,7 +109,6 @@ class Sequence:
         return cost
 
     def check_open(self) -> None:
-        """Raise EngineError if the sequence is closed."""
         if self.is_closed:
             raise EngineError("This sequence is closed.")
 
@@ -215,10 +212,9 @@ class Model(ABC):
             sequence.record(token_ids)
         return rows
 
+    # `Engine` writes these two.
     @abstractmethod
-    def extend_batch(self, feeds: Feeds) -> list[Rows]:
-        """See `Engine`, which writes it."""
+    def extend_batch(self, feeds: Feeds) -> list[Rows]: ...
 
     @abstractmethod
-    def drop(self, sequence: Sequence) -> None:
-        """See `Engine`, which writes it."""
+    def drop(self, sequence: Sequence) -> None: ...

@@ -12,8 +12,7 @@ from skydraft.errors import OptionError
 Quantization = Literal["none", "8bit", "4bit"]
 
 
-def tell_nobody(line: str) -> None:
-    """Drop a notice."""
+def tell_nobody(line: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
