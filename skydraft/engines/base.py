@@ -125,7 +125,8 @@ class Engine(Model):
                 raise EngineError("A sequence may occur only once in a batch.")
             for sequence, token_ids in feeds:
                 self._check_feed(sequence, token_ids)
-            num_rows = sum(len(token_ids) for _, token_ids in feeds)
+            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
+                raise EngineError(f"{num_rows} rows are too many for one forward.")
             longest = max(sequence.length for sequence, _ in feeds)
             is_due = self.has_kernels and longest > PROBED_LEN and self.is_probed
             if is_due and 1 < num_rows <= self.invariant_rows:

@@ -117,11 +117,9 @@ class LlamaCppEngine(Engine):
         return context
 
     def _profile_key(self, options: EngineOptions) -> str:
-        stat = self.path.stat()
-        file = (self.path.name, stat.st_size, int(stat.st_mtime))
-        kinds = f"{_TYPE_F16}/{_TYPE_BF16}, {'one cache' if options.shared_cache else 'streams'}"
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
-        return "|".join(map(str, (*file, *system, kinds, self._num_threads, options.gpu_layers)))
+        how = (options.shared_cache, self._num_threads, options.gpu_layers)
+        return "|".join(map(str, (self.fingerprint, *system, *how)))
 
     def allocate(self) -> int:
         if not self._free_slots:
@@ -131,8 +129,6 @@ class LlamaCppEngine(Engine):
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         batch, row = self._batch, 0
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
-        if num_rows > (self.max_output_rows if want_logits else self.max_batch_rows):
-            raise EngineError(f"{num_rows} rows are too many for one forward.")
         for sequence, token_ids in feeds:
             position = sequence.length
             for token_id in token_ids:
@@ -148,14 +144,12 @@ class LlamaCppEngine(Engine):
             for sequence, _ in feeds:
                 self.roll_back(sequence, sequence.length)
             raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
-        return self._rows(feeds, num_rows) if want_logits else [None] * len(feeds)
-
-    def _rows(self, feeds: Feeds, num_rows: int) -> list[Rows]:
+        if not want_logits:
+            return [None] * len(feeds)
         pointer = self._lib.get_logits(self._context)
         # [num_rows, padded vocabulary], not copied: valid until the next forward
         logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
-        ends = np.cumsum([len(token_ids) for _, token_ids in feeds])
-        return [logits[end - len(token_ids) : end] for end, (_, token_ids) in zip(ends, feeds, strict=True)]
+        return np.split(logits, np.cumsum([len(token_ids) for _, token_ids in feeds])[:-1])
 
     def allocate_beginning(self) -> int | None:
         return self.max_sequences if self.max_sequences > 1 else None
@@ -186,9 +180,6 @@ class LlamaCppEngine(Engine):
         self._lib.model_free(self._model)
 
 
-_MADV_DONTNEED = 4
-
-
 def _forget_mapped_pages(path: Path) -> None:
     """Let go of the pages of a mapped file; those still needed come back from the page cache when they are touched.
 
@@ -203,7 +194,7 @@ def _forget_mapped_pages(path: Path) -> None:
         span, access, *_, name = line.split(maxsplit=5)
         if name == str(path.resolve()) and "w" not in access:
             start, end = (int(address, 16) for address in span.split("-"))
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 4)  # MADV_DONTNEED
 
 
 def _read_vocab(lib: Any, model: Any) -> Vocab:

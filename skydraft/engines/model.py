@@ -57,7 +57,7 @@ class Sequence:
     """
 
     def __init__(
-        self, engine: Model, slot: Any, *, reuse: Reuse | None = None, media: Recordings = (),
+        self, engine: Model, slot: Any, media: Recordings = (), reuse: Reuse | None = None,
         token_ids: Iterable[int] = (), whole_len: int = 0,
     ) -> None:  # fmt: skip
         self.engine, self.slot, self.reuse, self.media = engine, slot, reuse, media

@@ -27,7 +27,6 @@ class Parts:
     beginning: tuple[int, ...] = ()
 
     def begins(self, token_ids: Seq[int] | TokenIds) -> bool:
-        """Whether these tokens begin with the beginning."""
         length = len(self.beginning)
         return 0 < length <= len(token_ids) and tuple(map(int, token_ids[:length])) == self.beginning
 
@@ -93,14 +92,12 @@ class PrefixCache:
         is_full = len(self._open) + len(self._kept) >= engine.max_sequences
         if length < parts.part_len or (2 * length < self._kept[shared.index(length)].whole_len and not is_full):
             self._make_room(engine, 1)
-            sequence = Sequence(engine, engine.allocate(), media=media, reuse=reuse)
+            sequence = Sequence(engine, engine.allocate(), media, reuse)
             self._open.add(id(sequence))
             return sequence
         kept = self._kept.pop(shared.index(length))
-        sequence = Sequence(
-            engine, kept.slot, media=media, reuse=reuse, token_ids=kept.token_ids[:length],
-            whole_len=min(kept.whole_len, length),
-        )  # fmt: skip
+        whole_len = min(kept.whole_len, length)
+        sequence = Sequence(engine, kept.slot, media, reuse, kept.token_ids[:length], whole_len)
         self._open.add(id(sequence))
         try:
             engine.roll_back(sequence, length)
@@ -150,7 +147,6 @@ class PrefixCache:
             self._begun = begun
 
     def drop(self, sequence: Sequence) -> None:
-        """Note that a sequence was closed."""
         self._dropped.append(sequence)
 
     def settle(self, engine: Model) -> None:
@@ -169,14 +165,11 @@ class PrefixCache:
 
     def _make_room(self, engine: Model, num_wanted: int) -> None:
         while self._kept and len(self._open) + num_wanted + len(self._kept) > engine.max_sequences:
-            self._release_oldest(engine)
+            engine.release(Sequence(engine, self._kept.pop(0).slot))
 
     def forget(self, engine: Model, older_than_s: float) -> None:
         """Release KV that was kept for at least `older_than_s` seconds."""
         self.settle(engine)
         latest = time.perf_counter() - older_than_s
         while self._kept and self._kept[0].since <= latest:
-            self._release_oldest(engine)
-
-    def _release_oldest(self, engine: Model) -> None:
-        engine.release(Sequence(engine, self._kept.pop(0).slot))
+            engine.release(Sequence(engine, self._kept.pop(0).slot))

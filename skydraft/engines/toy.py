@@ -80,15 +80,14 @@ class ToyEngine(Engine):
         return []
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        rows_per_feed: list[Rows] = []
+        all_rows: list[Rows] = []
         for sequence, token_ids in feeds:
-            cache: list[tuple[int, int]] = sequence.slot
             rows = np.empty((len(token_ids), self.vocab.size), np.float32)
             for index, token_id in enumerate(token_ids):
-                cache.append((int(token_id), len(cache)))
-                rows[index] = self._row(cache)
-            rows_per_feed.append(rows if want_logits else None)
-        return rows_per_feed
+                sequence.slot.append((int(token_id), len(sequence.slot)))
+                rows[index] = self._row(sequence.slot)
+            all_rows.append(rows if want_logits else None)
+        return all_rows
 
     def _row(self, cache: list[tuple[int, int]]) -> Table:
         last, position = cache[-1]

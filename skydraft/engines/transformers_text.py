@@ -47,7 +47,7 @@ class TransformersEngine(Engine):
         super().__init__(name or path.name)
         torch, _ = self._torch, self._transformers = load_library()
         self.path = path
-        self.fingerprint = weights_fingerprint(self._weight_files())
+        self.fingerprint = weights_fingerprint(file for kind in _WEIGHTS for file in path.glob(kind))
         if options.num_threads:
             torch.set_num_threads(options.num_threads)
         model, tokenizer = load_checkpoint(path, self._model_class, options, unused=self._unused)
@@ -80,18 +80,12 @@ class TransformersEngine(Engine):
                 hint="Use a model without recurrent layers.",
             )
 
-    def _weight_files(self) -> list[Path]:
-        return sorted(file for kind in _WEIGHTS for file in self.path.glob(kind))
-
     def _profile_key(self, options: EngineOptions) -> str:
-        torch, files = self._torch, self._weight_files()
-        stats = [(file.name, file.stat().st_size, int(file.stat().st_mtime)) for file in files]
-        on_gpu = self._device.type == "cuda"
+        torch, on_gpu = self._torch, self._device.type == "cuda"
         processor = torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         versions = (torch.__version__, self._transformers.__version__)
         how = (self._device, options.dtype, options.quantization, torch.get_num_threads())
-        parts = (self.context_len, self.path.resolve(), *stats, *versions, *how, cpu_model(), processor)
-        return "|".join(map(str, parts))
+        return "|".join(map(str, (self.fingerprint, *versions, *how, cpu_model(), processor)))
 
     def allocate(self) -> Slot:
         return Slot(self._new_cache())
@@ -105,8 +99,6 @@ class TransformersEngine(Engine):
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
-        if num_rows > (self.max_output_rows if want_logits else self.max_batch_rows):
-            raise EngineError(f"{num_rows} rows are too many for one forward.")
         try:
             with self._torch.inference_mode():
                 rows = [self._run(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
