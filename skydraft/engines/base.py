@@ -16,7 +16,7 @@ from skydraft.engines.model import Feeds, Model, Sequence, TokenBuffer
 from skydraft.engines.options import RowProfile
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import TokenIds
 from skydraft.errors import ContextExceeded, EngineError, PromptError, SkydraftError
 from skydraft.types import Recordings, Reuse
 
@@ -36,10 +36,6 @@ class Engine(Model):
         self.prefixes = PrefixCache()
         self._row_check = RowCheck()
         self.is_local_only = False  # whether its texts must stay on this device
-
-    def own(self, vocab: Vocab) -> Vocab:
-        """`vocab` for this engine: it decodes for ever, and encodes until the engine is closed."""
-        return vocab.encoding_while(self.floor.check_open)
 
     @property
     def is_probed(self) -> bool:

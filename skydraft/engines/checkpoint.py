@@ -147,7 +147,7 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, at most 300 characters."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip()[:300]
 
 
 def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:

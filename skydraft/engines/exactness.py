@@ -29,8 +29,7 @@ class RowCheck:
     def forward(self, engine: Model, feeds: Feeds) -> list[Rows]:
         """Feed and record all of `feeds`; on failure every sequence is as before. Returns rows per feed."""
         lengths = [sequence.length for sequence, _ in feeds]
-        sizes = (length.bit_length() for length in lengths)
-        key = tuple(sorted(zip(sizes, (len(token_ids) for _, token_ids in feeds), strict=True)))
+        key = tuple(sorted((sequence.length.bit_length(), len(token_ids)) for sequence, token_ids in feeds))
         if self._is_equal.get(key):
             return engine.feed(feeds)
         try:

@@ -158,8 +158,8 @@ def _patient_threads() -> Iterator[None]:
 
     By default they spin for the whole time slice of any process that keeps the core of the one they wait for: a
     forward then takes ten times as long. Sleeping at once is best beside other busy processes, and takes half as long
-    again on a quiet machine, so that is told apart (NOTES.md). Only said while the library loads, since other libraries
-    of this process and its children bring an OpenMP of their own; nothing is said where the user has said something.
+    again on a quiet machine (NOTES.md). Only said while the library loads, since other libraries and children bring an
+    OpenMP of their own; nothing is said where the user has said something.
     """
     given = {_WAIT_POLICY, _SPINS} & os.environ.keys()
     name, value = (_WAIT_POLICY, "passive") if is_busy() else (_SPINS, "10000")

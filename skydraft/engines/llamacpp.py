@@ -16,6 +16,7 @@ import numpy as np
 from skydraft.config import num_cores
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
+from skydraft.engines.floor import Floor
 from skydraft.engines.gguf_header import check_gguf
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, load_library
 from skydraft.engines.options import EngineOptions
@@ -86,7 +87,7 @@ class LlamaCppEngine(Engine):
         self.fingerprint = weights_fingerprint([path])
         self._model = load_model(self._lib, path, options.gpu_layers)
         _forget_mapped_pages(path)
-        self.vocab = self.own(_read_vocab(self._lib, self._model))
+        self.vocab = _read_vocab(self._lib, self._model, self.floor)
         self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
         self._context = self._open_context(options)
         self._memory = self._lib.get_memory(self._context)
@@ -197,14 +198,19 @@ def _forget_mapped_pages(path: Path) -> None:
             madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 4)  # MADV_DONTNEED
 
 
-def _read_vocab(lib: Any, model: Any) -> Vocab:
+def _read_vocab(lib: Any, model: Any, floor: Floor) -> Vocab:
     vocab = lib.model_get_vocab(model)
     pieces = _read_pieces(lib, vocab)
     bos, eos = lib.vocab_bos(vocab), lib.vocab_eos(vocab)
     template = lib.model_chat_template(model, None)
+
+    def encode(text: str) -> list[int]:
+        floor.check_open()  # else the model is gone
+        return _tokenize(lib, vocab, text)
+
     return Vocab(
         pieces,
-        lambda text: _tokenize(lib, vocab, text),
+        encode,
         special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
         end_ids=(i for i in range(len(pieces)) if lib.vocab_is_eog(vocab, i)),
         chat_template=template.decode() if template else None,

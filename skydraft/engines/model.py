@@ -140,7 +140,7 @@ class Model(ABC):
     """The part of an `Engine` that differs from kind to kind. `Engine` calls it under its lock, with valid arguments.
 
     Subclasses of `Engine` set the attributes and write the five abstract methods from `allocate` to `kv_length`.
-    `fingerprint` names the weights, wherever their files lie; `vocab` is what `Engine.own` returned.
+    `fingerprint` names the weights, wherever their files lie. `vocab` does not refer to the engine.
     """
 
     name: str

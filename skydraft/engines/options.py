@@ -12,9 +12,6 @@ from skydraft.errors import OptionError
 Quantization = Literal["none", "8bit", "4bit"]
 
 
-def tell_nobody(line: str) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RowProfile:
     """Times and bit-equality of forwards of n rows, measured on this machine.
@@ -48,7 +45,7 @@ class EngineOptions:
     quantization: Quantization = "none"
     profile_path: Path | None = None
     probe_again: bool = False
-    notify: Callable[[str], None] = field(default=tell_nobody, compare=False, repr=False)
+    notify: Callable[[str], None] = field(default=lambda line: None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.context_len < 16:

@@ -17,7 +17,7 @@ from filelock import FileLock
 from pydantic import TypeAdapter
 
 from skydraft.engines.base import Engine, Sequence
-from skydraft.engines.options import EngineOptions, RowProfile, tell_nobody
+from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.engines.rows import on_host
 from skydraft.files import read_file, write_whole
 
@@ -30,7 +30,7 @@ _LOCK_S = 5.0
 _PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
-def probe(engine: Engine, notify: Callable[[str], None] = tell_nobody) -> RowProfile:
+def probe(engine: Engine, notify: Callable[[str], None] = lambda line: None) -> RowProfile:
     """Feed the same tokens one by one and n at a time; compare their bits and take the times.
 
     `notify` gets a line if it takes a second or more.

@@ -67,7 +67,7 @@ class ToyEngine(Engine):
         context_len: int = 4096, name: str = "toy",
     ) -> None:  # fmt: skip
         super().__init__(name)
-        self.vocab = self.own(vocab)
+        self.vocab = vocab
         self.context_len = context_len
         self._by_last = by_last
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous

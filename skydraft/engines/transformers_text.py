@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,8 +39,6 @@ class TransformersEngine(Engine):
 
     _model_class: ClassVar[str] = "AutoModelForCausalLM"
     _unused: ClassVar[tuple[str, ...]] = ()  # parts of the model to drop after loading
-    # What the forward of a model must take for its logits to be a function of the tokens alone.
-    _needed: ClassVar[frozenset[str]] = frozenset({"position_ids", "past_key_values", "logits_to_keep"})
 
     def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
         super().__init__(name or path.name)
@@ -52,8 +49,7 @@ class TransformersEngine(Engine):
             torch.set_num_threads(options.num_threads)
         model, tokenizer = load_checkpoint(path, self._model_class, options, unused=self._unused)
         self._model, self._device = model, model.device
-        self._check_forward()
-        self.vocab = self.own(read_vocab(tokenizer, model.generation_config))
+        self.vocab = read_vocab(tokenizer, model.generation_config)
         config = model.config.get_text_config(decoder=True)
         if config.vocab_size < self.vocab.size:
             raise BrokenModel(
@@ -64,13 +60,6 @@ class TransformersEngine(Engine):
         self._check_cache()
         self.is_full_precision = (options.dtype, options.quantization) == ("float32", "none")
         self._profile = profile_of(self, self._profile_key(options), options)
-
-    def _check_forward(self) -> None:
-        if missing := sorted(self._needed - set(signature(self._model.forward).parameters)):
-            raise EngineError(
-                f"{self.name} is a {type(self._model).__name__}, whose forward does not take {missing[0]}.",
-                hint="Use a decoder-only model with attention.",
-            )
 
     def _check_cache(self) -> None:
         kinds = {type(layer).__name__ for layer in self._new_cache().layers}

@@ -7,7 +7,6 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -77,17 +76,6 @@ class Vocab:
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`; special tokens written out in it are read as such."""
         return tuple(self._encode(text))
-
-    def encoding_while(self, check_open: Callable[[], None]) -> Vocab:
-        """A copy whose `encode` first calls `check_open`, which may raise."""
-        guarded, encode = copy(self), self._encode
-
-        def encode_if_open(text: str) -> list[int]:
-            check_open()
-            return encode(text)
-
-        guarded._encode = encode_if_open
-        return guarded
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text: none for a special token."""

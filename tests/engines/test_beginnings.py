@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.engines.prefix_cache import Parts
-from skydraft.types import Prompt, Reuse
+from skydraft.types import Reuse
 from tests.engines.test_prefix_cache import answer, engine_of
 from tests.toys import law
 
@@ -43,6 +42,20 @@ def test_copied_beginnings_have_the_bits_of_those_that_were_fed(
         got, rows, _ = answer(engine, prompt, reuse)
         expected, fresh, _ = answer(feeding(beginning), prompt, None)
         assert got == expected and np.array_equal(rows, fresh)
+
+
+@law(100)
+@given(beginnings, st.lists(st.integers(0, 20), min_size=1, max_size=16), st.integers(0, 30))
+def test_what_was_cut_and_filled_again_is_kept_as_far_as_it_is_whole(
+    beginning: list[int], text: list[int], cut: int
+) -> None:
+    engine, prompt = sharing(beginning), [*beginning, *text]
+    sequence = engine.open(prompt, (), Reuse("a"))
+    sequence.truncate(cut % len(prompt))
+    engine.fill(sequence, prompt)
+    sequence.close()
+    rows = answer(engine, [*prompt, 5], Reuse("a"))[1]
+    assert np.array_equal(rows, answer(feeding(beginning), [*prompt, 5], None)[1])
 
 
 def test_this_toy_would_notice_a_beginning_whose_end_ends_no_part() -> None:
@@ -87,31 +100,3 @@ def test_parts_end_where_they_are_said_to(part_len: int, start: list[int], rest:
         later = [end for end in ends if end > length]
         assert not later or parts.next_end(length, ids) == min(later)
         assert parts.last_end(ids[:length]) == max([end for end in ends if end <= length], default=0)
-
-
-def test_what_a_session_is_told_to_be_cached_is_never_anothers_text() -> None:
-    """The server's side of it: two labels, one prompt."""
-    from skydraft.cloud.docket import Job
-    from skydraft.cloud.limits import Limits
-    from skydraft.cloud.worker import Worker
-    from skydraft.config import DecodingParams
-    from skydraft.protocol.codec import short_fingerprint
-    from skydraft.protocol.values import OpenCall, Opening
-
-    engine = sharing([1, 2, 3], max_sequences=4)
-    worker = Worker(engine, Limits(max_sessions=4), execution="exact")
-    prompt, costs = Prompt((1, 2, 3, *[5] * 12)), []
-    for number, owner in enumerate(["ann", "bob", "ann"], 1):
-        opening = Opening(
-            short_fingerprint(engine.vocab.fingerprint), prompt, params=DecodingParams(), cache_scope="talk"
-        )
-        answers: list[Any] = []
-        job = Job(OpenCall(number, 1, opening), owner, lambda answer, _, to=answers: to.append(answer), 0.0)
-        worker.post(partial(worker.docket.take, job))
-        worker.receive()
-        while not answers:
-            worker.step()
-        costs.append(answers[0].cost.num_cached)
-        worker.post(partial(worker.docket.close, number, owner))
-        worker.receive()
-    assert costs == [0, 3, 12]

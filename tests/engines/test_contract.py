@@ -170,9 +170,11 @@ def test_what_is_closed_refuses_everything(load: Load) -> None:
             engine.extend_batch([(sequence, prompt), (begun, prompt)])
     uses: list[Callable[[], Any]] = [
         lambda: engine.open(prompt), lambda: engine.check_prompt(prompt), lambda: engine.prefill(sequence, prompt),
-        lambda: sequence.extend(prompt), lambda: sequence.truncate(sequence.length), lambda: vocab.encode("a"),
+        lambda: sequence.extend(prompt), lambda: sequence.truncate(sequence.length),
         lambda: engine.floor.__enter__(),
     ]  # fmt: skip
+    if engine.name.startswith("qwen"):
+        uses.append(lambda: vocab.encode("a"))
     if media is not None:
         uses += [lambda: engine.media(clip(1, 0.31)), lambda: engine.audio_tokens(media)]
     for use in uses:

@@ -57,23 +57,27 @@ def here(kind: str) -> str:
     return f"{__name__}:{kind}"
 
 
+OMNI, QWEN = '{"model_type": "qwen2_5_omni"}', '{"model_type": "qwen2"}'
+
+
 @pytest.mark.parametrize(
-    "text",
-    [*(f'{{"model_type": {kind}}}' for kind in ('"qwen2_5_omni"', '"qwen2_5_omni_thinker"', '"qwen2"', "null", "[]")),
-     "", "[]", "{}", "\udcff"],
+    ("config", "expected"),
+    [(OMNI, "OmniEngine"), (OMNI.replace("omni", "omni_thinker"), "OmniEngine"), (QWEN, "TransformersEngine"),
+     *((text, "TransformersEngine") for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")),
+     (None, "LlamaCppEngine")],
 )  # fmt: skip
-def test_a_folder_goes_by_its_model_type(text: str, tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
-    (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
-    open_engine("folder", "a", tmp_path, EngineOptions())
-    assert opened == [("OmniEngine" if "omni" in text else "TransformersEngine", tmp_path)]
-
-
-def test_a_file_is_for_llama_cpp(tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
-    (tmp_path / "m.gguf").touch()
-    open_engine("gguf", "a", tmp_path / "m.gguf", EngineOptions())
-    assert opened == [("LlamaCppEngine", tmp_path / "m.gguf")]
+def test_a_folder_goes_by_its_model_type_and_a_file_is_for_llama_cpp(
+    config: str | None, expected: str, tmp_path: Path, opened: list[tuple[str, Path]]
+) -> None:
+    path = tmp_path
+    if config is None:
+        (path := tmp_path / "m.gguf").touch()
+    else:
+        (tmp_path / "config.json").write_bytes(config.encode(errors="surrogateescape"))
+    open_engine("", "a", path, EngineOptions())
+    assert opened == [(expected, path)]
     with pytest.raises(BrokenModel, match="No engine opens a"):
-        open_engine("gguf", "a", tmp_path / "gone.gguf", EngineOptions())
+        open_engine("", "a", tmp_path / "gone.gguf", EngineOptions())
 
 
 @pytest.mark.parametrize(
