@@ -58,7 +58,7 @@ class RecordedModel(Engine):
         self, vocab: Vocab, fingerprint: str, table: Table, forward_ms: float, real: Engine | None = None
     ) -> None:
         super().__init__("recorded")
-        self.vocab = self.own(vocab)
+        self.vocab = vocab
         self.context_len = 4096
         self.max_sequences = 8
         self.fingerprint = fingerprint  # of the one that was recorded: a calibration is for that

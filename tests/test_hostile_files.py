@@ -71,15 +71,7 @@ def lessons(folder: Path, rng: random.Random) -> None:
 
 
 def profiles(folder: Path, rng: random.Random) -> None:
-    good = {
-        "key": {
-            "invariant_rows": 2,
-            "forward_ms": [1.0, 2.0],
-            "date": "2026-01-01T00:00+00:00",
-            "spread": 1.0,
-            "load": 0.5,
-        }
-    }
+    good = {"key": {"invariant_rows": 2, "forward_ms": [1.0, 2.0]}}
     (folder / "p.json").write_bytes(as_bytes(mutated(good, rng), rng))
     options = EngineOptions(profile_path=folder / "p.json")
     assert isinstance(profile_of(TOY, "key", options), RowProfile)
@@ -143,7 +135,7 @@ READERS: list[Callable[[Path, random.Random], None]] = [
 def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
     reader: Callable[[Path, random.Random], None], num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skydraft.engines.probe.probe", lambda engine, notify: RowProfile(1, (1.0,), "2026-01-01"))
+    monkeypatch.setattr("skydraft.engines.probe.probe", lambda engine, notify: RowProfile(1, (1.0,)))
     monkeypatch.setattr("skydraft.files.log.warning", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     rng, num_refused, slowest = random.Random(28), 0, 0.0

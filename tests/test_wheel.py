@@ -106,13 +106,12 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -
     assert {Path(name).suffix for name in packed} >= {".html", ".css", ".js", ".j2", ".json", ".safetensors", ".proto"}
 
 
-def test_the_wheel_needs_no_compiler_and_names_version_script_and_engines(wheel: Path) -> None:
+def test_the_wheel_needs_no_compiler_and_names_version_and_script(wheel: Path) -> None:
     assert wheel.name == f"skydraft-{__version__}-py3-none-any.whl"
     points = configparser.ConfigParser(delimiters="=")
     with zipfile.ZipFile(wheel) as archive:
         points.read_string(archive.read(f"skydraft-{__version__}.dist-info/entry_points.txt").decode())
     assert dict(points["console_scripts"]) == PROJECT["project"]["scripts"]
-    assert dict(points["skydraft.engines"]) == PROJECT["project"]["entry-points"]["skydraft.engines"]
 
 
 def test_all_names_every_extra_that_is_for_users(wheel: Path) -> None:

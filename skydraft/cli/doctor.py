@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 
 import click
 from rich.console import Console
@@ -24,7 +23,6 @@ from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, console_for
 from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
-from skydraft.engines.options import RowProfile
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.replay import parse_forward_ms
@@ -194,14 +192,5 @@ def _show_profile(console: Console, side: str, engine: Engine) -> None:
     )
     rows = "  ".join(f"{n}: {ms / single:.2f}" for n, ms in enumerate(profile.forward_ms, 1))
     console.print(f"  forward of n rows, relative to one row: {rows}")
-    if profile.date:
-        console.print(f"  measured {measured(profile, datetime.now(UTC))}; again with: --probe-again")
-
-
-def measured(profile: RowProfile, now: datetime) -> str:
-    """When a profile was measured, and how well."""
-    hours = (now - datetime.fromisoformat(profile.date)) / timedelta(hours=1)
-    age = "within the last hour" if hours < 1 else f"{hours:.0f} h ago" if hours < 48 else f"{hours / 24:.0f} days ago"
-    quality = f"slow times {profile.spread:.1f} x the fast ones, load {profile.load:.1f} a core"
-    doubt = ": the machine was busy, so it is measured again at a quieter start" if profile.is_doubtful else ""
-    return f"{age} ({quality}{doubt})"
+    if engine.has_kernels:
+        console.print("  measured once and kept; again with: --probe-again")

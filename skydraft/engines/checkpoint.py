@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +119,9 @@ def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOption
             f"--quantization {options.quantization} needs a GPU, not --device {device}.",
             hint="Add --device cuda, or remove --quantization.",
         )
-    needed = ("bitsandbytes", "accelerate")
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+    if not (find_spec("bitsandbytes") and find_spec("accelerate")):
         raise MissingDependency(
-            f"--quantization needs {' and '.join(needed)}, and {missing[0]} is not installed.",
-            hint=f"Run: pip install {' '.join(needed)}.",
+            "--quantization needs bitsandbytes and accelerate.", hint="Run: pip install bitsandbytes accelerate."
         )
     config = transformers.BitsAndBytesConfig(
         load_in_8bit=options.quantization == "8bit",
@@ -138,20 +135,19 @@ def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOption
 def quiet(transformers: Any) -> Iterator[None]:
     """Keep transformers from warning and drawing bars while it loads."""
     logging = transformers.utils.logging
-    verbosity, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if shows_bars:
-            logging.enable_progress_bar()
+        logging.enable_progress_bar()
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, at most 300 characters."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip()[:300]
 
 
 def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
@@ -168,32 +164,25 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
     special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     unused = {token_id for token_id, piece in enumerate(pieces) if not piece}
     template = tokenizer.chat_template
+    ends = getattr(generation_config, "eos_token_id", None)
+    ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     adds_bos = backend.encode("a").ids[:1] == [tokenizer.bos_token_id]
     return Vocab(
         pieces,
         lambda text: list(backend.encode(text, add_special_tokens=False).ids),
         special_ids=special | unused,
-        end_ids=_end_ids(tokenizer, generation_config),
+        end_ids=(int(token_id) for token_id in ends if token_id is not None),
         chat_template=template.get("default") if isinstance(template, dict) else template,
         bos_text=tokenizer.bos_token if adds_bos else "",
         eos_text=tokenizer.eos_token or "",
     )
 
 
-def _end_ids(tokenizer: Any, generation_config: Any) -> set[int]:
-    configured = getattr(generation_config, "eos_token_id", None)
-    ends = configured if isinstance(configured, list) else [configured]
-    return {int(token_id) for token_id in (*ends, tokenizer.eos_token_id) if token_id is not None}
-
-
 def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:
     decoder = json.dumps(json.loads(backend.to_str())["decoder"], ensure_ascii=False)
+    to_bytes: Callable[[str], bytes]
     if '"ByteLevel"' in decoder:
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        to_bytes: Callable[[str], bytes] = partial(
-            _byte_level, {char: byte for byte, char in bytes_to_unicode().items()}
-        )
+        to_bytes = _byte_level()
     elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder or "▁" in decoder:
         to_bytes = _sentence_piece
     else:
@@ -209,11 +198,18 @@ def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:
     return pieces
 
 
-def _byte_level(byte_of: dict[str, int], text: str) -> bytes:
-    try:
-        return bytes(byte_of[char] for char in text)
-    except KeyError:  # a token that was put into the vocabulary as plain text
-        return text.encode()
+def _byte_level() -> Callable[[str], bytes]:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
+
+    def to_bytes(text: str) -> bytes:
+        try:
+            return bytes(byte_of[char] for char in text)
+        except KeyError:  # a token that was put into the vocabulary as plain text
+            return text.encode()
+
+    return to_bytes
 
 
 def _sentence_piece(text: str) -> bytes:

@@ -7,16 +7,12 @@ from 512 cells on), so the first forward of a shape, with lengths up to a factor
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
-from skydraft.engines.rows import Rows, namespace_of
-from skydraft.engines.vocab import TokenIds
+import numpy as np
 
-if TYPE_CHECKING:
-    from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.model import Feeds, Model
+from skydraft.engines.rows import Rows
 
-Feeds = Seq[tuple["Sequence", "Seq[int] | TokenIds"]]
 log = logging.getLogger("skydraft")
 PROBED_LEN = 255  # tokens; the probe stands for shorter texts
 
@@ -30,11 +26,10 @@ class RowCheck:
     def __init__(self) -> None:
         self._is_equal: dict[tuple[tuple[int, int], ...], bool] = {}
 
-    def forward(self, engine: Engine, feeds: Feeds) -> list[Rows]:
+    def forward(self, engine: Model, feeds: Feeds) -> list[Rows]:
         """Feed and record all of `feeds`; on failure every sequence is as before. Returns rows per feed."""
         lengths = [sequence.length for sequence, _ in feeds]
-        sizes = (length.bit_length() for length in lengths)
-        key = tuple(sorted(zip(sizes, (len(token_ids) for _, token_ids in feeds), strict=True)))
+        key = tuple(sorted((sequence.length.bit_length(), len(token_ids)) for sequence, token_ids in feeds))
         if self._is_equal.get(key):
             return engine.feed(feeds)
         try:
@@ -46,7 +41,7 @@ class RowCheck:
         except BaseException:
             _go_back(feeds, lengths)
             raise
-        self._is_equal[key] = all(map(_are_equal, together, singly))
+        self._is_equal[key] = all(bool((one == two).all()) for one, two in zip(together, singly, strict=True))
         if not self._is_equal[key]:
             log.warning(
                 "%s: %d rows at once are not exact from %d tokens on; there they are computed one by one.",
@@ -55,20 +50,25 @@ class RowCheck:
         return singly
 
 
-def _singly(engine: Engine, feeds: Feeds) -> list[Rows]:
+def _singly(engine: Model, feeds: Feeds) -> list[Rows]:
     singly = []
     for sequence, token_ids in feeds:
         rows = [_copied(engine.feed([(sequence, [token_id])])[0]) for token_id in token_ids]
-        singly.append(namespace_of(rows[0]).concat(rows))
+        singly.append(_joined(rows))
     return singly
 
 
 def _copied(rows: Rows) -> Rows:
-    return namespace_of(rows).asarray(rows, copy=True)  # those of an engine are valid until the next forward only
+    """A copy: the rows of an engine are valid until the next forward only."""
+    return rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
 
 
-def _are_equal(first: Rows, second: Rows) -> bool:
-    return bool(namespace_of(first).all(first == second))
+def _joined(rows: list[Rows]) -> Rows:
+    if isinstance(rows[0], np.ndarray):
+        return np.concatenate(rows)
+    import torch
+
+    return torch.cat(rows)
 
 
 def _go_back(feeds: Feeds, lengths: list[int]) -> None:

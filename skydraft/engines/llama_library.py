@@ -12,10 +12,11 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_uint8, c_uint32, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_uint8, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,8 @@ _STAT = Path("/proc/stat")
 _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
 _AMX = b"AMX_INT8 = 1"
-_WITHOUT_AMX = "CMAKE_ARGS=\"-DCMAKE_C_FLAGS='{0}' -DCMAKE_CXX_FLAGS='{0}'\"".format(
-    "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-)
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+_WITHOUT_AMX = f"CMAKE_ARGS=\"-DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'\""
 _CPU_INFO = Path("/proc/cpuinfo")
 # embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified
 _SWITCHES = bytes((0, 1, 1, 1, 1, 0))
@@ -76,6 +76,12 @@ class Batch(ctypes.Structure):
     )  # fmt: skip
 
 
+class GgufParams(ctypes.Structure):
+    """gguf_init_params: how to read the header of a file."""
+
+    _fields_ = (("no_alloc", c_bool), ("ctx", c_void_p))
+
+
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "backend_init": (None,),
     "log_set": (None, _Log, c_void_p),
@@ -89,8 +95,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "context_default_params": (ContextParams,),
     "init_from_model": (c_void_p, c_void_p, ContextParams),
     "free": (None, c_void_p),
-    "set_n_threads": (None, c_void_p, c_int32, c_int32),
-    "n_seq_max": (c_uint32, c_void_p),
     "get_memory": (c_void_p, c_void_p),
     "memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
     "memory_seq_rm": (c_bool, c_void_p, c_int32, c_int32, c_int32),
@@ -108,19 +112,25 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "vocab_is_eog": (c_bool, c_void_p, c_int32),
     "token_to_piece": (c_int32, c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool),
     "tokenize": (c_int32, c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool),
+    "gguf_init_from_file": (c_void_p, c_char_p, GgufParams),
+    "gguf_free": (None, c_void_p),
+    "gguf_find_key": (c_int64, c_void_p, c_char_p),
+    "gguf_get_kv_type": (c_int32, c_void_p, c_int64),
+    "gguf_get_val_u32": (c_uint32, c_void_p, c_int64),
+    "gguf_get_val_f32": (c_float, c_void_p, c_int64),
+    "gguf_get_val_str": (c_char_p, c_void_p, c_int64),
 }
 
 
 class Library:
-    """llama.cpp: each function of `_FUNCTIONS` is a method, without its prefix. `name` says which build it is."""
+    """llama.cpp: each function of `_FUNCTIONS` is a method, without the prefix llama. `name` says which build it is."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.name = name
         with _patient_threads():
             library = ctypes.CDLL(os.fspath(path))
-            self.threads_spin = os.environ.get(_WAIT_POLICY, "").lower() != "passive"
         for function, (result, *arguments) in _FUNCTIONS.items():
-            found = getattr(library, f"llama_{function}")
+            found = getattr(library, function if function.startswith("gguf_") else f"llama_{function}")
             found.restype, found.argtypes = result, arguments
             setattr(self, function, found)
         self._check_layout()
@@ -130,11 +140,6 @@ class Library:
 
     def __getattr__(self, function: str) -> Any:
         raise AttributeError(f"{self.name} has no function llama_{function}")
-
-    @property
-    def uses_amx(self) -> bool:
-        """Whether it multiplies with Intel's AMX."""
-        return _AMX in self.print_system_info()
 
     def _check_layout(self) -> None:
         """Raise ValueError unless the defaults stand where this module has their fields."""
@@ -153,8 +158,8 @@ def _patient_threads() -> Iterator[None]:
 
     By default they spin for the whole time slice of any process that keeps the core of the one they wait for: a
     forward then takes ten times as long. Sleeping at once is best beside other busy processes, and takes half as long
-    again on a quiet machine, so that is told apart (NOTES.md). Only said while the library loads, since other libraries
-    of this process and its children bring an OpenMP of their own; nothing is said where the user has said something.
+    again on a quiet machine (NOTES.md). Only said while the library loads, since other libraries and children bring an
+    OpenMP of their own; nothing is said where the user has said something.
     """
     given = {_WAIT_POLICY, _SPINS} & os.environ.keys()
     name, value = (_WAIT_POLICY, "passive") if is_busy() else (_SPINS, "10000")
@@ -182,58 +187,37 @@ def is_busy() -> bool:
 @cache
 def load_library() -> Library:
     """llama.cpp, quiet. Raises MissingDependency where there is none that fits."""
-    faults, is_named, has_amx = [], bool(os.environ.get(VARIABLE)), False
+    faults, is_named = [], bool(os.environ.get(VARIABLE))
     for path, name in _builds():
         try:
             library = Library(path, name)
         except (OSError, AttributeError, ValueError) as error:
-            faults.append(f"{name}: {str(error).splitlines()[0]}")
+            faults.append(f"; {name}: {str(error).splitlines()[0]}")
             continue
-        if is_named or not library.uses_amx:
+        if is_named or _AMX not in library.print_system_info():
             return library
-        has_amx = True
-        faults.append(f"{name}: its kernels for AMX may crash")
+        remedy = f"{_WITHOUT_AMX} pip install --force-reinstall --no-cache-dir llama-cpp-python"
+        faults.append(f"; {name}: its kernels for AMX may crash; compile without AMX: {remedy}")
     hint = "Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'."
-    if is_named:
-        hint = f"Correct or unset {VARIABLE}."
-    elif has_amx:
-        hint = (
-            "Run: pip install 'skydraft[prebuilt]'. Or compile without AMX: "
-            f"{_WITHOUT_AMX} pip install --force-reinstall --no-cache-dir llama-cpp-python"
-        )
     raise MissingDependency(
-        f"GGUF models need llama.cpp, and no build of it was found here{' that fits' if faults else ''}"
-        f"{''.join(f'; {fault}' for fault in faults)}.",
-        hint=hint,
+        f"GGUF models need llama.cpp, and no build of it {'fits' if faults else 'was found'} here{''.join(faults)}.",
+        hint=f"Correct or unset {VARIABLE}." if is_named else hint,
     )
 
 
 def _builds() -> list[tuple[Path, str]]:
     if path := os.environ.get(VARIABLE):
         return [(Path(path), path)]
-    compiled = [*_files("llama_cpp", "lib/libllama.so"), *_files("llama_cpp", "lib/libllama.dylib")]
-    found = [(path, f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}") for path in compiled]
-    if _runs_avx2():
-        name = "xllamacpp"
-        found += [(path, f"{name} {importlib.metadata.version(name)}") for path in _files(name, f"{name}.*.so")]
-    return found
+    found = _files("llama_cpp", "llama-cpp-python", f"lib/libllama.{'dylib' if sys.platform == 'darwin' else 'so'}")
+    # Builds for common processors end the process on x86 where AVX2 is missing.
+    if platform.machine() in ("x86_64", "AMD64") and _CPU_INFO.exists() and " avx2 " not in _CPU_INFO.read_text():
+        return found
+    return found + _files("xllamacpp", "xllamacpp", "xllamacpp.*.so")
 
 
-def _files(package: str, pattern: str) -> list[Path]:
-    """Files of an installed package, which is not imported."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return []
+def _files(package: str, project: str, pattern: str) -> list[tuple[Path, str]]:
+    """Files of an installed package, which is not imported, with its name and version."""
+    spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec else None
-    return [path for folder in folders or () for path in sorted(Path(folder).glob(pattern))]
-
-
-def _runs_avx2() -> bool:
-    """Whether a build for common processors runs here; on x86 it ends the process where AVX2 is missing."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return True
-    try:
-        return " avx2 " in _CPU_INFO.read_text()
-    except OSError:
-        return True
+    paths = [path for folder in folders or () for path in sorted(Path(folder).glob(pattern))]
+    return [(path, f"{project} {importlib.metadata.version(project)}") for path in paths]

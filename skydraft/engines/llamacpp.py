@@ -6,35 +6,30 @@ import ctypes
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
-from concurrent.futures import Future, wait
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from skydraft.config import num_cores
-from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
+from skydraft.engines.floor import Floor
 from skydraft.engines.gguf_header import check_gguf
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, load_library
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.pace import Pace
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, EngineError
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
 _TYPE_F16, _TYPE_BF16 = 1, 30
-_SILENCE_S, _LOOK_S, _LAST_S = 120.0, 0.1, 2.0  # of a load
-T = TypeVar("T")
 
 
 @contextmanager
@@ -58,42 +53,21 @@ def interrupts_kept() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
-def patiently(path: Path, load: Callable[[Callable[..., bool]], T]) -> T:
-    """What `load` returns, which runs in a thread that is left behind if it gives no sign of life for two minutes.
-
-    For a sign of life it calls what it gets, whose answer is whether it shall go on. Raises EngineError.
-    """
-    result: Future[T] = Future()
-    num_signs, is_over = 0, False
-
-    def goes_on(*_: object) -> bool:
-        nonlocal num_signs
-        num_signs += 1
-        return not is_over
-
-    def run() -> None:
-        try:
-            result.set_result(load(goes_on))
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="loading", daemon=True).start()
-    try:
-        seen, silent_s = -1, 0.0  # not by the clock: who was stopped meanwhile has waited for nothing
-        while silent_s < _SILENCE_S:
-            if wait([result], _LOOK_S).done:
-                return result.result()
-            silent_s = silent_s + _LOOK_S if seen == num_signs else 0.0
-            seen = num_signs
-    except BaseException:
-        is_over = True
-        wait([result], _LAST_S)
-        raise
-    is_over = True
-    raise EngineError(
-        f"{path} does not load: nothing has come of it for {_SILENCE_S:g} seconds.",
-        hint="Look whether its disk or network file system hangs, or copy the file to a local disk.",
-    )
+def load_model(lib: Any, path: Path, gpu_layers: int) -> Any:
+    """llama.cpp's handle of a model; Ctrl-C ends the loading. Raises BrokenModel."""
+    params = lib.model_default_params()
+    params.n_gpu_layers = gpu_layers
+    with interrupts_kept() as interrupts:
+        params.progress_callback = Progress(lambda *_: not interrupts)
+        model = lib.model_load_from_file(os.fsencode(path), params)
+        if model and interrupts:
+            lib.model_free(model)
+    if not model:
+        raise BrokenModel(
+            f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
+            hint="Fetch it again, or check it with: skydraft doctor.",
+        )
+    return model
 
 
 class LlamaCppEngine(Engine):
@@ -109,9 +83,11 @@ class LlamaCppEngine(Engine):
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
         self.path = path
         self._num_threads = options.num_threads or num_cores()
-        self._model, self.fingerprint = patiently(path, lambda goes_on: self._load_model(path, options, goes_on))
+        check_gguf(self._lib, path)
+        self.fingerprint = weights_fingerprint([path])
+        self._model = load_model(self._lib, path, options.gpu_layers)
         _forget_mapped_pages(path)
-        self.vocab = self.own(_read_vocab(self._lib, self._model))
+        self.vocab = _read_vocab(self._lib, self._model, self.floor)
         self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
         self._context = self._open_context(options)
         self._memory = self._lib.get_memory(self._context)
@@ -120,28 +96,7 @@ class LlamaCppEngine(Engine):
         self.max_sequences = options.max_sequences
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
-        self._pace: Pace | None = None
-        profile = self._profile = profile_of(self, self._profile_key(options), options)
-        if self._lib.threads_spin and not options.gpu_layers:
-            self._pace = Pace(profile.forward_ms[0], self._num_threads, options.notify)
-
-    def _load_model(self, path: Path, options: EngineOptions, goes_on: Callable[..., bool]) -> tuple[Any, str]:
-        """The model and its fingerprint. Raises BrokenModel."""
-        check_gguf(path)
-        fingerprint = weights_fingerprint([path])
-        params = self._lib.model_default_params()
-        params.n_gpu_layers = options.gpu_layers
-        progress = Progress(goes_on)
-        params.progress_callback = progress
-        model = self._lib.model_load_from_file(os.fsencode(path), params)
-        if model and not goes_on():
-            self._lib.model_free(model)
-        if not model:
-            raise BrokenModel(
-                f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
-                hint="Fetch it again, or check it with: skydraft doctor.",
-            )
-        return model, fingerprint
+        self._profile = profile_of(self, self._profile_key(options), options)
 
     def _open_context(self, options: EngineOptions) -> Any:
         params = self._lib.context_default_params()
@@ -163,22 +118,18 @@ class LlamaCppEngine(Engine):
         return context
 
     def _profile_key(self, options: EngineOptions) -> str:
-        stat = self.path.stat()
-        file = (self.path.name, stat.st_size, int(stat.st_mtime))
-        kinds = f"{_TYPE_F16}/{_TYPE_BF16}, {'one cache' if options.shared_cache else 'streams'}"
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
-        return "|".join(map(str, (*file, *system, kinds, self._num_threads, options.gpu_layers)))
+        how = (options.shared_cache, self._num_threads, options.gpu_layers)
+        return "|".join(map(str, (self.fingerprint, *system, *how)))
 
     def allocate(self) -> int:
         if not self._free_slots:
             raise EngineError(f"All sequences of {self.name} are in use.", hint="Close one first.")
         return self._free_slots.pop()
 
-    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+    def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         batch, row = self._batch, 0
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
-        if num_rows > (self.max_output_rows if want_logits else self.max_batch_rows):
-            raise EngineError(f"{num_rows} rows are too many for one forward.")
         for sequence, token_ids in feeds:
             position = sequence.length
             for token_id in token_ids:
@@ -190,22 +141,16 @@ class LlamaCppEngine(Engine):
                 row += 1
                 position += 1
         batch.n_tokens = num_rows
-        began = time.perf_counter()
-        status = self._lib.decode(self._context, batch)
-        if num_rows == 1 and self._pace and self._pace.observe((time.perf_counter() - began) * 1e3):
-            self._lib.set_n_threads(self._context, self._pace.num_threads, self._pace.num_threads)
-        if status != 0:
+        if status := self._lib.decode(self._context, batch):
             for sequence, _ in feeds:
                 self.roll_back(sequence, sequence.length)
             raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
-        return self._rows(feeds, num_rows) if want_logits else [None] * len(feeds)
-
-    def _rows(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], num_rows: int) -> list[Rows]:
+        if not want_logits:
+            return [None] * len(feeds)
         pointer = self._lib.get_logits(self._context)
         # [num_rows, padded vocabulary], not copied: valid until the next forward
         logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
-        ends = np.cumsum([len(token_ids) for _, token_ids in feeds])
-        return [logits[end - len(token_ids) : end] for end, (_, token_ids) in zip(ends, feeds, strict=True)]
+        return np.split(logits, np.cumsum([len(token_ids) for _, token_ids in feeds])[:-1])
 
     def allocate_beginning(self) -> int | None:
         return self.max_sequences if self.max_sequences > 1 else None
@@ -236,9 +181,6 @@ class LlamaCppEngine(Engine):
         self._lib.model_free(self._model)
 
 
-_MADV_DONTNEED = 4
-
-
 def _forget_mapped_pages(path: Path) -> None:
     """Let go of the pages of a mapped file; those still needed come back from the page cache when they are touched.
 
@@ -253,17 +195,22 @@ def _forget_mapped_pages(path: Path) -> None:
         span, access, *_, name = line.split(maxsplit=5)
         if name == str(path.resolve()) and "w" not in access:
             start, end = (int(address, 16) for address in span.split("-"))
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 4)  # MADV_DONTNEED
 
 
-def _read_vocab(lib: Any, model: Any) -> Vocab:
+def _read_vocab(lib: Any, model: Any, floor: Floor) -> Vocab:
     vocab = lib.model_get_vocab(model)
     pieces = _read_pieces(lib, vocab)
     bos, eos = lib.vocab_bos(vocab), lib.vocab_eos(vocab)
     template = lib.model_chat_template(model, None)
+
+    def encode(text: str) -> list[int]:
+        floor.check_open()  # else the model is gone
+        return _tokenize(lib, vocab, text)
+
     return Vocab(
         pieces,
-        lambda text: _tokenize(lib, vocab, text),
+        encode,
         special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
         end_ids=(i for i in range(len(pieces)) if lib.vocab_is_eog(vocab, i)),
         chat_template=template.decode() if template else None,

@@ -1,35 +1,153 @@
-"""What each kind of engine writes: the forward of a model, its KV cache, and the audio that it takes."""
+"""What each kind of engine writes, and its sequences: tokens, and a KV cache that is exactly as long as they are."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from skydraft.engines.floor import Floor
 from skydraft.engines.options import RowProfile
-from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import PromptError
-from skydraft.types import Media, Recordings
+from skydraft.engines.rows import Rows
+from skydraft.engines.vocab import TokenIds, Vocab, num_shared
+from skydraft.errors import EngineError, PromptError
+from skydraft.types import Cost, Media, Recordings, Reuse
 
-if TYPE_CHECKING:
-    from skydraft.engines.base import Sequence
-    from skydraft.engines.rows import Rows
+
+class TokenBuffer:
+    """Token ids that grow at the end and are cut to an absolute length. Its view is read-only."""
+
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+        self._store: TokenIds = np.empty(64, np.int32)
+        self._len = 0
+        self.extend(np.fromiter(token_ids, np.int32))
+
+    def __len__(self) -> int:
+        return self._len
+
+    @property
+    def view(self) -> TokenIds:
+        """Read-only view of the tokens so far, [len]; valid until the next change."""
+        view = self._store[: self._len]
+        view.flags.writeable = False
+        return view
+
+    def extend(self, token_ids: Seq[int] | TokenIds) -> None:
+        new_len = self._len + len(token_ids)
+        if new_len > len(self._store):
+            self._store = np.concatenate((self._store[: self._len], np.empty(2 * new_len, np.int32)))
+        self._store[self._len : new_len] = token_ids
+        self._len = new_len
+
+    def truncate(self, length: int) -> None:
+        if not 0 <= length <= self._len:
+            raise ValueError(f"cannot cut {self._len} tokens to {length}")
+        self._len = length
+
+
+class Sequence:
+    """Tokens with valid KV in one engine. Only `extend` adds tokens, only `truncate` removes them.
+
+    `slot` is the engine's own handle: a KV sequence id or a cache object. `reuse` says which later sequences may take
+    over the KV after `close`, None that none may. `media` are the recordings behind the audio tokens.
+    """
+
+    def __init__(
+        self, engine: Model, slot: Any, media: Recordings = (), reuse: Reuse | None = None,
+        token_ids: Iterable[int] = (), whole_len: int = 0,
+    ) -> None:  # fmt: skip
+        self.engine, self.slot, self.reuse, self.media = engine, slot, reuse, media
+        self._tokens = TokenBuffer(token_ids)
+        self.whole_len = whole_len  # how many went in as whole parts of a prompt; only the engine raises it
+        self.prefill_cost = Cost(num_cached=self.length)  # of its prompt, not taken yet; only the engine writes it
+        self.is_closed = False  # only `close` changes it
+
+    @property
+    def length(self) -> int:
+        """How many tokens have valid KV."""
+        return len(self._tokens)
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Read-only view of the tokens with valid KV, [length]."""
+        return self._tokens.view
+
+    def extend(self, token_ids: Seq[int] | TokenIds) -> Rows:
+        """Feed tokens at the end; returns logits [len(token_ids), vocab.size].
+
+        Row i are the raw logits of the token that follows token_ids[: i + 1]. Valid until the next forward of the
+        same engine. Raises EngineError and leaves the sequence as it was when the engine refuses.
+        """
+        return self.engine.extend_batch([(self, token_ids)])[0]
+
+    def truncate(self, length: int) -> None:
+        """Cut to an absolute length; the same length again changes nothing. Raises EngineError if refused."""
+        with self.engine.floor:
+            self.check_open()
+            if not 0 <= length <= self.length:
+                raise EngineError(f"Cannot truncate a sequence of {self.length} tokens to {length}.")
+            if length < self.length:
+                self.engine.roll_back(self, length)
+                self._tokens.truncate(length)
+                self.whole_len = min(self.whole_len, length)
+                self._assert_kv()
+
+    def align(self, token_ids: TokenIds) -> None:
+        """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed.
+
+        It compares the KV cache with the true text, so no rejection has to be remembered (F1 to F3).
+        """
+        self.truncate(num_shared(self.token_ids, token_ids[:-1]))
+
+    def take_prefill_cost(self) -> Cost:
+        """What the prompt has cost since the last call."""
+        cost, self.prefill_cost = self.prefill_cost, Cost()
+        return cost
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise EngineError("This sequence is closed.")
+
+    def discard(self) -> None:
+        """Close it without keeping its KV, which may be half done."""
+        self.reuse = None
+        self.close()
+
+    def close(self) -> None:
+        """Give the KV memory back; the sequence cannot be used afterwards. Any thread may close it at any time."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.engine.drop(self)
+
+    def record(self, token_ids: Seq[int] | TokenIds) -> None:
+        """Note tokens that the engine has just written into the KV cache. Only engines call this."""
+        self._tokens.extend(token_ids)
+        self._assert_kv()
+
+    def _assert_kv(self) -> None:
+        if (kv_len := self.engine.kv_length(self)) != self.length:
+            raise EngineError(f"The KV cache holds {kv_len} tokens, the sequence {self.length}.")
+
+
+Feeds = Seq[tuple[Sequence, Seq[int] | TokenIds]]
 
 
 class Model(ABC):
     """The part of an `Engine` that differs from kind to kind. `Engine` calls it under its lock, with valid arguments.
 
-    Subclasses set the attributes and write the five abstract methods. `fingerprint` names the weights, wherever their
-    files lie; `vocab` is what `Engine.own` returned.
+    Subclasses of `Engine` set the attributes and write the five abstract methods from `allocate` to `kv_length`.
+    `fingerprint` names the weights, wherever their files lie. `vocab` does not refer to the engine.
     """
 
     name: str
     fingerprint: str
     vocab: Vocab
     context_len: int
+    floor: Floor
     takes_audio: bool = False
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
@@ -38,21 +156,12 @@ class Model(ABC):
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     _profile: RowProfile | None = None
 
-    @property
-    def is_probed(self) -> bool:
-        """Whether it has a profile."""
-        return self._profile is not None
-
-    def adopt_profile(self, profile: RowProfile) -> None:
-        """Set the profile that was measured."""
-        self._profile = profile
-
     @abstractmethod
     def allocate(self) -> Any:
         """A handle for a new, empty KV sequence."""
 
     @abstractmethod
-    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
+    def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         """Run the model and write KV. On failure the KV of every sequence is as before. Returns rows per feed."""
 
     @abstractmethod
@@ -95,3 +204,17 @@ class Model(ABC):
             f"The model {self.name} takes no audio.",
             hint="Use a Qwen2.5-Omni model, such as Qwen/Qwen2.5-Omni-3B; tiny-omni-edge is a toy of that kind.",
         )
+
+    def feed(self, feeds: Feeds) -> list[Rows]:
+        """One forward of all feeds, and their tokens noted. Only `Engine` and the check of its rows call this."""
+        rows = self.forward(feeds, want_logits=True)
+        for sequence, token_ids in feeds:
+            sequence.record(token_ids)
+        return rows
+
+    # `Engine` writes these two.
+    @abstractmethod
+    def extend_batch(self, feeds: Feeds) -> list[Rows]: ...
+
+    @abstractmethod
+    def drop(self, sequence: Sequence) -> None: ...

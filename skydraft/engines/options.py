@@ -10,12 +10,6 @@ from typing import Literal, get_args
 from skydraft.errors import OptionError
 
 Quantization = Literal["none", "8bit", "4bit"]
-_BUSY_LOAD = 0.75
-_BUSY_SPREAD = 2.0
-
-
-def tell_nobody(line: str) -> None:
-    """Drop a notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +17,11 @@ class RowProfile:
     """Times and bit-equality of forwards of n rows, measured on this machine.
 
     `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time.
-    `forward_ms[n - 1]`: best time of a forward of n rows, milliseconds. `date`: when it was measured, in ISO format and
-    UTC; "" where nothing was measured. `spread`: slow times of one row over fast ones. `load`: the machine's load
-    average a core, before it was measured.
+    `forward_ms[n - 1]`: best time of a forward of n rows, milliseconds.
     """
 
     invariant_rows: int
     forward_ms: tuple[float, ...]
-    date: str = ""
-    spread: float = 1.0
-    load: float = 0.0
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether other work kept the machine busy meanwhile, so that its times are too long."""
-        return self.load > _BUSY_LOAD or self.spread > _BUSY_SPREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +45,7 @@ class EngineOptions:
     quantization: Quantization = "none"
     profile_path: Path | None = None
     probe_again: bool = False
-    notify: Callable[[str], None] = field(default=tell_nobody, compare=False, repr=False)
+    notify: Callable[[str], None] = field(default=lambda line: None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.context_len < 16:

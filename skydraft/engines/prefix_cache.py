@@ -10,15 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from skydraft.engines.model import Model, Sequence
 from skydraft.engines.vocab import TokenIds, num_shared
 from skydraft.types import Cost, Recordings, Reuse
-
-if TYPE_CHECKING:
-    from skydraft.engines.base import Engine, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,6 @@ class Parts:
     beginning: tuple[int, ...] = ()
 
     def begins(self, token_ids: Seq[int] | TokenIds) -> bool:
-        """Whether these tokens begin with the beginning."""
         length = len(self.beginning)
         return 0 < length <= len(token_ids) and tuple(map(int, token_ids[:length])) == self.beginning
 
@@ -38,7 +35,7 @@ class Parts:
         end = (length // self.part_len + 1) * self.part_len
         return len(self.beginning) if length < len(self.beginning) < end and self.begins(token_ids) else end
 
-    def last_end(self, token_ids: TokenIds) -> int:
+    def last_end(self, token_ids: Seq[int] | TokenIds) -> int:
         """Where the last whole part of `token_ids` ends; 0 where none does."""
         end = len(token_ids) // self.part_len * self.part_len
         return len(self.beginning) if end < len(self.beginning) and self.begins(token_ids) else end
@@ -46,7 +43,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A closed sequence: KV, tokens, recordings, and when it was closed. It does not refer to its engine."""
+    """What is left of a closed sequence, and since when. It does not refer to its engine."""
 
     slot: Any
     token_ids: TokenIds
@@ -82,28 +79,25 @@ class PrefixCache:
         """Let all prompts that begin with these tokens share their KV. To be called before any prompt."""
         self._beginning = tuple(beginning)
 
-    def parts(self, engine: Engine) -> Parts:
-        """Where the parts of the engine's prompts end."""
-        return Parts(engine.max_batch_rows, self._beginning)
-
-    def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
+    def begin(self, engine: Model, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
         """A sequence that holds the tokens that a kept one shares with `prompt`; an empty one where none shares a part.
 
         A kept one of which less than half is shared is another conversation with the same beginning: it is taken only
         where there is no room beside it.
         """
         self.settle(engine)
-        ids, part_len = np.asarray(prompt, np.int32), engine.max_batch_rows
-        shared = [kept.shared_len(ids, media, reuse, self.parts(engine)) if reuse else 0 for kept in self._kept]
+        ids, parts = np.asarray(prompt, np.int32), Parts(engine.max_batch_rows, self._beginning)
+        shared = [kept.shared_len(ids, media, reuse, parts) if reuse else 0 for kept in self._kept]
         length = max(shared, default=0)
         is_full = len(self._open) + len(self._kept) >= engine.max_sequences
-        if length < part_len or (2 * length < self._kept[shared.index(length)].whole_len and not is_full):
+        if length < parts.part_len or (2 * length < self._kept[shared.index(length)].whole_len and not is_full):
             self._make_room(engine, 1)
-            sequence = engine.sequence(engine.allocate(), media, reuse)
+            sequence = Sequence(engine, engine.allocate(), media, reuse)
             self._open.add(id(sequence))
             return sequence
         kept = self._kept.pop(shared.index(length))
-        sequence = engine.sequence(kept.slot, media, reuse, kept.token_ids[:length], min(kept.whole_len, length))
+        whole_len = min(kept.whole_len, length)
+        sequence = Sequence(engine, kept.slot, media, reuse, kept.token_ids[:length], whole_len)
         self._open.add(id(sequence))
         try:
             engine.roll_back(sequence, length)
@@ -112,54 +106,50 @@ class PrefixCache:
             raise
         return sequence
 
-    def feed(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
+    def feed(self, engine: Model, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed.
 
         Parts end at the same places whatever was reused, so the KV of a prompt is a function of its tokens.
         """
-        self._take_beginning(engine, sequence, prompt)
+        parts = Parts(engine.max_batch_rows, self._beginning)
+        begins = parts.begins(prompt[:-1])
+        if self._begun and not sequence.length and begins:
+            self._copy_beginning(engine, self._begun, sequence)
         start, end = sequence.length, len(prompt) - 1
-        part_end = self.parts(engine).next_end(start, prompt)
+        part_end = parts.next_end(start, prompt)
         chunk = prompt[start : min(part_end, end)]
         if len(chunk):
             began = time.perf_counter()
             try:
                 engine.forward([(sequence, chunk)], want_logits=False)
                 sequence.record(chunk)
-                if sequence.whole_len == start and sequence.length == part_end:
+                if sequence.length == part_end and sequence.whole_len == start == parts.last_end(prompt[:start]):
                     sequence.whole_len = part_end
-                    self._keep_beginning(engine, sequence)
+                    if begins and not self._begun and part_end >= len(self._beginning):
+                        self._keep_beginning(engine, sequence)
             finally:
                 ms = (time.perf_counter() - began) * 1e3
                 sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
         return sequence.length < end
 
-    def _take_beginning(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> None:
-        """Copy the beginning of a prompt into its empty sequence, if it was fed before."""
+    def _copy_beginning(self, engine: Model, source: Sequence, target: Sequence) -> None:
         length = len(self._beginning)
-        if self._begun is None or sequence.length or length >= len(prompt) or not self.parts(engine).begins(prompt):
-            return
-        engine.copy(self._begun, sequence, length)
-        sequence.record(self._beginning)
-        sequence.whole_len = length
-        sequence.prefill_cost += Cost(num_cached=length)
+        engine.copy(source, target, length)
+        target.record(self._beginning)
+        target.whole_len = length
+        target.prefill_cost += Cost(num_cached=length)
 
-    def _keep_beginning(self, engine: Engine, sequence: Sequence) -> None:
+    def _keep_beginning(self, engine: Model, sequence: Sequence) -> None:
         """Copy the beginning out of the first prompt that has it, if the engine has a place for it."""
-        length = len(self._beginning)
-        if self._begun is None and length <= sequence.length and self.parts(engine).begins(sequence.token_ids):
-            slot = engine.allocate_beginning()
-            if slot is not None:
-                begun = engine.sequence(slot)
-                engine.copy(sequence, begun, length)
-                begun.record(self._beginning)
-                self._begun = begun
+        if (slot := engine.allocate_beginning()) is not None:
+            begun = Sequence(engine, slot)
+            self._copy_beginning(engine, sequence, begun)
+            self._begun = begun
 
     def drop(self, sequence: Sequence) -> None:
-        """Note that a sequence was closed."""
         self._dropped.append(sequence)
 
-    def settle(self, engine: Engine) -> None:
+    def settle(self, engine: Model) -> None:
         """Keep or release the sequences that were closed."""
         while self._dropped:
             done = self._dropped.pop()
@@ -173,13 +163,13 @@ class PrefixCache:
                 engine.release(done)
         self._make_room(engine, 0)
 
-    def _make_room(self, engine: Engine, num_wanted: int) -> None:
+    def _make_room(self, engine: Model, num_wanted: int) -> None:
         while self._kept and len(self._open) + num_wanted + len(self._kept) > engine.max_sequences:
-            engine.release(engine.sequence(self._kept.pop(0).slot))
+            engine.release(Sequence(engine, self._kept.pop(0).slot))
 
-    def forget(self, engine: Engine, older_than_s: float) -> None:
+    def forget(self, engine: Model, older_than_s: float) -> None:
         """Release KV that was kept for at least `older_than_s` seconds."""
         self.settle(engine)
         latest = time.perf_counter() - older_than_s
         while self._kept and self._kept[0].since <= latest:
-            engine.release(engine.sequence(self._kept.pop(0).slot))
+            engine.release(Sequence(engine, self._kept.pop(0).slot))

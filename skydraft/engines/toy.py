@@ -7,17 +7,16 @@ is advanced twice, not rolled back, or at wrong positions gives other logits, as
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.options import RowProfile
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
 
 Table: TypeAlias = npt.NDArray[np.float32]
@@ -68,7 +67,7 @@ class ToyEngine(Engine):
         context_len: int = 4096, name: str = "toy",
     ) -> None:  # fmt: skip
         super().__init__(name)
-        self.vocab = self.own(vocab)
+        self.vocab = vocab
         self.context_len = context_len
         self._by_last = by_last
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
@@ -80,16 +79,15 @@ class ToyEngine(Engine):
     def allocate(self) -> list[tuple[int, int]]:
         return []
 
-    def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
-        rows_per_feed: list[Rows] = []
+    def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
+        all_rows: list[Rows] = []
         for sequence, token_ids in feeds:
-            cache: list[tuple[int, int]] = sequence.slot
             rows = np.empty((len(token_ids), self.vocab.size), np.float32)
             for index, token_id in enumerate(token_ids):
-                cache.append((int(token_id), len(cache)))
-                rows[index] = self._row(cache)
-            rows_per_feed.append(rows if want_logits else None)
-        return rows_per_feed
+                sequence.slot.append((int(token_id), len(sequence.slot)))
+                rows[index] = self._row(sequence.slot)
+            all_rows.append(rows if want_logits else None)
+        return all_rows
 
     def _row(self, cache: list[tuple[int, int]]) -> Table:
         last, position = cache[-1]

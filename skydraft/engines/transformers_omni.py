@@ -55,7 +55,6 @@ class OmniEngine(TransformersEngine):
     takes_audio = True
     _model_class: ClassVar[str] = "Qwen2_5OmniThinkerForConditionalGeneration"
     _unused: ClassVar[tuple[str, ...]] = ("model.visual",)
-    _needed: ClassVar[frozenset[str]] = frozenset({"position_ids", "past_key_values"})
 
     def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
         _check_config(path)
@@ -88,7 +87,6 @@ class OmniEngine(TransformersEngine):
             raise PromptError(f"This audio cannot be used: {error}.", hint="Give another recording.") from error
 
     def audio_tokens(self, media: Media) -> tuple[int, ...]:
-        """The part of a prompt that stands for `media`, [num_tokens + 2]: its two marks included."""
         self.floor.check_open()
         config = self._model.config
         return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
@@ -117,43 +115,40 @@ class OmniEngine(TransformersEngine):
     def _runs(self, prompt: Seq[int] | TokenIds) -> list[tuple[int, int]]:
         """Where runs of audio tokens begin, and how long they are."""
         at = self._audio_positions(prompt)
-        runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1) if len(at) else []
-        return [(int(run[0]), len(run)) for run in runs]
+        runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)
+        return [(int(run[0]), len(run)) for run in runs if len(run)]
 
     def _audio_positions(self, token_ids: Seq[int] | TokenIds) -> npt.NDArray[np.intp]:
         return np.flatnonzero(np.asarray(token_ids) == self._model.config.audio_token_id)
 
     def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
         sequence = super().begin(prompt, media, reuse)
-        slot: AudioSlot = sequence.slot
-        kept = slot.spans[: len(media)]  # what was kept has heard the same already, or is about to
-        new = [Span(0, each.num_tokens, each) for each in media[len(kept) :]]
-        slot.spans = kept + new
-        for span, (base, _) in zip(slot.spans, self._runs(prompt) if media else (), strict=True):
+        kept = sequence.slot.spans[: len(media)]  # what was kept has heard the same already, or is about to
+        sequence.slot.spans = kept + [Span(0, each.num_tokens, each) for each in media[len(kept) :]]
+        for span, (base, _) in zip(sequence.slot.spans, self._runs(prompt) if media else (), strict=True):
             span.base = base
         return sequence
 
     def allocate(self) -> AudioSlot:
         return AudioSlot(self._new_cache())
 
-    def _run(self, inputs: Any, position_ids: Any, cache: Any, want_logits: bool) -> Rows:
+    def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Rows:
         # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
         output = self._model.model.language_model(
-            inputs_embeds=inputs, position_ids=position_ids, past_key_values=cache, use_cache=True
-        )
+            inputs_embeds=self._embeddings(sequence, token_ids),
+            position_ids=self._position_ids(sequence.length, len(token_ids)),
+            past_key_values=sequence.slot.cache, use_cache=True,
+        )  # fmt: skip
         return self._model.lm_head(output.last_hidden_state[0])[:, : self.vocab.size] if want_logits else None
 
     def _position_ids(self, base: int, num_rows: int) -> Any:
-        """Positions of the next tokens on the axes of time, height and width, [3, 1, num_rows]."""
-        return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)
+        return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)  # time, height, width: [3, 1, num_rows]
 
-    def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
+    def _embeddings(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
         """Embeddings of the next tokens, [1, num_rows, hidden_size]; the prompt's audio tokens are its audio."""
-        slot: AudioSlot = sequence.slot
-        ids = self._torch.tensor(np.array([token_ids], np.int64), device=self._device)
-        embeddings = self._model.get_input_embeddings()(ids)
+        embeddings = self._model.get_input_embeddings()(self._tensor(token_ids))
         at = self._audio_positions(token_ids)
-        for span in slot.spans if len(at) else ():
+        for span in sequence.slot.spans if len(at) else ():
             offsets = at + sequence.length - span.base
             is_heard = (offsets >= 0) & (offsets < span.num_tokens)  # elsewhere it is a token like any other
             if is_heard.any():
@@ -164,8 +159,7 @@ class OmniEngine(TransformersEngine):
     def _encoded(self, sequence: Sequence, span: Span) -> Any:
         """The embeddings of a recording, [num_tokens, hidden_size]; made once."""
         if span.media is not None:
-            began = time.perf_counter()
-            torch = self._torch
+            began, torch = time.perf_counter(), self._torch
             # [1, num_mels, num_frames]
             features = torch.tensor(span.media.features, device=self._device)[None]
             mask = torch.ones(1, span.media.num_frames, dtype=torch.long, device=self._device)

@@ -7,7 +7,6 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -41,23 +40,18 @@ class TokenClasses:
     character anywhere belongs to that class, merged tokens such as `，我` too. `num_cjk` counts ideographs,
     or half-finished ones that start in the token; `lead_cjk` those before its first punctuation character and
     `tail_cjk` those after its last. `first_char` is the code point that a content token starts with, else 0.
-    `ascii_punct` marks tokens whose punctuation is ASCII alone.
+    `punct` tokens hold any punctuation, `ascii_punct` tokens ASCII punctuation alone.
     """
 
     content: Mask
     comma: Mask
     full_stop: Mask
-    other_punct: Mask
+    punct: Mask
     ascii_punct: Mask
     num_cjk: npt.NDArray[np.int16]
     lead_cjk: npt.NDArray[np.int16]
     tail_cjk: npt.NDArray[np.int16]
     first_char: TokenIds
-
-    @property
-    def punct(self) -> Mask:
-        """Tokens that hold any punctuation."""
-        return self.comma | self.full_stop | self.other_punct
 
 
 class Vocab:
@@ -82,17 +76,6 @@ class Vocab:
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`; special tokens written out in it are read as such."""
         return tuple(self._encode(text))
-
-    def encoding_while(self, check_open: Callable[[], None]) -> Vocab:
-        """A copy whose `encode` first calls `check_open`, which may raise."""
-        guarded, encode = copy(self), self._encode
-
-        def encode_if_open(text: str) -> list[int]:
-            check_open()
-            return encode(text)
-
-        guarded._encode = encode_if_open
-        return guarded
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text: none for a special token."""
@@ -149,7 +132,10 @@ class Vocab:
     @cached_property
     def classes(self) -> TokenClasses:
         """The class of every token; computed once, at the first use."""
-        return _classify(self.pieces)
+        rows = np.fromiter(map(_class_of, self.pieces), np.dtype((np.int32, len(fields(TokenClasses)))), self.size)
+        columns = np.ascontiguousarray(rows.T)
+        arrays: list[npt.NDArray[Any]] = [*columns[:5].astype(bool), *columns[5:8].astype(np.int16), columns[8]]
+        return TokenClasses(*arrays)
 
 
 def check_same(draft: Vocab, target: Vocab) -> None:
@@ -175,13 +161,6 @@ def check_chinese(vocab: Vocab) -> None:
 _CJK_LEAD_BYTES = range(0xE4, 0xEA)  # first bytes of U+4000 to U+9FFF in UTF-8
 
 
-def _classify(pieces: Sequence[bytes]) -> TokenClasses:
-    rows = np.fromiter(map(_class_of, pieces), np.dtype((np.int32, len(fields(TokenClasses)))), len(pieces))
-    columns = np.ascontiguousarray(rows.T)
-    arrays: list[npt.NDArray[Any]] = [*columns[:5].astype(bool), *columns[5:8].astype(np.int16), columns[8]]
-    return TokenClasses(*arrays)
-
-
 def _class_of(piece: bytes) -> tuple[int, ...]:
     """What `TokenClasses` says of one token, in the order of its fields."""
     try:
@@ -189,7 +168,7 @@ def _class_of(piece: bytes) -> tuple[int, ...]:
     except UnicodeDecodeError:
         num_cjk = sum(byte in _CJK_LEAD_BYTES for byte in piece)
         return (0, 0, 0, 0, 0, num_cjk, num_cjk, num_cjk, 0)
-    if text.isascii() and text.isalnum():
+    if text.isascii() and text.isalnum():  # most of them
         return (0,) * 9
     cjk = [is_cjk(char) for char in text]
     marks = [index for index, char in enumerate(text) if is_punctuation(char)]
@@ -198,6 +177,6 @@ def _class_of(piece: bytes) -> tuple[int, ...]:
         is_stop = any(text[index] in FULL_STOP_LIKE for index in marks)
         is_ascii = all(text[index].isascii() for index in marks)
         counts = sum(cjk), sum(cjk[: marks[0]]), sum(cjk[marks[-1] :])
-        return (0, is_comma, is_stop, not (is_comma or is_stop), is_ascii, *counts, 0)
+        return (0, is_comma, is_stop, 1, is_ascii, *counts, 0)
     is_content = any(cjk) and all(is_c or char.isspace() for is_c, char in zip(cjk, text, strict=True))
     return (is_content, 0, 0, 0, 0, sum(cjk), sum(cjk), sum(cjk), ord(text.lstrip()[0]) if is_content else 0)

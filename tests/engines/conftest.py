@@ -1,18 +1,24 @@
-"""A target and a draft model for transformers, made once."""
+"""An engine of each kind, and a target and a draft model for transformers, made once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import skydraft
+from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.engines.transformers_text import TransformersEngine
+from skydraft.models import cache_dir, default_pair, known_models
+from skydraft.models.cache import model_path
 
 from .tiny_checkpoint import OPTIONS, save_model
 from .tiny_omni import save_omni
+from .tiny_toy import toy
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +61,39 @@ def thinker(omni_folder: Path) -> Any:
     """The weights of `omni` in the hands of transformers alone."""
     transformers = pytest.importorskip("transformers")
     return transformers.Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(omni_folder).eval()
+
+
+@pytest.fixture(scope="session")
+def gguf_path(home: Path) -> Path:
+    """The demo pair's draft model, where it is on this machine."""
+    pytest.importorskip("llama_cpp")
+    path = model_path(known_models()[default_pair().draft], cache_dir())
+    if not path.is_file():
+        pytest.skip(f"no model: {path} is missing")
+    return path
+
+
+Load = Callable[[], Engine]
+KINDS = ["toy", "text", "omni", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long])]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def load(request: pytest.FixtureRequest) -> Load:
+    """Loads an engine of each kind."""
+    if request.param == "toy":
+        return toy
+    if request.param == "text":
+        folder = request.getfixturevalue("folders")[0]
+        return lambda: TransformersEngine(folder, OPTIONS, name="text")
+    if request.param == "omni":
+        omni_folder = request.getfixturevalue("omni_folder")
+        return lambda: OmniEngine(omni_folder, OPTIONS, name="omni")
+    request.getfixturevalue("gguf_path")
+    options = EngineOptions(context_len=128, max_sequences=6, num_threads=1)
+    return lambda: skydraft.load(default_pair().draft, options, offline=True)
+
+
+@pytest.fixture(scope="module")
+def engine(load: Load) -> Iterator[Engine]:
+    with load() as engine:
+        yield engine

@@ -76,7 +76,15 @@ def test_a_build_with_amx_is_passed_over(others: bool, fresh: None, monkeypatch:
     """It ended the process at the first forward of three rows on a machine with AMX (llama.cpp #20824)."""
     builds = [(path, f"{name}, a copy") for path, name in BUILDS[:1]] + BUILDS * others
     monkeypatch.setattr(llama_library, "_builds", lambda: builds)
-    monkeypatch.setattr(Library, "uses_amx", property(lambda self: self.name.endswith("copy")))
+    made = llama_library.Library
+
+    def with_amx(path: Path, name: str) -> Library:
+        library = made(path, name)
+        if name.endswith("copy"):
+            library.print_system_info = lambda: b"CPU : AMX_INT8 = 1"
+        return library
+
+    monkeypatch.setattr(llama_library, "Library", with_amx)
     if others:
         assert load_library().name == BUILDS[0][1]
         return

@@ -9,9 +9,7 @@ import pytest
 
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.rows import on_host
-from skydraft.engines.toy import open_toy
 from skydraft.engines.transformers_omni import OmniEngine
-from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import PromptError
 from skydraft.types import Media, Recordings, Reuse
 
@@ -51,16 +49,14 @@ def test_later_turns_take_up_what_was_heard_and_equal_fresh_engines(omni_folder:
     options = EngineOptions(max_sequences=3, context_len=1024)
     cached, fresh = OmniEngine(omni_folder, options), OmniEngine(omni_folder, options)
     cached.max_batch_rows = fresh.max_batch_rows = 16
-    rng, num_cached, num_encoded = np.random.default_rng(0), 0, 0
+    rng, num_cached = np.random.default_rng(0), 0
     said: list[tuple[int, float]] = []
-    for _ in range(40):
+    for _ in range(16):
         said = said[: rng.integers(0, len(said) + 1)]
         said += [(int(rng.integers(1, 4)), 1.3) for _ in range(rng.integers(1, 3))]
         prompt, media = spoken_often(cached, *said)
         sequence = cached.open(prompt, media, Reuse("a"))
-        cost = sequence.take_prefill_cost()
-        num_cached += cost.num_cached
-        num_encoded += sum(span.rows is not None for span in sequence.slot.spans)
+        num_cached += sequence.take_prefill_cost().num_cached
         rows = [sequence.extend(prompt[-1:])]
         rows += [sequence.extend(ids) for ids in rng.integers(0, cached.vocab.size, (3, 2)).tolist()]
         alone = fresh.open(prompt, media)
@@ -69,7 +65,7 @@ def test_later_turns_take_up_what_was_heard_and_equal_fresh_engines(omni_folder:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(rows, expected, strict=True))
         sequence.close()
         alone.close()
-    assert num_cached > 1000
+    assert num_cached > 300
 
 
 def test_a_recording_that_is_gone_from_the_prompt_is_heard_no_more(omni_folder: Any) -> None:
@@ -134,16 +130,3 @@ def test_prompts_that_do_not_fit_their_audio(omni: OmniEngine) -> None:
 def test_samples_that_make_no_media(samples: Any, message: str, omni: OmniEngine) -> None:
     with pytest.raises(PromptError, match=message):
         omni.media(samples)
-
-
-def test_a_model_without_ears_says_so(target: TransformersEngine) -> None:
-    media = Media(np.zeros((128, 9), np.float32))
-    for engine in (target, open_toy("toy")):
-        prompt = list(engine.vocab.encode("今天"))
-        for ask in (engine.begin, engine.open, engine.check_prompt):
-            with pytest.raises(PromptError, match=f"^The model {engine.name} takes no audio. Use a Qwen2.5-Omni model"):
-                ask(prompt, (media,))
-        with pytest.raises(PromptError, match="takes no audio"):
-            engine.media(clip(1, 0.31))
-        with pytest.raises(PromptError, match="takes no audio"):
-            engine.audio_tokens(media)

@@ -1,11 +1,10 @@
-"""Engines as plug-ins: a line in a pyproject.toml and one module, whole, broken, or not there."""
+"""Which engine opens a model: ours by file and folder, plug-ins by name or because they claim it, whole or broken."""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +18,6 @@ from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import BrokenModel, MissingDependency, OptionError
 
-OURS = {
-    "toy": "skydraft.engines.toy:KIND",
-    "gguf": "skydraft.engines.llamacpp:KIND",
-    "checkpoint": "skydraft.engines.transformers_text:KIND",
-    "omni": "skydraft.engines.transformers_omni:KIND",
-}
-
 
 def open_named(spec: str, path: Path, options: EngineOptions) -> ToyEngine:
     engine = open_toy("toy")
@@ -35,18 +27,15 @@ def open_named(spec: str, path: Path, options: EngineOptions) -> ToyEngine:
 
 NAMED = EngineKind("a model of ours", open_named, takes=frozenset({"num_threads"}))
 AWQ = EngineKind("an AWQ checkpoint", open_named, claims=lambda path: (path / "awq").exists())
-WILD = EngineKind("anything", open_named, claims=lambda path: 1 / 0)  # type: ignore[arg-type]
-NO_KIND = 3
 
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes these the only installed engines, by name and value."""
+    """Makes these the only plug-ins, by name and value."""
 
     def replace(**values: str) -> None:
         points = [EntryPoint(name, value, "skydraft.engines") for name, value in values.items()]
-        others = [EntryPoint("script", "nothing:here", "console_scripts")]
-        monkeypatch.setattr(registry, "distributions", lambda: [SimpleNamespace(entry_points=points + others)])
+        monkeypatch.setattr(registry, "entry_points", lambda group: points)
 
     return replace
 
@@ -64,48 +53,38 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
     return calls
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    return tmp_path
-
-
 def here(kind: str) -> str:
     return f"{__name__}:{kind}"
 
 
-def test_our_engines_are_installed_like_any_other() -> None:
-    installed = entry_points(group="skydraft.engines")
-    assert OURS.items() <= {entry.name: entry.value for entry in installed}.items()
-    assert "toy" in engine_names() and not {"gguf", "checkpoint", "omni"} & engine_names()
+OMNI, QWEN = '{"model_type": "qwen2_5_omni"}', '{"model_type": "qwen2"}'
 
 
 @pytest.mark.parametrize(
-    "text",
-    [*(f'{{"model_type": {kind}}}' for kind in ('"qwen2_5_omni"', '"qwen2_5_omni_thinker"', '"qwen2"', "null", "[]")),
-     "", "[]", "{}", "\udcff"],
+    ("config", "expected"),
+    [(OMNI, "OmniEngine"), (OMNI.replace("omni", "omni_thinker"), "OmniEngine"), (QWEN, "TransformersEngine"),
+     *((text, "TransformersEngine") for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")),
+     (None, "LlamaCppEngine")],
 )  # fmt: skip
-def test_a_folder_goes_by_its_model_type(text: str, tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
-    (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
-    open_engine("folder", "a", tmp_path, EngineOptions())
-    assert opened == [("OmniEngine" if "omni" in text else "TransformersEngine", tmp_path)]
-
-
-def test_a_file_is_for_llama_cpp(tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
-    (tmp_path / "m.gguf").touch()
-    open_engine("gguf", "a", tmp_path / "m.gguf", EngineOptions())
-    assert opened == [("LlamaCppEngine", tmp_path / "m.gguf")]
+def test_a_folder_goes_by_its_model_type_and_a_file_is_for_llama_cpp(
+    config: str | None, expected: str, tmp_path: Path, opened: list[tuple[str, Path]]
+) -> None:
+    path = tmp_path
+    if config is None:
+        (path := tmp_path / "m.gguf").touch()
+    else:
+        (tmp_path / "config.json").write_bytes(config.encode(errors="surrogateescape"))
+    open_engine("", "a", path, EngineOptions())
+    assert opened == [(expected, path)]
     with pytest.raises(BrokenModel, match="No engine opens a"):
-        open_engine("gguf", "a", tmp_path / "gone.gguf", EngineOptions())
+        open_engine("", "a", tmp_path / "gone.gguf", EngineOptions())
 
 
 @pytest.mark.parametrize(
     ("kind", "option", "value", "message"),
     [
-        ("toy", "num_threads", 2, "threads does not apply to toy:x, which is a toy. Remove threads."),
-        ("toy", "gpu_layers", -1, "gpu_layers does not apply to toy:x, which is a toy"),
-        ("gguf", "quantization", "8bit", "quantization does not apply to m.gguf, which is a GGUF model"),
-        ("gguf", "device", "cuda", "device does not apply to m.gguf"),
+        ("toy", "num_threads", 2, "threads does not apply to toy:x, which is a toy"),
+        ("gguf", "dtype", "bfloat16", "dtype does not apply to m.gguf, which is a GGUF model"),
         ("folder", "gpu_layers", 1, "gpu_layers does not apply to f, which is a transformers checkpoint"),
     ],
 )
@@ -122,38 +101,20 @@ def test_what_every_engine_takes(tmp_path: Path) -> None:
     assert open_engine("toy", "toy", None, options).context_len == 99
 
 
-def test_old_metadata_say_how_to_be_renewed(install: Any) -> None:
-    install(mlx=here("NAMED"))
-    for use in (engine_names, lambda: open_engine("toy", "toy", None, EngineOptions())):
-        with pytest.raises(MissingDependency, match=r"pip install -e \.$") as caught:
-            use()
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("spec", "path"), [("mlx:/a/b", "/a/b"), ("mlx:org/name", "org/name"), ("mlx", ".")])
-def test_a_plugin_is_asked_for_by_name(spec: str, path: str, install: Any) -> None:
-    install(mlx=here("NAMED"), **OURS)
+def test_a_plugin_is_asked_for_by_name_and_cannot_take_one_of_ours(install: Any) -> None:
+    install(mlx=here("NAMED"), toy=here("NAMED"))
     assert engine_names() == {"mlx", "toy"}
-    engine = open_engine("mlx", spec, None, EngineOptions(num_threads=3))
-    assert engine.name == f"{spec} at {path}, 3 threads"
-    with pytest.raises(OptionError, match=f"device does not apply to {spec}, which is a model of ours"):
-        open_engine("mlx", spec, None, EngineOptions(device="cuda"))
-
-
-def test_a_plugin_may_claim_folders_before_ours(install: Any, checkpoint: Path, opened: list[tuple[str, Path]]) -> None:
-    install(**OURS, zzz=here("AWQ"))
-    open_engine("folder", "f", checkpoint, EngineOptions())
-    assert opened == [("TransformersEngine", checkpoint)]
-    (checkpoint / "awq").touch()
-    assert open_engine("folder", "f", checkpoint, EngineOptions()).name == f"f at {checkpoint}, 0 threads"
-    assert engine_names() == {"toy", "zzz"}
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_name_of_ours_stays_ours(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint("toy", value, "skydraft.engines") for value in (here("NAMED"), OURS["toy"])][::order]
-    monkeypatch.setattr(registry, "distributions", lambda: [SimpleNamespace(entry_points=points)])
+    for spec, path in (("mlx:/a/b", "/a/b"), ("mlx:org/name", "org/name"), ("mlx", ".")):
+        assert open_engine("mlx", spec, None, EngineOptions(num_threads=3)).name == f"{spec} at {path}, 3 threads"
     assert open_engine("toy", "toy", None, EngineOptions()).name == "toy"
+
+
+def test_a_plugin_may_claim_folders_before_ours(install: Any, tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
+    install(zzz=here("AWQ"))
+    open_engine("folder", "f", tmp_path, EngineOptions())
+    assert opened == [("TransformersEngine", tmp_path)]
+    (tmp_path / "awq").touch()
+    assert open_engine("folder", "f", tmp_path, EngineOptions()).name == f"f at {tmp_path}, 0 threads"
 
 
 @pytest.mark.parametrize(
@@ -162,35 +123,19 @@ def test_a_name_of_ours_stays_ours(order: int, monkeypatch: pytest.MonkeyPatch) 
         ("no_such_module:KIND", "The engine bad (no_such_module:KIND) does not load (ModuleNotFoundError: No module"),
         (here("GONE"), "does not load (AttributeError: "),
         ("loud_plugin:KIND", "does not load (RuntimeError: two). Reinstall its package"),
-        (here("NO_KIND"), "is not an EngineKind"),
-        (here("WILD"), ""),
     ],
 )
 def test_a_broken_plugin_is_in_nobodys_way(
-    value: str, message: str, install: Any, checkpoint: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+    value: str, message: str, install: Any, tmp_path: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (checkpoint / "loud_plugin.py").write_text("raise RuntimeError('two\\nlines')")
-    monkeypatch.syspath_prepend(checkpoint)
-    install(bad=value, **OURS)
-    assert engine_names() == {"bad", "toy"}
-    assert open_engine("toy", "toy", None, EngineOptions()).name == "toy"
-    open_engine("folder", "f", checkpoint, EngineOptions())
-    assert opened == [("TransformersEngine", checkpoint)]
-    if message:
-        with pytest.raises(MissingDependency) as caught:
-            open_engine("bad", "bad:x", None, EngineOptions())
-        assert message in str(caught.value) and "bad" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_broken_engine_of_ours_is_not_passed_over(install: Any, checkpoint: Path) -> None:
-    install(**{**OURS, "omni": "skydraft.engines.gone:KIND"})
-    with pytest.raises(MissingDependency, match="engine omni"):
-        open_engine("folder", "f", checkpoint, EngineOptions())
-
-
-def test_a_kind_names_options_that_there_are() -> None:
-    with pytest.raises(ValueError, match="EngineOptions has no threads"):
-        EngineKind("a model", open_named, takes=frozenset({"threads", "device"}))
+    (tmp_path / "loud_plugin.py").write_text("raise RuntimeError('two\\nlines')")
+    monkeypatch.syspath_prepend(tmp_path)
+    install(bad=value)
+    open_engine("folder", "f", tmp_path, EngineOptions())
+    assert opened == [("TransformersEngine", tmp_path)]
+    with pytest.raises(MissingDependency) as caught:
+        open_engine("bad", "bad:x", None, EngineOptions())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 PLUGIN = """

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.rows import on_host
 from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
 
 from ..later import later
+from .contract import TOLERANCE, largest_difference, one_by_one, some_text
 from .tiny_checkpoint import NUM_PADDING_ROWS, OPTIONS, copy_of, save_model
 
 torch = later("torch")
@@ -27,13 +27,16 @@ transformers = later("transformers")
 later("tokenizers")
 
 PROMPTS = ["今天天气很好", "请用一句话描述这段语音的情绪：", "The small model drafts", "a"]
-# Largest difference between two ways to compute the same row in float32; logits here reach 20. Measured: 2e-5.
-TOLERANCE = 2e-4
+
+
+@cache
+def hf_model(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
 def hf_generate(folder: Path, prompt_ids: tuple[int, ...], params: DecodingParams) -> tuple[int, ...]:
     """What transformers itself generates, greedily, never a token that only pads the head."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model = hf_model(folder)
     settings = {"repetition_penalty": params.repetition_penalty, "no_repeat_ngram_size": params.no_repeat_ngram_size}
     if params.min_new_tokens:
         settings["min_new_tokens"] = params.min_new_tokens
@@ -61,10 +64,8 @@ def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraf
 @pytest.mark.parametrize(
     "params",
     [
-        DecodingParams(max_new_tokens=50),
-        DecodingParams(max_new_tokens=50, repetition_penalty=1.3),
-        DecodingParams(max_new_tokens=50, no_repeat_ngram_size=2),
-        DecodingParams(max_new_tokens=50, repetition_penalty=1.1, no_repeat_ngram_size=3),
+        DecodingParams(max_new_tokens=40),
+        DecodingParams(max_new_tokens=40, repetition_penalty=1.1, no_repeat_ngram_size=3),
     ],
 )
 def test_edge_mode_equals_generate(params: DecodingParams, target: TransformersEngine) -> None:
@@ -94,8 +95,7 @@ def test_end_tokens_of_the_generation_config_equal_generate(
 # --- speculation ---
 
 
-@pytest.mark.parametrize("k", [2, 5, 8])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("temperature", "k"), [(0.0, 5), (0.8, 3)])
 def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft: Engine) -> None:
     num_drafted = num_accepted = 0
     for seed, prompt in enumerate(PROMPTS):
@@ -108,61 +108,6 @@ def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft
 
 
 # --- the KV cache ---
-
-
-def fresh_row(engine: Engine, token_ids: list[int]) -> np.ndarray:
-    """Logits [vocab] after token_ids, from a sequence that was never rolled back."""
-    sequence = engine.open(token_ids)
-    row = on_host(sequence.extend(token_ids[-1:])[0])
-    sequence.close()
-    return row
-
-
-def test_random_steps_leave_no_trace(target: Engine) -> None:
-    """Extends of any size, truncations to any length: each last row is that of a fresh sequence, within TOLERANCE."""
-    rng = np.random.default_rng(0)
-    prompt = rng.integers(0, target.vocab.size, 9).tolist()
-    sequence, tokens = target.open(prompt), prompt[:-1]
-    for step in range(1200):
-        if len(tokens) > 80 or rng.random() < 0.3:
-            length = int(rng.integers(0, len(tokens) + 1))
-            for _ in range(2):  # the second time changes nothing
-                sequence.truncate(length)
-            tokens = tokens[:length]
-        fed = rng.integers(0, target.vocab.size, rng.integers(1, 9)).tolist()
-        rows = on_host(sequence.extend(fed))
-        tokens = tokens + fed
-        assert rows.shape == (len(fed), target.vocab.size) and sequence.token_ids.tolist() == tokens
-        if step % 2 == 0:
-            expected = fresh_row(target, tokens)
-            assert np.abs(rows[-1] - expected).max() < TOLERANCE, step
-            assert rows[-1].argmax() == expected.argmax(), step
-
-
-def test_accept_and_reject_within_invariant_rows_is_bit_equal(target: Engine) -> None:
-    """Draft, keep a part, go on: the same prefix always gives the same bits, and those of a fresh sequence."""
-    rng = np.random.default_rng(1)
-    prompt = rng.integers(0, target.vocab.size, 12).tolist()
-    sequence, seen, num_again = target.open(prompt), {}, 0
-    assert target.invariant_rows >= 1
-    for step in range(400):
-        if sequence.length > 40:
-            sequence.truncate(len(prompt) - 1)
-        base = sequence.length
-        block = [prompt[-1]] if base < len(prompt) else []
-        block += rng.integers(0, 3, rng.integers(1, 7)).tolist()  # few choices, so that prefixes come again
-        for start in range(0, len(block), target.invariant_rows):
-            fed = block[start : start + target.invariant_rows]
-            for index, row in enumerate(on_host(sequence.extend(fed)), sequence.length - len(fed) + 1):
-                key = tuple(sequence.token_ids[:index].tolist())
-                num_again += key in seen
-                assert np.array_equal(seen.setdefault(key, row), row), step
-        sequence.truncate(int(rng.integers(max(base, len(prompt)), sequence.length + 1)))
-    assert num_again > 100
-    fresh = target.open(prompt)
-    longest = max(seen, key=len)
-    for index in range(len(prompt), len(longest) + 1):
-        assert np.array_equal(on_host(fresh.extend(longest[index - 1 : index])[0]), seen[longest[:index]])
 
 
 def test_rows_outlive_later_forwards_and_are_cut_to_the_tokenizer(target: TransformersEngine) -> None:
@@ -186,24 +131,6 @@ def test_a_cache_of_uneven_layers_is_noticed(target: TransformersEngine) -> None
 # --- positions (F8) ---
 
 
-def largest_difference(engine: TransformersEngine, seed: int = 0) -> float:
-    """Between rows of a sequence fed piece by piece, with rollbacks, and those of one plain forward of the model."""
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, engine.vocab.size, 60).tolist()
-    with torch.inference_mode():
-        expected = engine._model(torch.tensor([tokens])).logits[0, :, : engine.vocab.size]
-    sequence: Sequence = engine.open(tokens[:10])
-    worst = 0.0
-    while sequence.length < len(tokens):
-        base = sequence.length
-        fed = tokens[base : base + int(rng.integers(1, 6))]
-        rows = sequence.extend(fed)
-        worst = max(worst, float((rows - expected[base : base + len(fed)]).abs().max()))
-        if rng.random() < 0.3 and sequence.length < len(tokens):
-            sequence.truncate(int(rng.integers(base, sequence.length)))
-    return worst
-
-
 class PositionsFromZero(TransformersEngine):
     """Each step counts its positions from 0, as if nothing came before."""
 
@@ -221,19 +148,17 @@ class PositionsNotRolledBack(TransformersEngine):
         return super()._position_ids(self.num_fed - num_rows, num_rows)
 
 
-def test_piece_by_piece_equals_one_forward(target: TransformersEngine) -> None:
-    assert max(largest_difference(target, seed) for seed in range(5)) < TOLERANCE
-
-
 @pytest.mark.parametrize("broken", [PositionsFromZero, PositionsNotRolledBack])
 def test_wrong_positions_are_caught(broken: type[TransformersEngine], target: TransformersEngine) -> None:
-    assert largest_difference(broken(target.path, OPTIONS)) > 1000 * TOLERANCE
+    text = some_text(target, 40)
+    assert largest_difference(broken(target.path, OPTIONS), text, one_by_one(target, text)) > 1000 * TOLERANCE
 
 
 def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
     folder = save_model(tmp_path, "MistralConfig", seed=3, sliding_window=8, head_dim=8)
     engine = TransformersEngine(folder, OPTIONS)
-    assert max(largest_difference(engine, seed) for seed in range(5)) < TOLERANCE
+    text = some_text(engine, 40)
+    assert largest_difference(engine, text, one_by_one(engine, text)) < TOLERANCE
     params = DecodingParams(max_new_tokens=40)
     expected = hf_generate(folder, engine.vocab.encode(PROMPTS[1]), params)
     assert run(PROMPTS[1], "edge", params, edge=engine).token_ids == expected
@@ -242,13 +167,12 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
 # --- precision and devices ---
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.usefixtures("fixed_k")
-def test_lossless_equals_cloud_in_half_precision(dtype: str, folders: tuple[Path, Path]) -> None:
-    options = EngineOptions(context_len=128, num_threads=1, dtype=dtype)
+def test_lossless_equals_cloud_in_half_precision(folders: tuple[Path, Path]) -> None:
+    options = EngineOptions(context_len=128, num_threads=1, dtype="bfloat16")
     target, draft = (TransformersEngine(folder, options) for folder in folders)
-    assert str(target.open([1]).extend([1]).dtype) == f"torch.{dtype}" and target.invariant_rows == 1
-    for seed, prompt in enumerate(PROMPTS):
+    assert target.open([1]).extend([1]).dtype == torch.bfloat16 and target.invariant_rows == 1
+    for seed, prompt in enumerate(PROMPTS[:2]):
         params = DecodingParams(max_new_tokens=60, temperature=0.8 * (seed % 2), seed=seed, repetition_penalty=1.1)
         cloud = run(prompt, "cloud", params, cloud=target)
         assert run(prompt, "lossless", params, edge=draft, cloud=target).token_ids == cloud.token_ids
@@ -293,7 +217,7 @@ def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path) -
     assert TransformersEngine(folders[0], options).profile == first
     TransformersEngine(folders[0], replace(options, dtype="bfloat16"))
     keys = list(json.loads(options.profile_path.read_text()))
-    assert len(keys) == 2 and torch.__version__ in keys[0] and "model.safetensors" in keys[0]
+    assert len(keys) == 2 and torch.__version__ in keys[0]
 
 
 @pytest.mark.parametrize("left_out", ["config.json", "model.safetensors", "tokenizer.json"])

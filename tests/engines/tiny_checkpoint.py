@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,22 @@ OPTIONS = EngineOptions(context_len=640, num_threads=1)
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}{% endfor %}"
 
 
-def save_tokenizer(folder: Path) -> int:
-    """Train a byte-level BPE on TEXT and save it; returns its length."""
+def save_tokenizer(folder: Path, marks: Sequence[str] = (END, "<|im_start|>")) -> dict[str, int]:
+    """Train a byte-level BPE on TEXT and save it; returns its ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=[END, "<|im_start|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=400, special_tokens=list(marks), initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, chat_template=TEMPLATE)
     wrapped.save_pretrained(folder)
-    return len(wrapped)
+    return dict(wrapped.get_vocab())
 
 
 def copy_of(source: Path, folder: Path, left_out: str = "") -> Path:
@@ -48,21 +47,13 @@ def copy_of(source: Path, folder: Path, left_out: str = "") -> Path:
     return folder
 
 
-def _config(vocab_size: int) -> dict[str, Any]:
+def config_of(vocab_size: int) -> dict[str, Any]:
     return {
-        "vocab_size": vocab_size + NUM_PADDING_ROWS,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
+        "vocab_size": vocab_size + NUM_PADDING_ROWS, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
         "initializer_range": 0.4,  # wide, so that the best token is seldom a near tie
-        "eos_token_id": 0,
-        "bos_token_id": None,
-        "pad_token_id": None,
-        "tie_word_embeddings": False,
-    }
+        "eos_token_id": 0, "bos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False,
+    }  # fmt: skip
 
 
 def save_model(folder: Path, config_name: str, *, seed: int, like: Path | None = None, **config: Any) -> Path:
@@ -70,9 +61,9 @@ def save_model(folder: Path, config_name: str, *, seed: int, like: Path | None =
     import torch
     import transformers
 
-    vocab_size = save_tokenizer(folder)
+    vocab_size = len(save_tokenizer(folder))
     torch.manual_seed(seed)
-    whole = getattr(transformers, config_name)(**(_config(vocab_size) | config))
+    whole = getattr(transformers, config_name)(**(config_of(vocab_size) | config))
     model = transformers.AutoModelForCausalLM.from_config(whole)
     if like is not None:
         base = transformers.AutoModelForCausalLM.from_pretrained(like)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from skydraft.engines.base import Engine, Sequence
 from skydraft.types import Recordings
 
-from .tiny_checkpoint import END, NUM_PADDING_ROWS, TEMPLATE, TEXT
+from .tiny_checkpoint import END, config_of, save_tokenizer
 
 AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
 _MARKS = [END, "<|im_start|>", AUDIO, AUDIO_START, AUDIO_END, "<|IMAGE|>", "<|VIDEO|>"]
@@ -69,18 +69,19 @@ def save_omni(folder: Path, *, seed: int, full: bool = False) -> Path:
     import torch
     import transformers
 
-    vocab = _save_tokenizer(folder)
-    ids = {
-        "audio_token_index": vocab[AUDIO],
-        "audio_start_token_id": vocab[AUDIO_START],
-        "audio_end_token_id": vocab[AUDIO_END],
-        "image_token_index": vocab["<|IMAGE|>"],
-        "video_token_index": vocab["<|VIDEO|>"],
-    }
+    vocab = save_tokenizer(folder, _MARKS)
+    marks = {"audio": AUDIO, "image": "<|IMAGE|>", "video": "<|VIDEO|>"}
+    ids = {f"{name}_token_index": vocab[mark] for name, mark in marks.items()}
+    ids |= {"audio_start_token_id": vocab[AUDIO_START], "audio_end_token_id": vocab[AUDIO_END]}
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
+    text = config_of(len(vocab)) | {"max_position_embeddings": 2048, "initializer_range": 0.02, "rope_parameters": rope}
+    audio = {
+        "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "output_dim": 32,
+        "num_mel_bins": 128,
+    }  # fmt: skip
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
     torch.manual_seed(seed)
-    config = transformers.Qwen2_5OmniThinkerConfig(
-        audio_config=_audio_config(), vision_config=_vision_config(), text_config=_text_config(len(vocab)), **ids
-    )
+    config = transformers.Qwen2_5OmniThinkerConfig(audio_config=audio, vision_config=vision, text_config=text, **ids)
     config.vision_start_token_id = config.vision_end_token_id = vocab["<|IMAGE|>"]  # without them, no get_rope_index
     thinker = transformers.Qwen2_5OmniThinkerForConditionalGeneration(config)
     _widen(thinker)
@@ -109,60 +110,9 @@ def make_full(folder: Path) -> None:
         index |= dict.fromkeys(tensors, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     thinker = json.loads((folder / "config.json").read_text())
-    config = {
-        "architectures": ["Qwen2_5OmniModel"],
-        "model_type": "qwen2_5_omni",
-        "thinker_config": thinker,
-        "talker_config": {"model_type": "qwen2_5_omni_talker"},
-        "token2wav_config": {"model_type": "qwen2_5_omni_token2wav"},
-        "enable_audio_output": True,
-    }
+    parts = {f"{part}_config": {"model_type": f"qwen2_5_omni_{part}"} for part in ("talker", "token2wav")}
+    config = {"architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "thinker_config": thinker, **parts}
     (folder / "config.json").write_text(json.dumps(config))
-
-
-def _save_tokenizer(folder: Path) -> dict[str, int]:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=360, special_tokens=_MARKS, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(TEXT, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, chat_template=TEMPLATE)
-    wrapped.save_pretrained(folder)
-    return dict(wrapped.get_vocab())
-
-
-def _text_config(vocab_size: int) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab_size + NUM_PADDING_ROWS,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]},
-        "eos_token_id": 0,
-        "tie_word_embeddings": False,
-    }
-
-
-def _audio_config() -> dict[str, Any]:
-    return {
-        "d_model": 32,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 64,
-        "output_dim": 32,
-        "num_mel_bins": 128,
-    }
-
-
-def _vision_config() -> dict[str, Any]:
-    return {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 
 
 def _widen(model: Any) -> None:

@@ -31,7 +31,7 @@ def pair(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     if (home / "profiles.json").exists():
         shutil.copy(home / "profiles.json", profiles)
     with pytest.MonkeyPatch.context() as patch:
-        one_row = RowProfile(1, (1.0,), "2026-01-01", 16)
+        one_row = RowProfile(1, (1.0,))
         patch.setattr("skydraft.engines.probe.probe", lambda engine, notify: one_row)
         with load(default_pair().draft, profiles) as edge, load(default_pair().target, profiles) as cloud:
             yield edge, cloud

@@ -40,7 +40,7 @@ TEXT = "今天，a<|im_start|>😀"
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("tiny")
     # Without rows past the tokenizer: random weights would choose them.
-    save_model(folder, "Qwen2Config", seed=1, vocab_size=save_tokenizer(folder), **SHAPE)
+    save_model(folder, "Qwen2Config", seed=1, vocab_size=len(save_tokenizer(folder)), **SHAPE)
     with vllm_serve(folder, context=640) as url:
         yield url
 

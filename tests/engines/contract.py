@@ -1,0 +1,58 @@
+"""The law of every KV cache, for engines that keep it and for those that break it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from skydraft.engines.base import Engine
+from skydraft.engines.rows import on_host
+from skydraft.types import Recordings
+
+# Largest difference between two ways to compute the same row in float32; logits here reach 20. Measured: 2e-5.
+TOLERANCE = 2e-4
+
+
+def some_text(engine: Engine, length: int, seed: int = 0) -> list[int]:
+    """Random ids of tokens that are not special."""
+    plain = np.setdiff1d(np.arange(engine.vocab.size), list(engine.vocab.special_ids))
+    return list(np.random.default_rng(seed).choice(plain, length).tolist())
+
+
+def one_by_one(engine: Engine, text: Seq[int], media: Recordings = ()) -> Any:
+    """Logits [len(text), vocab.size] of a fresh sequence that was fed one token at a time."""
+    with closing(engine.open(text, media)) as sequence:
+        sequence.truncate(0)
+        return np.stack([on_host(sequence.extend([token_id])[0]).copy() for token_id in text])
+
+
+def largest_difference(
+    engine: Engine, text: list[int], expected: Any, *, media: Recordings = (), max_rows: int = 6, num_steps: int = 80
+) -> float:
+    """Walks over `text` at random: feeds of any size, wrong tokens that are taken back, truncations to any length.
+
+    Returns how far rows were from `expected`, those of one token at a time; infinity where the tokens were others.
+    """
+    rng, worst = np.random.default_rng(0), 0.0
+    with closing(engine.open(text, media)) as sequence:
+        sequence.truncate(0)
+        for _ in range(num_steps):
+            base = sequence.length
+            if base == len(text) or rng.random() < 0.3:
+                length = int(rng.integers(0, base + 1))
+                for _ in range(2):  # the second time changes nothing
+                    sequence.truncate(length)
+                continue
+            if rng.random() < 0.4:
+                sequence.extend(rng.integers(0, engine.vocab.size, rng.integers(1, max_rows + 1)).tolist())
+                sequence.truncate(base)
+            fed = text[base : base + int(rng.integers(1, max_rows + 1))]
+            rows = on_host(sequence.extend(fed))
+            worst = max(worst, float(np.abs(rows - expected[base : base + len(fed)]).max()))
+            if sequence.token_ids.tolist() != text[: base + len(fed)]:
+                return math.inf
+    return worst
