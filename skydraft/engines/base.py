@@ -17,7 +17,7 @@ from skydraft.engines.exactness import PROBED_LEN, RowCheck
 from skydraft.engines.model import Model
 from skydraft.engines.options import RowProfile
 from skydraft.engines.prefix_cache import PrefixCache
-from skydraft.engines.rows import Rows
+from skydraft.engines.rows import Rows, on_host
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import ContextExceeded, EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Recordings, Reuse
@@ -337,7 +337,7 @@ class Engine(Model):
 
     def feed(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]]) -> list[Rows]:
         """One forward of all feeds, and their tokens noted. Only `extend_batch` and the check of its rows call this."""
-        rows = self.forward(feeds, want_logits=True)
+        rows = [on_host(each) for each in self.forward(feeds, want_logits=True)]
         for sequence, token_ids in feeds:
             sequence.record(token_ids)
         return rows

@@ -10,7 +10,9 @@ import logging
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from skydraft.engines.rows import Rows, namespace_of
+import numpy as np
+
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds
 
 if TYPE_CHECKING:
@@ -40,13 +42,13 @@ class RowCheck:
         try:
             if key in self._is_equal:
                 return _singly(engine, feeds)
-            together = [_copied(rows) for rows in engine.feed(feeds)]
+            together = [rows.copy() for rows in engine.feed(feeds)]  # valid until the next forward only
             _go_back(feeds, lengths)
             singly = _singly(engine, feeds)
         except BaseException:
             _go_back(feeds, lengths)
             raise
-        self._is_equal[key] = all(map(_are_equal, together, singly))
+        self._is_equal[key] = all(map(np.array_equal, together, singly))
         if not self._is_equal[key]:
             log.warning(
                 "%s: %d rows at once are not exact from %d tokens on; there they are computed one by one.",
@@ -58,17 +60,9 @@ class RowCheck:
 def _singly(engine: Engine, feeds: Feeds) -> list[Rows]:
     singly = []
     for sequence, token_ids in feeds:
-        rows = [_copied(engine.feed([(sequence, [token_id])])[0]) for token_id in token_ids]
-        singly.append(namespace_of(rows[0]).concat(rows))
+        rows = [engine.feed([(sequence, [token_id])])[0].copy() for token_id in token_ids]
+        singly.append(np.concatenate(rows))
     return singly
-
-
-def _copied(rows: Rows) -> Rows:
-    return namespace_of(rows).asarray(rows, copy=True)  # those of an engine are valid until the next forward only
-
-
-def _are_equal(first: Rows, second: Rows) -> bool:
-    return bool(namespace_of(first).all(first == second))
 
 
 def _go_back(feeds: Feeds, lengths: list[int]) -> None:

@@ -53,7 +53,9 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
-        """Run the model and write KV. On failure the KV of every sequence is as before. Returns rows per feed."""
+        """Run the model and write KV. On failure the KV of every sequence is as before.
+
+        Returns rows per feed, numpy or torch; `Engine.feed` brings them into host memory."""
 
     @abstractmethod
     def roll_back(self, sequence: Sequence, length: int) -> None:

@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 from skydraft.config import num_cores
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions, RowProfile, tell_nobody
-from skydraft.engines.rows import on_host
 from skydraft.files import read_file, write_whole
 
 MAX_PROBED_ROWS = 8
@@ -62,7 +61,7 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> RowProfile:
     length, singly, single_ms = sequence.length, [], []
     for token_id in feed:
         began = time.perf_counter()
-        singly.append(on_host(sequence.extend([token_id])).copy())
+        singly.append(sequence.extend([token_id]).copy())
         single_ms.append((time.perf_counter() - began) * 1e3)
     single_ms.sort()
     forward_ms, invariant_rows, begin = [math.inf] * max_rows, max_rows, time.perf_counter()
@@ -73,7 +72,7 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> RowProfile:
         for num_rows in range(1, max_rows + 1):
             sequence.truncate(length)
             began = time.perf_counter()
-            rows = on_host(sequence.extend(feed[:num_rows]))
+            rows = sequence.extend(feed[:num_rows])
             forward_ms[num_rows - 1] = min(forward_ms[num_rows - 1], (time.perf_counter() - began) * 1e3)
             if num_rows > 1 and not np.array_equal(rows, np.concatenate(singly[:num_rows])):
                 invariant_rows = min(invariant_rows, num_rows - 1)
