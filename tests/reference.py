@@ -39,8 +39,9 @@ def noise(seed: int, position: int, token_id: int) -> float:
 
 
 def warped(row: Any, params: DecodingParams) -> Any:
-    """Temperature, top-k, top-p, min-p, each by masking the whole row, as transformers' warpers do. [vocab]"""
+    """Temperature, 24 nats, top-k, top-p, min-p, each by masking the whole row, as transformers' warpers do. [vocab]"""
     scores = row.astype(np.float64) / params.temperature
+    scores = np.where(row < row.max() - row.dtype.type(24 * params.temperature), -np.inf, scores)
     if params.top_k:
         scores = np.where(scores < np.sort(scores)[-min(params.top_k, len(scores))], -np.inf, scores)
     if params.top_p < 1:

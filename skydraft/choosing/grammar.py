@@ -18,23 +18,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, ref
 
-import array_api_compat
 import numpy as np
+import numpy.typing as npt
 
 from skydraft.characters import one_line
 from skydraft.choosing.incremental import Follower
-from skydraft.engines.rows import namespace_of
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
 from skydraft.errors import GrammarRefused, importing
 from skydraft.grammars import parts, with_ascii_refs
 
-_MAX_COMPILED = 16  # for each vocabulary; besides those in use
+_MAX_COMPILED = 16  # for each vocabulary
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 # A model that hesitates between a space and the next field could write spaces until its length ends.
 _WHITESPACE = r"[ \n\t]{1,32}"
@@ -128,7 +126,7 @@ class CompiledGrammar:
 
 
 class _Grammars:
-    """The grammars compiled for one vocabulary, and its llguidance tokenizer, which takes some 0.3 s to build."""
+    """The latest grammars compiled for one vocabulary, and its llguidance tokenizer, which takes 0.3 s to build."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._library = _llguidance()
@@ -137,24 +135,9 @@ class _Grammars:
         spelled = {mark.encode(): spelling(mark) for mark in _MARKS if self._may_force}
         self._marks = {mark: token_ids[0] for mark, token_ids in spelled.items() if len(token_ids) == 1}
         self._tokenizer = self._library.LLTokenizer(spelling, eos_token=sorted(vocab.end_ids))
-        self._in_use: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
-        self._latest: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self.compiled = lru_cache(_MAX_COMPILED)(self._compile)
 
-    def recall(self, text: str) -> CompiledGrammar | None:
-        """The grammar if it was compiled before; marks it as the latest. The caller holds the lock."""
-        if (compiled := self._in_use.get(text)) is not None:
-            self.keep(text, compiled)
-        return compiled
-
-    def keep(self, text: str, compiled: CompiledGrammar) -> None:
-        """Keep it among the latest. The caller holds the lock."""
-        self._in_use[text] = self._latest[text] = compiled
-        self._latest.move_to_end(text)
-        while len(self._latest) > _MAX_COMPILED:
-            self._latest.popitem(last=False)
-
-    def compile(self, text: str) -> CompiledGrammar:
-        """Raises GrammarRefused, with the reason in one line."""
+    def _compile(self, text: str) -> CompiledGrammar:
         grammar = self._library.LLMatcher.grammar_from_lark(_as_lark(text, self._library, may_force=self._may_force))
         if reason := complaint(grammar):
             raise _refused(text, reason)
@@ -179,15 +162,9 @@ def compile_grammar(text: str, vocab: Vocab) -> CompiledGrammar:
     if not vocab.end_ids:
         raise GrammarRefused("This model has no end token, so no text of a grammar could end.")
     with _lock:
-        grammars = _known.get(vocab)
-        if grammars is None:
+        if (grammars := _known.get(vocab)) is None:
             grammars = _known[vocab] = _Grammars(vocab)
-        if (compiled := grammars.recall(text)) is not None:
-            return compiled
-    compiled = grammars.compile(text)
-    with _lock:
-        grammars.keep(text, compiled)
-    return compiled
+    return grammars.compiled(text)
 
 
 @lru_cache(maxsize=128)
@@ -286,13 +263,12 @@ class GrammarAlong(Follower):
         mask = self.allowed(prefix)
         return int(mask.argmax()) if np.count_nonzero(mask) == 1 else None
 
-    def masked(self, row: Any, prefix: TokenIds) -> Any:
+    def masked(self, row: npt.NDArray[Any], prefix: TokenIds) -> npt.NDArray[Any]:
         """A copy of `row` [vocab] with -inf for forbidden tokens; if all allowed ones have -inf too, they become 0."""
-        xp, allowed = namespace_of(row), self.allowed(prefix)
-        mask = xp.asarray(allowed, device=array_api_compat.device(row))
-        masked = xp.where(mask, row, xp.full_like(row[:1], -xp.inf))
-        if float(masked.max()) == -float("inf"):
-            masked[mask] = 0
+        allowed = self.allowed(prefix)
+        masked = np.where(allowed, row, row.dtype.type(-np.inf))
+        if masked.max() == -np.inf:
+            masked[allowed] = 0
         return masked
 
     def _find(self) -> Mask:

@@ -20,6 +20,7 @@ import grpc
 from skydraft.cloud.connections import plain_host, shut_out
 from skydraft.errors import NotAuthorized, OptionError, RateLimited
 from skydraft.files import read_file, warn_if_shared
+from skydraft.protocol.values import SERVICE
 
 log = logging.getLogger("skydraft.cloud")
 ANONYMOUS = "anonymous"
@@ -210,7 +211,7 @@ class Calls(grpc.GenericRpcHandler):
 
     async def _refuse(self, requests: Any, context: RpcContext) -> None:
         if self._methods:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "There is no such method.")
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"There is no such method, only {SERVICE}.")
         await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
 
     def _is_too_many(self, address: str, port: int) -> bool:

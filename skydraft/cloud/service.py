@@ -51,7 +51,7 @@ Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the la
 
 
 class VerifierService:
-    """The sessions of `skydraft.verifier.v2.Verifier`, over one worker, as one of `calls`. `clock` is the worker's.
+    """The sessions of `skydraft.verifier.v3.Verifier`, over one worker, as one of `calls`. `clock` is the worker's.
 
     It parses messages itself, so a broken message gets a clear error.
     """

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from skydraft.engines.base import Engine
-from skydraft.engines.rows import on_host
 from skydraft.types import Prompt
 
 _MOST_ROWS = 64  # of one forward over a prompt: with 150,000 tokens in a vocabulary these are 40 MB
@@ -30,7 +29,7 @@ class Score:
 
 def score(row: Any, token_id: int, num_best: int) -> Score:
     """The score of a token, given the raw logits [vocab] of its place."""
-    logits = on_host(row).astype(np.float64)
+    logits = row.astype(np.float64)
     top = float(logits.max())
     total = top + float(np.log(np.exp(logits - top).sum()))
     near = np.argpartition(-logits, num_best)[:num_best] if num_best < len(logits) else np.arange(len(logits))

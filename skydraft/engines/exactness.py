@@ -35,13 +35,13 @@ class RowCheck:
         try:
             if key in self._is_equal:
                 return _singly(engine, feeds)
-            together = [_copied(rows) for rows in engine.feed(feeds)]
+            together = [rows.copy() for rows in engine.feed(feeds)]  # valid until the next forward only
             _go_back(feeds, lengths)
             singly = _singly(engine, feeds)
         except BaseException:
             _go_back(feeds, lengths)
             raise
-        self._is_equal[key] = all(bool((one == two).all()) for one, two in zip(together, singly, strict=True))
+        self._is_equal[key] = all(map(np.array_equal, together, singly))
         if not self._is_equal[key]:
             log.warning(
                 "%s: %d rows at once are not exact from %d tokens on; there they are computed one by one.",
@@ -53,22 +53,9 @@ class RowCheck:
 def _singly(engine: Model, feeds: Feeds) -> list[Rows]:
     singly = []
     for sequence, token_ids in feeds:
-        rows = [_copied(engine.feed([(sequence, [token_id])])[0]) for token_id in token_ids]
-        singly.append(_joined(rows))
+        rows = [engine.feed([(sequence, [token_id])])[0].copy() for token_id in token_ids]
+        singly.append(np.concatenate(rows))
     return singly
-
-
-def _copied(rows: Rows) -> Rows:
-    """A copy: the rows of an engine are valid until the next forward only."""
-    return rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
-
-
-def _joined(rows: list[Rows]) -> Rows:
-    if isinstance(rows[0], np.ndarray):
-        return np.concatenate(rows)
-    import torch
-
-    return torch.cat(rows)
 
 
 def _go_back(feeds: Feeds, lengths: list[int]) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from skydraft.engines.floor import Floor
 from skydraft.engines.options import RowProfile
-from skydraft.engines.rows import Rows
+from skydraft.engines.rows import Rows, on_host
 from skydraft.engines.vocab import TokenIds, Vocab, num_shared
 from skydraft.errors import EngineError, PromptError
 from skydraft.types import Cost, Media, Recordings, Reuse
@@ -207,7 +207,7 @@ class Model(ABC):
 
     def feed(self, feeds: Feeds) -> list[Rows]:
         """One forward of all feeds, and their tokens noted. Only `Engine` and the check of its rows call this."""
-        rows = self.forward(feeds, want_logits=True)
+        rows = [on_host(each) for each in self.forward(feeds, want_logits=True)]
         for sequence, token_ids in feeds:
             sequence.record(token_ids)
         return rows

@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions, RowProfile
-from skydraft.engines.rows import on_host
 from skydraft.files import read_file, write_whole
 
 MAX_PROBED_ROWS = 8
@@ -53,7 +52,7 @@ def probe(engine: Engine, notify: Callable[[str], None] = lambda line: None) -> 
 def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[int, tuple[float, ...]]:
     """Up to how many rows the bits are those of one row at a time; times of forwards of 1 to `max_rows` rows."""
     length = sequence.length
-    singly = [on_host(sequence.extend([token_id])).copy() for token_id in feed]
+    singly = [sequence.extend([token_id]).copy() for token_id in feed]
     forward_ms, num_equal, begin = [math.inf] * max_rows, max_rows, time.perf_counter()
     # Not all repetitions of one n together: a busy moment should spoil one of them only.
     for repetition in range(_MAX_REPETITIONS):
@@ -62,7 +61,7 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[int, t
         for num_rows in range(1, max_rows + 1):
             sequence.truncate(length)
             began = time.perf_counter()
-            rows = on_host(sequence.extend(feed[:num_rows]))
+            rows = sequence.extend(feed[:num_rows])
             forward_ms[num_rows - 1] = min(forward_ms[num_rows - 1], (time.perf_counter() - began) * 1e3)
             if num_rows > 1 and not np.array_equal(rows, np.concatenate(singly[:num_rows])):
                 num_equal = min(num_equal, num_rows - 1)

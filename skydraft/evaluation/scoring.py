@@ -15,7 +15,6 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
 from skydraft.engines.base import Sequence as EngineSequence
-from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.engines.vocab import TokenIds
 from skydraft.evaluation.records import ScoreLine, signals_entry
 from skydraft.gating.gates import measure
@@ -109,7 +108,5 @@ class _Side:
 
 def _nll(row: Any, token_id: int) -> float:
     """-log p of a token, in nats, rounded for the file."""
-    wide = at_least_float32(row)
-    xp = namespace_of(wide)
-    highest = wide.max()
-    return round(float(xp.log(xp.exp(wide - highest).sum()) + highest - wide[token_id]), 5)
+    highest = row.max()
+    return round(float(np.log(np.exp(row - highest).sum()) + highest - row[token_id]), 5)

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from skydraft.characters import punctuation_density
-from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
 from skydraft.types import DraftBlock, Signals
@@ -27,14 +29,12 @@ _MIN_RUN_OF_ONE = 4
 _NO_WEIGHT = -200.0  # exp of it is 0 in float32
 
 
-def measure(row: Any) -> Signals:
-    """Signals of one row of raw logits [vocab], numpy or torch, unchanged. Entropy in nats, in float32 at least."""
-    row = at_least_float32(row)
-    xp = namespace_of(row)
+def measure(row: npt.NDArray[Any]) -> Signals:
+    """Signals of one row of raw logits [vocab], unchanged. Entropy in nats, in the precision of the row."""
     best = int(row.argmax())
     # A model rules a token out by -inf; a weight that rounds to 0 does the same without a NaN.
-    shifted = xp.clip(row - row[best], min=_NO_WEIGHT)
-    weights = xp.exp(shifted)
+    shifted = np.maximum(row - row[best], row.dtype.type(_NO_WEIGHT))
+    weights = np.exp(shifted)
     total = float(weights.sum())
     entropy = math.log(total) - float(weights @ shifted) / total
     weights[best] = 0

@@ -34,7 +34,6 @@ class Audio:
 
     @property
     def duration_s(self) -> float:
-        """Seconds."""
         return len(self.samples) / SAMPLE_RATE
 
 
@@ -74,17 +73,20 @@ def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:
     soundfile, soxr = load_library()
     try:
         with soundfile.SoundFile(file) as source:
-            _check_header(name, source, max_duration_s)
+            _check_kind(name, source)
+            _check_length(name, source.frames, source, max_duration_s)
             resampled = soxr.ResampleStream(source.samplerate, SAMPLE_RATE, 1, dtype="float32")
             parts, num_frames, peak = [], 0, 0.0
             for mono in _blocks(name, source):
                 num_frames += len(mono)
-                _check_most(name, num_frames, source, max_duration_s)  # the header may lie
+                _check_length(name, max(num_frames, source.frames), source, max_duration_s)  # the header may lie
                 peak = max(peak, float(np.abs(mono).max()))
                 parts.append(resampled.resample_chunk(mono))
-            _check_least(name, num_frames, source)
+            _check_length(name, num_frames, source, max_duration_s)
     except (soundfile.LibsndfileError, OSError, TypeError, ValueError) as error:
-        raise PromptError(f"{name} cannot be read as audio: {_reason(error)}.", hint=_RECORD) from error
+        said = str(getattr(error, "error_string", None) or getattr(error, "strerror", None) or error)
+        reason = (said.splitlines() or [type(error).__name__])[0].strip().rstrip(".")
+        raise PromptError(f"{name} cannot be read as audio: {reason}.", hint=_RECORD) from error
     if peak < 10 ** (_SILENCE_DBFS / 20):
         raise PromptError(
             f"{name} is silent: no sample is louder than {_SILENCE_DBFS:g} dBFS.", hint="Check the microphone."
@@ -101,8 +103,7 @@ def _blocks(name: str, source: Any) -> Iterator[npt.NDArray[np.float32]]:
         yield samples.mean(axis=1, dtype=np.float32)
 
 
-def _check_header(name: str, source: Any, max_duration_s: float) -> None:
-    """Raise PromptError for what is not to be decoded."""
+def _check_kind(name: str, source: Any) -> None:
     if source.format not in _FORMATS:
         raise PromptError(f"{name} cannot be read as audio: it is {source.format}.", hint=_RECORD)
     if source.samplerate not in _RATES:
@@ -110,26 +111,19 @@ def _check_header(name: str, source: Any, max_duration_s: float) -> None:
             f"{name} has {source.samplerate} samples a second; {_RATES[0]} to {_RATES[-1]} are read.",
             hint="Convert it, for example to 16000.",
         )
-    _check_least(name, source.frames, source)
-    _check_most(name, source.frames, source, max_duration_s)
 
 
-def _check_least(name: str, num_frames: int, source: Any) -> None:
-    duration_s = num_frames / source.samplerate
+def _check_length(name: str, num_frames: int, source: Any, max_duration_s: float) -> None:
+    duration_s, most = num_frames / source.samplerate, int(_MAX_SAMPLES_S * max_duration_s)
     if duration_s < _MIN_DURATION_S:
-        raise PromptError(
-            f"{name} lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s.", hint="Give a longer recording."
-        )
-
-
-def _check_most(name: str, num_frames: int, source: Any, max_duration_s: float) -> None:
-    most = int(_MAX_SAMPLES_S * max_duration_s)
-    if num_frames / source.samplerate > max_duration_s:
-        raise PromptError(
-            f"{name} lasts more than {max_duration_s:g} s.", hint="Cut it into shorter recordings, or raise the limit."
-        )
-    if num_frames * source.channels > most:
-        raise PromptError(f"{name} has more than {most} samples.", hint="Record or convert it at 48000 Hz or less.")
+        told, hint = f"lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s", "Give a longer recording."
+    elif duration_s > max_duration_s:
+        told, hint = f"lasts more than {max_duration_s:g} s", "Cut it into shorter recordings, or raise the limit."
+    elif num_frames * source.channels > most:
+        told, hint = f"has more than {most} samples", "Record or convert it at 48000 Hz or less."
+    else:
+        return
+    raise PromptError(f"{name} {told}.", hint=hint)
 
 
 def _check_file(path: Path) -> None:
@@ -141,8 +135,3 @@ def _check_file(path: Path) -> None:
         raise PromptError(f"There is no readable file {path}.", hint="Check its name.") from error
     if size == 0:
         raise PromptError(f"{path} is empty.", hint=_RECORD)
-
-
-def _reason(error: Exception) -> str:
-    said = str(getattr(error, "error_string", None) or getattr(error, "strerror", None) or error)
-    return (said.splitlines() or [type(error).__name__])[0].strip().rstrip(".")

@@ -165,7 +165,8 @@ class Reader:
 
     def __init__(self, *, single: bool = False) -> None:
         self._held = ""
-        self._num_calls = 0  # that are whole
+        self._num_calls = 0  # that are whole, and new
+        self._has_repeated = False  # whether there was a call that was answered before
         self._single = single
 
     @property
@@ -176,7 +177,7 @@ class Reader:
     @property
     def only_repeats(self) -> bool:
         """Whether there were calls, all of them answered before."""
-        return False
+        return self._has_repeated and not self._num_calls
 
     def push(self, text: str) -> list[Piece]:
         """Add `text`; returns the pieces that are now certain, in its order."""
@@ -211,15 +212,11 @@ class CallReader(Reader):
     def __init__(self, names: Seq[str], answered: frozenset[Called] = frozenset(), *, single: bool = False) -> None:
         super().__init__(single=single)
         self._names = tuple(names)
-        self._answered, self._has_repeated = answered, False
+        self._answered = answered
         self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in names]
         self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
         self._closing = ""  # what ends the marks or the fence of the last call
         self._object: _Object | None = None  # of the call that is being read
-
-    @property
-    def only_repeats(self) -> bool:
-        return self._has_repeated and not self._num_calls
 
     def _rest(self, held: str) -> list[Piece]:
         ends_call = self._num_calls and self._may_call and not self._object and self._closing.startswith(held.strip())

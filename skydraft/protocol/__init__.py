@@ -1,1 +1,1 @@
-"""`skydraft.verifier.v2`: the messages between edge and cloud, as values and as bytes."""
+"""`skydraft.verifier.v3`: the messages between edge and cloud, as values and as bytes."""

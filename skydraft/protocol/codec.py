@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message import DecodeError, EncodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from skydraft.config import DecodingParams
@@ -19,10 +20,6 @@ from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, Protocol
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import Call, CloseCall, OpenCall, Opened, Opening, StopCall, TargetId, VerifyCall, Written
 from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
-
-M = TypeVar("M", bound=Message)
-V = TypeVar("V")
-P = ParamSpec("P")
 
 FINGERPRINT_DIGITS = 16
 UNKNOWN_OPTION = "it has a decoding option that this older version does not know"  # the edge knows it by these words
@@ -51,38 +48,24 @@ def short_fingerprint(fingerprint: str) -> str:
     return fingerprint[:FINGERPRINT_DIGITS]
 
 
-def decoder(kind: type[M]) -> Callable[[Callable[Concatenate[M, P], V]], Callable[Concatenate[bytes, P], V]]:
-    """Turn a function of a parsed message into a function of bytes, which raises ProtocolError for every defect.
-
-    GrammarRefused passes unchanged: it is no defect of the message.
-    """
-
-    def decorate(read: Callable[Concatenate[M, P], V]) -> Callable[Concatenate[bytes, P], V]:
-        def decode(data: bytes, /, *args: P.args, **kwargs: P.kwargs) -> V:
-            try:
-                return read(kind.FromString(data), *args, **kwargs)
-            except GrammarRefused:
-                raise
-            except (DecodeError, ValueError, KeyError, OverflowError, OptionError) as error:
-                raise ProtocolError(f"This is no valid {kind.__name__}: {error}") from error
-
-        decode.__name__, decode.__doc__ = read.__name__, read.__doc__
-        return decode
-
-    return decorate
+@contextmanager
+def reading(kind: str) -> Iterator[None]:
+    """Every defect of a message becomes a ProtocolError. GrammarRefused and LimitExceeded are none, and pass."""
+    try:
+        yield
+    except GrammarRefused:
+        raise
+    except (DecodeError, ValueError, KeyError, OverflowError, OptionError) as error:
+        raise ProtocolError(f"This is no valid {kind}: {error}") from error
 
 
-def encoder(write: Callable[P, Message]) -> Callable[P, bytes]:
-    """Turn a function that makes a message into one that makes its bytes, or raises ProtocolError if it cannot."""
-
-    @functools.wraps(write)
-    def encode(*args: P.args, **kwargs: P.kwargs) -> bytes:
-        try:
-            return write(*args, **kwargs).SerializeToString()
-        except (EncodeError, ValueError, TypeError) as error:
-            raise ProtocolError(f"This cannot be sent: {error}") from error
-
-    return encode
+@contextmanager
+def sending() -> Iterator[None]:
+    """What cannot be put into a message becomes a ProtocolError."""
+    try:
+        yield
+    except (EncodeError, ValueError, TypeError) as error:
+        raise ProtocolError(f"This cannot be sent: {error}") from error
 
 
 def _checked(token_ids: Any, most: int = _MAX_ID) -> tuple[int, ...]:
@@ -94,19 +77,12 @@ def _checked(token_ids: Any, most: int = _MAX_ID) -> tuple[int, ...]:
     return ids
 
 
-def _named(session: int) -> int:
-    if not session:
-        raise ValueError("it names no session")
-    return session
-
-
 def _params_message(params: DecodingParams) -> pb.DecodingParams:
-    changed = {name: getattr(params, name) for name in _PARAM_NAMES}
-    biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias]
-    return pb.DecodingParams(
-        **{name: value for name, value in changed.items() if value != getattr(_DEFAULT_PARAMS, name)}
-        | ({"logit_bias": biases} if biases else {})
-    )
+    given = {name: getattr(params, name) for name in _PARAM_NAMES}
+    changed = {name: value for name, value in given.items() if value != getattr(_DEFAULT_PARAMS, name)}
+    if params.logit_bias:
+        changed["logit_bias"] = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias]
+    return pb.DecodingParams(**changed)
 
 
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
@@ -201,16 +177,15 @@ def _read_cost(numbers: Sequence[int]) -> Cost:
     return Cost(num_extra + (num_rows > 0), num_rows, num_cached=num_cached, **known)
 
 
-@encoder
-def encode_open(call: OpenCall) -> pb.SessionRequest:
-    """Bytes of a message that opens a session without a block."""
+@sending()
+def encode_open(call: OpenCall) -> bytes:
     opening = _opening_message(call.opening)
-    return pb.SessionRequest(session=call.session, epoch=call.epoch, opening=opening, action=pb.ACTION_OPEN)
+    request = pb.SessionRequest(session=call.session, epoch=call.epoch, opening=opening, action=pb.ACTION_OPEN)
+    return request.SerializeToString()
 
 
-@encoder
-def encode_verify(call: VerifyCall) -> pb.SessionRequest:
-    """Bytes of a message that asks for the verdict on a block."""
+@sending()
+def encode_verify(call: VerifyCall) -> bytes:
     return pb.SessionRequest(
         session=call.session,
         epoch=call.epoch,
@@ -220,53 +195,45 @@ def encode_verify(call: VerifyCall) -> pb.SessionRequest:
         digest=call.digest,
         opening=_opening_message(call.opening) if call.opening else None,
         write=call.write,
-    )
+    ).SerializeToString()
 
 
-@encoder
-def encode_stop(call: StopCall) -> pb.SessionRequest:
-    """Bytes of a message that ends the writing after a verify."""
-    return pb.SessionRequest(base=call.base, action=pb.ACTION_STOP)
+@sending()
+def encode_stop(call: StopCall) -> bytes:
+    return pb.SessionRequest(base=call.base, action=pb.ACTION_STOP).SerializeToString()
 
 
-@encoder
-def encode_close(session: int) -> pb.SessionRequest:
-    """Bytes of a message that ends a session; `session` is 0 in a stream that has named the session."""
-    return pb.SessionRequest(session=session, action=pb.ACTION_CLOSE)
+@sending()
+def encode_close(session: int) -> bytes:
+    """`session` is 0 in a stream that has named the session."""
+    return pb.SessionRequest(session=session, action=pb.ACTION_CLOSE).SerializeToString()
 
 
-@decoder(pb.SessionRequest)
-def decode_call(message: pb.SessionRequest, session: int, most: int = _MAX_ID) -> Call:
+@reading("SessionRequest")
+def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> Call:
     """The request of an edge's message. `session` is the session of the stream, 0 before its first message.
 
     Raises LimitExceeded for lists of more than `most` tokens.
     """
+    message = pb.SessionRequest.FromString(data)
     if session and message.session not in (0, session):
         raise ValueError(f"this stream is about session {session}, and none but that")
-    number = session or message.session
-    if message.action == pb.ACTION_VERIFY:
-        return _read_verify(message, number, most)
     if message.action == pb.ACTION_STOP:
         return StopCall(message.base)
+    if not (number := session or message.session):
+        raise ValueError("it names no session")
+    if message.action == pb.ACTION_VERIFY:
+        return _read_verify(message, number, most)
     if message.action == pb.ACTION_CLOSE:
-        return CloseCall(_named(number))
+        return CloseCall(number)
     if message.action != pb.ACTION_OPEN or not message.HasField("opening"):
         raise ValueError("it has no opening, or asks for something unknown")
-    return OpenCall(_named(number), message.epoch, _read_opening(message.opening, most))
-
-
-def stopped_base(data: bytes) -> int | None:
-    """The base of a stop message; None for any other message, also a malformed one."""
-    try:
-        message = pb.SessionRequest.FromString(data)
-    except DecodeError:
-        return None
-    return message.base if message.action == pb.ACTION_STOP else None
+    return OpenCall(number, message.epoch, _read_opening(message.opening, most))
 
 
 def _read_verify(message: pb.SessionRequest, session: int, most: int) -> VerifyCall:
     call = VerifyCall(
-        session=_named(session),
+        session=session,
         epoch=message.epoch,
         base=message.base,
         catch_up_ids=_checked(message.catch_up_ids, most),
@@ -282,21 +249,31 @@ def _read_verify(message: pb.SessionRequest, session: int, most: int) -> VerifyC
     return call
 
 
-@encoder
-def encode_opened(opened: Opened, target: TargetId | None = None) -> pb.SessionReply:
-    """Bytes of the reply to an opening; `target` is given if the opening named none."""
-    return pb.SessionReply(base=opened.base, cost=_cost_list(opened.cost), target=_target_message(target))
+def stopped_base(data: bytes) -> int | None:
+    """The base of a stop message; None for any other message, also a malformed one."""
+    try:
+        message = pb.SessionRequest.FromString(data)
+    except DecodeError:
+        return None
+    return message.base if message.action == pb.ACTION_STOP else None
 
 
-@decoder(pb.SessionReply)
-def decode_opened(message: pb.SessionReply) -> Opened:
-    """The value of the reply to an opening."""
+@sending()
+def encode_opened(opened: Opened, target: TargetId | None = None) -> bytes:
+    """`target` is given if the opening named none."""
+    reply = pb.SessionReply(base=opened.base, cost=_cost_list(opened.cost), target=_target_message(target))
+    return reply.SerializeToString()
+
+
+@reading("SessionReply")
+def decode_opened(data: bytes) -> Opened:
+    message = pb.SessionReply.FromString(data)
     return Opened(message.base, _read_cost(message.cost))
 
 
-@encoder
-def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> pb.SessionReply:
-    """Bytes of a verdict; `target` is given if the call opened the session and named none.
+@sending()
+def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> bytes:
+    """`target` is given if the call opened the session and named none.
 
     `is_last` marks the verdict of a call that let the target write, if the target writes nothing.
     """
@@ -309,55 +286,44 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last:
         cost=_cost_list(verdict.cost),
         target=_target_message(target),
         last=is_last,
-    )
+    ).SerializeToString()
 
 
+@reading("SessionReply")
 def decode_verdict(data: bytes, num_audited: int) -> tuple[Verdict, bool]:
     """(verdict, whether it is marked as the last reply), from the reply to a block with `num_audited` catch-up ids."""
-    return _read_verdict(data)(num_audited)
-
-
-@decoder(pb.SessionReply)
-def _read_verdict(message: pb.SessionReply) -> Callable[[int], tuple[Verdict, bool]]:
-    token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
-    finish, cost = _FINISH_OF[message.finish], _read_cost(message.cost)
+    message = pb.SessionReply.FromString(data)
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
-
-    def of_request(num_audited: int) -> tuple[Verdict, bool]:
-        if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
-            raise ProtocolError(f"A verdict with {len(message.audit)} bytes of audit for {num_audited} tokens.")
-        audit = tuple(bits[:num_audited].tolist())
-        try:
-            verdict = Verdict(message.base, message.num_accepted, token_id, finish, audit, cost)
-        except ValueError as error:
-            raise ProtocolError(f"This is no valid SessionReply: {error}") from error
-        return verdict, message.last
-
-    return of_request
+    if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
+        raise ValueError(f"it has {len(message.audit)} bytes of audit for {num_audited} tokens")
+    token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
+    audit, cost = tuple(bits[:num_audited].tolist()), _read_cost(message.cost)
+    verdict = Verdict(message.base, message.num_accepted, token_id, _FINISH_OF[message.finish], audit, cost)
+    return verdict, message.last
 
 
-@encoder
-def encode_written(written: Written) -> pb.SessionReply:
-    """Bytes of a reply with tokens that the target wrote after a verdict."""
+@sending()
+def encode_written(written: Written) -> bytes:
     return pb.SessionReply(
         base=written.base,
         written_ids=written.token_ids,
         finish=_FINISH[written.finish],
         cost=_cost_list(written.cost),
         last=written.is_last,
-    )
+    ).SerializeToString()
 
 
-@decoder(pb.SessionReply)
-def decode_written(message: pb.SessionReply) -> Written:
-    """The value of a reply with tokens that the target wrote after a verdict; only the last reply may hold none."""
+@reading("SessionReply")
+def decode_written(data: bytes) -> Written:
+    """Tokens that the target wrote after a verdict; only the last reply may hold none."""
+    message = pb.SessionReply.FromString(data)
     if not message.written_ids and not message.last:
         raise ValueError("it holds no tokens")
     cost = _read_cost(message.cost)
     return Written(message.base, _checked(message.written_ids), _FINISH_OF[message.finish], message.last, cost)
 
 
-@decoder(pb.SessionReply)
-def decode_target(message: pb.SessionReply) -> TargetId | None:
+@reading("SessionReply")
+def decode_target(data: bytes) -> TargetId | None:
     """The target that a reply names, or None."""
-    return _read_target(message)
+    return _read_target(pb.SessionReply.FromString(data))

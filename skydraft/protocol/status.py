@@ -6,8 +6,6 @@ import re
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
@@ -15,15 +13,10 @@ from grpc_status import rpc_status
 import skydraft.errors as errors
 from skydraft.characters import one_line
 from skydraft.errors import SkydraftError
+from skydraft.protocol.values import SERVICE
 
 _DOMAIN = "skydraft"
 
-
-def _tree(kind: type[SkydraftError]) -> list[type[SkydraftError]]:
-    return [kind, *(each for child in kind.__subclasses__() for each in _tree(child))]
-
-
-_CLASSES = {kind.__name__: kind for kind in _tree(SkydraftError)}
 
 # Statuses of gRPC itself, or of another server, that name none of our errors.
 _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
@@ -33,10 +26,7 @@ _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.NotAuthorized,
     grpc.StatusCode.PERMISSION_DENIED: errors.NotAuthorized,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceeded,  # gRPC's own: a message larger than allowed
-    grpc.StatusCode.UNIMPLEMENTED: errors.ProtocolError,
 }
-
-
 # Messages of gRPC about a connection that a retry cannot repair.
 _TLS = {
     "Hostname Verification": (
@@ -54,31 +44,29 @@ _TLS = {
 }  # fmt: skip
 
 
-def to_status(error: SkydraftError) -> Any:
-    """The grpc.Status with which a server ends a call."""
-    info = error_details_pb2.ErrorInfo(reason=_reason(type(error)), domain=_DOMAIN)
-    if isinstance(error, errors.BaseMismatch):
-        info.metadata["base"], info.metadata["length"] = str(error.base), str(error.length)
-    details = [_packed(info)]
-    if isinstance(error, errors.RateLimited):
-        delay = Duration()
-        delay.FromMilliseconds(round(error.retry_after_s * 1e3))
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    code = code_pb2.Code.Value(error.grpc_status)
-    return rpc_status.to_status(status_pb2.Status(code=code, message=error.line, details=details))
+def _tree(kind: type[SkydraftError]) -> list[type[SkydraftError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in _tree(child))]
 
 
 def _reason(kind: type[SkydraftError]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 
-_BY_REASON = {_reason(kind): kind for kind in _CLASSES.values()}
+_BY_REASON = {_reason(kind): kind for kind in _tree(SkydraftError)}
 
 
-def _packed(message: Any) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
+def to_status(error: SkydraftError) -> Any:
+    """The grpc.Status with which a server ends a call."""
+    info = error_details_pb2.ErrorInfo(reason=_reason(type(error)), domain=_DOMAIN)
+    if isinstance(error, errors.BaseMismatch):
+        info.metadata["base"], info.metadata["length"] = str(error.base), str(error.length)
+    status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=error.line)
+    status.details.add().Pack(info)
+    if isinstance(error, errors.RateLimited):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(round(error.retry_after_s * 1e3))
+        status.details.add().Pack(retry)
+    return rpc_status.to_status(status)
 
 
 def from_rpc(rpc: Any) -> SkydraftError:
@@ -101,6 +89,10 @@ def from_rpc(rpc: Any) -> SkydraftError:
             if sign in text:
                 return errors.TlsFailure(message, hint=hint)
         return errors.CloudLost(f"no connection: {text.rsplit(': ', 1)[-1].rstrip('.]')}.")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.ProtocolError(
+            f"The server speaks no {SERVICE}: {text.rstrip('.')}.", hint="Use one version of skydraft on both sides."
+        )
     return _BY_CODE.get(code, errors.CloudFailure)(f"The cloud answered {code.name}: {text.rstrip('.')}.")
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 from skydraft.config import DecodingParams, Execution
 from skydraft.types import Cost, DraftBlock, FinishReason, Prompt
 
-SERVICE = "skydraft.verifier.v2.Verifier"
+SERVICE = "skydraft.verifier.v3.Verifier"
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
 
 # Channel options of both sides: no bandwidth probes; and a stream window well below the connection's 64 kB, so that

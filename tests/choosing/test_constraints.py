@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.constraints import Edit, apply
 from skydraft.choosing.incremental import Repeats
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.engines.toy import open_toy
@@ -122,19 +121,6 @@ def test_temperature_comes_after_the_penalties_and_once():
     assert abs(share - 0.5) < 0.05  # e^(1 / 0.5) each
 
 
-def test_edits_are_made_in_order_on_a_copy_and_only_where_needed():
-    row = np.array([1.0, -1.0, 3.0], np.float32)
-    assert apply(row, []) is row
-    assert apply(row, [Edit("ban", toys.array([]))]) is row
-    edits = [
-        Edit("shift", toys.array([0, 0]), -3.0),
-        Edit("scale", toys.array([0, 2]), 2.0),
-        Edit("ban", toys.array([1])),
-    ]
-    assert apply(row, edits).tolist() == [-4.0, -np.inf, 1.5]
-    assert row.tolist() == [1.0, -1.0, 3.0]
-
-
 def test_rank_counts_what_the_edited_row_puts_before_a_token():
     chooser = Chooser(DecodingParams(repetition_penalty=4.0), VOCAB, 1)
     row = np.full(VOCAB.size, -9.0, np.float32)
@@ -211,8 +197,7 @@ def test_a_row_without_probabilities_bans_no_call(best: float) -> None:
     """Tests fail on warnings."""
     row = np.full(BYTES.size, -np.inf, np.float32)
     row[WORD] = best
-    assert Chooser(DecodingParams(min_call_prob=0.73), BYTES, 1).constrain(row, np.array([1], np.int32)) is not None
-    assert np.array_equal(apply(row, [Edit("ban_unlikely", np.array(CALLS, np.int32), 0.73)]), row)
+    assert np.array_equal(Chooser(DecodingParams(min_call_prob=0.73), BYTES, 1).constrain(row, toys.array([1])), row)
 
 
 def test_a_text_that_can_only_be_a_call_is_one() -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.constraints import no_repeat_ngram
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import Vocab
@@ -26,6 +25,7 @@ VOCAB = Vocab(
     + [chr(0x4E00 + number % 20_000).encode() for number in range(len(PIECES), SIZE)],
     lambda text: [0], special_ids=[7], end_ids=[7],
 )  # fmt: skip
+SMALL = Vocab([b"%d" % number for number in range(9)], list)
 HOSTILE = {
     "dots": [0], "letters and dots": [1], "letters": [2], "stops": [3], "words": [6, 5], "Chinese": [4],
     "closing": [10], "many": list(range(11, 4000)), "all": [0, 1, 2, 3, 4, 5, 6, 9, 10],
@@ -90,11 +90,12 @@ def test_a_long_ngram_costs_no_more_than_its_length() -> None:
     """A prefix that is one token over and over, and a ban of 1,024 tokens: it was compared 1,023 times for each row."""
 
     def row_s(size: int) -> float:
-        ban, prefix = no_repeat_ngram(size), np.full(3200, 7, np.int32)
-        ban(prefix[:3000])  # of the past, once
+        chooser, prefix = Chooser(DecodingParams(no_repeat_ngram_size=size), SMALL, 0), np.full(3200, 7, np.int32)
+        row = np.zeros(SMALL.size, np.float32)
+        chooser.constrain(row, prefix[:3000])  # the past, once
         began = time.process_time()
         for length in range(3000, 3200):
-            ban(prefix[:length])
+            chooser.constrain(row, prefix[:length])
         return time.process_time() - began
 
     assert min(row_s(1024) for _ in range(3)) < 30 * min(row_s(2) for _ in range(3))

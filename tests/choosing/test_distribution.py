@@ -14,7 +14,7 @@ import pytest
 
 from skydraft import DecodingParams, generate, make_plan
 from skydraft.choosing import chooser
-from skydraft.choosing.sampling import MAX_NOISE, MIN_NOISE, gumbel_noise, sample
+from skydraft.choosing.sampling import gumbel_noise, sample
 from skydraft.config import decoding_params
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
@@ -196,11 +196,10 @@ def test_the_noise_of_a_token_does_not_depend_on_its_company(dtype):
     assert everything.tolist()[:300] == pytest.approx([reference.noise(5, 9, i) for i in range(300)], rel=1e-12)
 
 
-def test_the_extreme_words_give_finite_noise_that_the_shortcuts_of_sampling_reckon_with():
+def test_the_extreme_words_give_finite_noise():
     extremes = [token_of(word, seed=3, position=8) for word in (0, 2**64 - 1)]
     lowest, highest = gumbel_noise(3, 8, np.array(extremes, np.uint64))
     assert [lowest, highest] == pytest.approx([-math.log(54 * math.log(2)), 53 * math.log(2)])
-    assert MIN_NOISE <= lowest < highest <= MAX_NOISE
 
 
 def token_of(word: int, seed: int, position: int) -> int:

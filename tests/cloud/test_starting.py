@@ -67,7 +67,7 @@ def test_one_socket_listens_from_the_beginning_to_the_end_and_connections_stay()
         states: list[grpc.ChannelConnectivity] = []
 
         def load() -> Worker:
-            for path in (HEALTH, "/skydraft.verifier.v2.Verifier/GetInfo", "/skydraft.verifier.v2.Verifier/Session"):
+            for path in (HEALTH, "/skydraft.verifier.v3.Verifier/GetInfo", "/skydraft.verifier.v3.Verifier/Session"):
                 code, details = ends_with(channel, path)
                 assert code is grpc.StatusCode.UNAVAILABLE and "its model loads" in details
             silent.connect(("127.0.0.1", options.port))
@@ -120,7 +120,7 @@ def test_a_message_too_large_for_a_model_of_text_is_refused_whatever_was_known_b
     def asked() -> None:
         try:
             with grpc.insecure_channel(f"127.0.0.1:{options.port}") as channel:
-                call = channel.stream_stream("/skydraft.verifier.v2.Verifier/Session")(iter([bytes(300_000)]))
+                call = channel.stream_stream("/skydraft.verifier.v3.Verifier/Session")(iter([bytes(300_000)]))
                 with suppress(grpc.RpcError):
                     list(call)
                 told.append((call.code(), str(call.details())))
