@@ -21,7 +21,7 @@ from skydraft.cloud.server import ServeOptions
 from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
 from skydraft.errors import NotAuthorized
-from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
+from bench.emulated_link import EmulatedLink, LinkShape
 
 from ..serving import PATIENCE_S, Process, Serving, free_port, serving
 

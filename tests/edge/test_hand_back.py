@@ -18,7 +18,7 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.channel import SessionStream, Waiting
 from skydraft.errors import CloudLost, SessionNotFound
-from skydraft.evaluation.emulated_link import EmulatedLink
+from bench.emulated_link import EmulatedLink
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import StopCall, VerifyCall

@@ -18,7 +18,7 @@ from skydraft.cloud.worker import Worker
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.errors import CloudLost, CloudTimeout, EngineError, NotAuthorized
-from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
+from bench.emulated_link import EmulatedLink, LinkShape
 
 from .. import toys
 from ..serving import PATIENCE_S, serving

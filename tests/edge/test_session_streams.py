@@ -17,7 +17,7 @@ from skydraft.edge.channel import Awaited, Channel, SessionStream, Waiting, shar
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudLost, CloudTimeout, SessionNotFound
-from skydraft.evaluation.emulated_link import EmulatedLink
+from bench.emulated_link import EmulatedLink
 from skydraft.protocol import codec
 from skydraft.protocol.values import OpenCall, Opening
 from skydraft.types import Prompt

@@ -12,7 +12,7 @@ import pytest
 
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import CloudFailure
-from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
+from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft.evaluation.served_target import ServedTarget
 
 from ..engines.tiny_checkpoint import save_model
