@@ -13,15 +13,15 @@ import struct
 import time
 from dataclasses import dataclass
 
-from skydraft.evaluation.delayed_link import Address, Chunks, DelayedLink
+from skydraft.evaluation.delayed_link import DelayedLink
 
 
 @dataclass(frozen=True, slots=True)
 class LinkShape:
     """The behaviour of a link, each way. Delays in milliseconds, bandwidth in kilobits per second (0: no limit).
 
-    Each chunk gets a random extra delay up to `jitter_ms`; the order is kept. `cut_rate` is the share of chunks at
-    which the connection is cut, half of the time after the chunk was passed on.
+    Each chunk gets a random extra delay up to `jitter_ms`; the order is kept. `cut_rate` is the share of chunks that
+    do not arrive, since the connection is cut.
     """
 
     delay_ms: float = 0.0
@@ -34,11 +34,10 @@ class LinkShape:
 class EmulatedLink(DelayedLink):
     """`bytes_up` and `bytes_down` count the bytes on the socket, headers and encryption included."""
 
-    def __init__(self, target: Address, shape: LinkShape = LinkShape()) -> None:
+    def __init__(self, target: tuple[str, int], shape: LinkShape = LinkShape()) -> None:
         self._random, self._shape = random.Random(shape.seed), shape
         self._free_at = {True: 0.0, False: 0.0}  # when the sender has sent all bytes so far
-        self._held_until, self._is_down = 0.0, False
-        self._connections: set[asyncio.Task[None] | None] = set()
+        self._is_down = False
         self.bytes_up = self.bytes_down = self.num_connections = self.num_cut = 0
         super().__init__(target)
 
@@ -46,15 +45,15 @@ class EmulatedLink(DelayedLink):
         return self
 
     def stall(self, seconds: float) -> None:
-        """Hold back for a while what comes from now on; connections stay open."""
-        self._held_until = time.monotonic() + seconds
+        """Hold all bytes back for a while; connections stay open."""
+        self.held_until = time.monotonic() + seconds
 
     def cut(self) -> None:
         """Cut all connections; new ones are accepted."""
         asyncio.run_coroutine_threadsafe(self._cut(), self.loop).result()
 
     async def _cut(self) -> None:
-        tasks = [task for task in self._connections if task]
+        tasks = [*self.connections]
         self.num_cut += len(tasks)
         for task in tasks:
             task.cancel()
@@ -73,7 +72,7 @@ class EmulatedLink(DelayedLink):
         """Change the shape from the next chunk on; chunks on their way keep the old shape."""
         self._shape = shape
 
-    def retarget(self, target: Address) -> None:
+    def retarget(self, target: tuple[str, int]) -> None:
         """Send new connections to another address, such as a server that restarted on another port."""
         self.target = target
 
@@ -82,27 +81,19 @@ class EmulatedLink(DelayedLink):
         at_once = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         if self._is_down:
-            writer.transport.abort()
+            writer.close()
             return
         self.num_connections += 1
-        self._connections.add(task := asyncio.current_task())
-        try:
-            await super().carry(reader, writer)
-        finally:
-            self._connections.discard(task)
+        await super().carry(reader, writer)
 
-    def pass_on(self, data: bytes, chunks: Chunks, *, is_up: bool) -> None:
-        """Say when what came now goes on, or cut the connection."""
+    def goes_on_at(self, data: bytes, *, is_up: bool) -> float:
+        """When what came now goes on. Raises ConnectionError for a cut."""
         self.bytes_up += len(data) * is_up
         self.bytes_down += len(data) * (not is_up)
-        shape, cuts = self._shape, self._random.random() < self._shape.cut_rate
-        self.num_cut += cuts
-        if cuts and self._random.random() < 0.5:
+        shape = self._shape
+        if self._random.random() < shape.cut_rate:
+            self.num_cut += 1
             raise ConnectionError
         sending_s = len(data) * 8 / (shape.bandwidth_kbps * 1e3) if shape.bandwidth_kbps else 0.0
         self._free_at[is_up] = max(self._free_at[is_up], time.monotonic()) + sending_s
-        at = self._free_at[is_up] + (shape.delay_ms + self._random.random() * shape.jitter_ms) / 1e3
-        at = max(at, self._held_until)
-        chunks.put_nowait((at, data))
-        if cuts:
-            chunks.put_nowait((at, b""))
+        return self._free_at[is_up] + (shape.delay_ms + self._random.random() * shape.jitter_ms) / 1e3

@@ -17,7 +17,6 @@ from skydraft.decoding.cost_model import CostModel
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.stock.chat import TextDialect
 from skydraft.edge.stock.load import Examined
-from skydraft.edge.verifier import silent
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, CloudLost, OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
@@ -130,7 +129,7 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
 
 def _device(choice: CloudChoice, model: str | None = None) -> Cloud:
     """A connection of one of many devices, which never goes on alone."""
-    return replace(choice, require=True).connect(model).telling(silent)
+    return replace(choice, require=True).connect(model).telling(lambda line: None)
 
 
 def show_turns(console: Console, costs: CostModel) -> None:
