@@ -161,10 +161,8 @@ bench-learn: models
 	$(BIN)/python -m bench.learn --out learn-bench
 
 # The page under docs/: all dev prompts on the demo pair, half an hour on two cores.
-REPORT_MODES := edge,cloud,lossless,lossless;k=5,fluency,quality,auto,auto;k=12;hand-back=0,auto;gate=calibrated:0.9
 report: models
-	$(BIN)/skydraft compare --prompts data/prompts_zh_dev.jsonl --modes "$(REPORT_MODES)" \
-		--max-new-tokens 48 --emulate-rtt 80 --link-prompts 6 --out docs/report-zh-dev
+	$(BIN)/python -m bench.report
 
 # Speech on the embedded toy pair; no download.
 demo-speech: $(READY)

@@ -3,94 +3,74 @@
     python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
     python -m bench.clients --modes "cloud,auto;k=12;hand-back=0,auto" [--seconds S] [--step MS] [--execution E]
 
-Drafts are recorded first, in one lossless run over 16 prompts. Then 1, 2, 4, 8 and 16 clients write these texts, each
-with a connection of its own, at once (`--think 0`) or with the time that a draft takes in each round. Beside the
-measured rows a second stands what the engine alone does in forwards of as many rows, measured before the server starts,
-in the share of the time that was not spent on prompts. Busy is the share of the time inside forwards, prompts included
-(from the server's metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server
-that copies the template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice. `--modes`
-sets modes beside each other, in turn, twice: 8 clients on 4 Chinese texts and 4 programs, with the draft model's tokens
-and its certainty as recorded; a step of it takes --step.
+Drafts are recorded first, in one lossless run over 16 prompts; `skydraft.evaluation.devices` has the clients, which
+`skydraft doctor --devices` drives too. Then 1, 2, 4, 8 and 16 of them write these texts, each with a connection of
+its own, at once (`--think 0`) or with the time that a draft takes in each round. Beside the measured rows a second
+stands what the engine alone does in forwards of as many rows, measured before the server starts, in the share of the
+time that was not spent on prompts. Busy is the share of the time inside forwards, prompts included (from the server's
+metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server that copies the
+template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice. `--modes` sets modes beside
+each other, in turn, twice: 8 clients on 4 Chinese texts and 4 programs, with the draft model's tokens and its
+certainty as recorded; a step of it takes --step.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import math
 import socket
 import statistics
 import threading
 import time
 import urllib.request
 from collections.abc import Sequence as Seq
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import skydraft
-from bench.recorded_target import RecordedModel, Table, key_of, record
+from bench.emulated_link import EmulatedLink
 from bench.server import ServerProcess
 from bench.workload import machine, prompts
-from skydraft import Engine, EngineOptions, StepRecord, decoding_params, make_plan
+from skydraft import EngineOptions, decoding_params, make_plan
 from skydraft.decoding.stats import percentile
-from skydraft.engines.rows import Rows
-from skydraft.errors import CloudError
-from skydraft.evaluation.emulated_link import EmulatedLink
+from skydraft.evaluation.devices import Client, RecordedDraft, Recording, drive, turned
 from skydraft.evaluation.modes import Mode, parse_modes
-from skydraft.gating.gates import measure
 from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
-from skydraft.types import Signals
 
 DATA = Path(__file__).parent.parent / "data"
 NUM_CLIENTS = (1, 2, 4, 8, 16)
 K = 5
 PARAMS = decoding_params(max_new_tokens=48)
-_COMPUTING = threading.Lock()  # the real draft model has one sequence
+LOSSLESS = Mode(f"lossless;k={K}", make_plan(k=K), PARAMS)
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
-    """What a draft model said along lossless texts of 16 prompts, and how long it took for a block."""
+class Recorded:
+    """What a draft model said along lossless texts, and how long it takes for a block."""
 
-    draft: Engine
-    table: Table
+    drafts: Recording
     texts: dict[str, tuple[int, ...]]
     draft_ms: float
 
     @property
     def prompt_len(self) -> float:
         """Mean tokens of a prompt."""
-        ids = [read_prompt(self.draft, asked(prompt)).edge.token_ids for prompt in self.texts]
+        ids = [read_prompt(self.drafts.real, asked(prompt)).edge.token_ids for prompt in self.texts]
         return statistics.mean(map(len, ids))
 
+    def num_strayed(self, clients: Seq[Client]) -> int:
+        """How many whole texts differ from those that were recorded."""
+        return sum(token_ids != self.texts[prompt] for client in clients for prompt, token_ids in client.texts)
 
-@dataclass(slots=True)
-class Client:
-    """What one client did."""
 
-    num_tokens: int = 0
-    num_calls: int = 0
-    num_written: int = 0
-    num_texts: int = 0
-    num_strayed: int = 0
-    prefill_ms: float = 0.0
-    wait_ms: list[float] = field(default_factory=list)
-    queue_ms: list[float] = field(default_factory=list)
-
-    def add(self, record: StepRecord) -> None:
-        """Count a round."""
-        self.num_tokens += record.num_committed
-        self.num_calls += record.outcome == "verified"
-        self.num_written += record.num_written
-        self.prefill_ms += record.target.prefill_ms
-        self.wait_ms.append(record.link.rtt_ms)
-        self.queue_ms.append(record.target.queue_ms)
+def prefill_share(clients: Seq[Client], seconds: float) -> float:
+    """The share of the time that the server read prompts of these clients."""
+    return sum(record.target.prefill_ms for client in clients for record in client.records) / seconds / 1e3
 
 
 def row_curve(execution: str) -> dict[int, float]:
@@ -116,62 +96,32 @@ def row_curve(execution: str) -> dict[int, float]:
     return curve
 
 
-def recorded(server: ServerProcess) -> Recording:
+def recorded(server: ServerProcess) -> Recorded:
     """Have the draft model write along with the target once. It stays open, since its tokenizer is needed."""
-    edge, table, texts, draft_ms = skydraft.load(default_pair().draft), Table(), {}, []
-    record(edge, table)
-    with closing(skydraft.connect(server.address)) as cloud:
-        for prompt in prompts(16):
-            done = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(k=K), params=PARAMS).run()
-            draft_ms += [record.draft.forward_ms for record in done.records[1:]]
-            texts[prompt] = done.token_ids
-    return Recording(edge, table, texts, statistics.median(draft_ms))
+    edge = skydraft.load(default_pair().draft)
+    connect, drafts = partial(skydraft.connect, server.address), Recording(edge)
+    asked_for = prompts(16)
+    (found,) = drive(connect, partial(RecordedDraft, drafts, edge.profile.forward_ms[0]), LOSSLESS, [asked_for])
+    return Recorded(drafts, dict(found.texts), K * edge.profile.forward_ms[0])
 
 
-def replay(address: str, recording: Recording, first: int, think_ms: float, until: float, client: Client) -> None:
-    """Write text after text, from the `first` on, until the time is up."""
-    told = recording.draft
-    edge = RecordedModel(told.vocab, told.fingerprint, recording.table, think_ms / K)
-    asked_for = [*recording.texts.items()]
-    number = first
-    with closing(skydraft.connect(address, timeout_s=120)) as cloud:
-        while time.perf_counter() < until:
-            prompt, text = asked_for[number % len(asked_for)]
-            number += 1
-            with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(k=K), params=PARAMS) as generation:
-                try:
-                    for done, _ in generation.rounds():
-                        client.add(done.record)
-                        if time.perf_counter() >= until:
-                            break
-                except CloudError:
-                    return  # the one that stops, when its link is taken away
-            is_whole = generation.finish_reason is not None
-            client.num_texts += is_whole
-            client.num_strayed += is_whole and generation.token_ids != text
+def replay(addresses: Seq[str], found: Recorded, think_ms: float, seconds: float) -> list[Client]:
+    """One client for each address, all at once, with this time between two blocks."""
+    each = iter(addresses)
+    make_edge = partial(RecordedDraft, found.drafts, think_ms / K)
+    asked_for = turned([*found.texts], len(addresses))
+    return drive(lambda: skydraft.connect(next(each), timeout_s=120), make_edge, LOSSLESS, asked_for, seconds)
 
 
-def run_clients(addresses: list[str], recording: Recording, think_ms: float, seconds: float) -> list[Client]:
-    """Replay with one client per address, all at once."""
-    clients = [Client() for _ in addresses]
-    until = time.perf_counter() + seconds
-    threads = [
-        threading.Thread(target=replay, args=(address, recording, i, think_ms, until, client))
-        for i, (address, client) in enumerate(zip(addresses, clients, strict=True))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return clients
-
-
-def show(name: str, clients: list[Client], seconds: float, allowed: float, before: Served, after: Served) -> None:
-    waits = [ms for client in clients for ms in client.wait_ms]
-    queues = [ms for client in clients for ms in client.queue_ms]
-    rounds = [len(client.wait_ms) for client in clients]
+def show(
+    name: str, clients: list[Client], seconds: float, allowed: float, counts: tuple[Served, Served], num_strayed: int
+) -> None:
+    before, after = counts
+    waits = [record.link.rtt_ms for client in clients for record in client.records]
+    queues = [record.target.queue_ms for client in clients for record in client.records]
+    rounds = [len(client.records) for client in clients]
     tokens = sum(client.num_tokens for client in clients)
-    prefill = sum(client.prefill_ms for client in clients) / seconds / 1e3
+    prefill = prefill_share(clients, seconds)
     allowed *= 1 - prefill  # the worker cannot do both at once
     rows_per_s = (after.num_rows - before.num_rows) / seconds
     busy = (after.forward_s - before.forward_s) / seconds + prefill
@@ -180,7 +130,7 @@ def show(name: str, clients: list[Client], seconds: float, allowed: float, befor
         f"{name:<22}{tokens / seconds:>9.1f}{rows_per_s:>8.1f}{allowed:>9.1f}{rows_per_s / allowed:>7.2f}{busy:>6.2f}"
         f"{per_forward:>7.1f}{prefill:>9.2f}{percentile(waits, 50):>10.0f}{percentile(waits, 95):>7.0f}"
         f"{percentile(queues, 50):>11.0f}{percentile(queues, 95):>7.0f}{min(rounds) / statistics.mean(rounds):>10.2f}"
-        f"{sum(client.num_strayed for client in clients):>9}",
+        f"{num_strayed:>9}",
         flush=True,
     )
 
@@ -212,28 +162,28 @@ def bench(execution: str, seconds: float, think_ms: float | None, soak_minutes: 
     options = ["--max-sessions", "16", "--context", "1024", "--execution", execution]
     options += ["--metrics-port", str(metrics_port)]
     server = ServerProcess(default_pair().target, *options)
-    recording = recorded(server)
-    think_ms = recording.draft_ms if think_ms is None else think_ms
+    found = recorded(server)
+    think_ms = found.draft_ms if think_ms is None else think_ms
     print(f"k={K}, {seconds:.0f} s each, {think_ms:.0f} ms of drafting emulated between rounds")
     print(f"{'clients':<22}{'tokens/s':>9}{'rows/s':>8}{'allowed':>9}{'share':>7}{'busy':>6}{'rows/f':>7}{'prefill':>9}"
           f"{'wait p50':>10}{'p95':>7}{'queue p50':>11}{'p95':>7}{'fairness':>10}{'strayed':>9}")  # fmt: skip
+
+    def measured(name: str, num: int, *others: str) -> None:
+        before = scrape(metrics_port)
+        clients = replay([server.address] * num + [*others], found, think_ms, seconds)[:num]
+        counts = before, scrape(metrics_port)
+        show(name, clients, seconds, widest / curve[widest] * 1e3, counts, found.num_strayed(clients))
+
     for num in NUM_CLIENTS:
         widest = max(rows for rows in curve if rows <= max(3, (K + 1) * num))
-        before = scrape(metrics_port)
-        clients = run_clients([server.address] * num, recording, think_ms, seconds)
-        show(str(num), clients, seconds, widest / curve[widest] * 1e3, before, scrape(metrics_port))
+        measured(str(num), num)
     with EmulatedLink(("127.0.0.1", server.port)) as link:
         threading.Timer(seconds / 3, lambda: link.stall(3600)).start()
-        addresses = [server.address] * 7
-        stuck = threading.Thread(target=run_clients, args=([link.address], recording, think_ms, seconds), daemon=True)
-        stuck.start()
-        before = scrape(metrics_port)
-        clients = run_clients(addresses, recording, think_ms, seconds)
-        show("7, and one that stops", clients, seconds, widest / curve[widest] * 1e3, before, scrape(metrics_port))
+        measured("7, and one that stops", 7, link.address)
     if soak_minutes:
-        soak(server, recording, think_ms, soak_minutes)
+        soak(server, found, think_ms, soak_minutes)
     server.stop()
-    recording.draft.close()
+    found.drafts.real.close()
 
 
 def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
@@ -241,47 +191,18 @@ def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
     feeds = "from skydraft.engines.llamacpp import LlamaCppEngine as E; E.allocate_beginning = lambda self: None"
     options = ["--max-sessions", "16", "--context", "512"]
     servers = {"fed each time": ServerProcess(model, *options, changed=feeds), "copied": ServerProcess(model, *options)}
-    recording = recorded(servers["copied"])
-    think = recording.draft_ms if think_ms is None else think_ms
+    found = recorded(servers["copied"])
+    think = found.draft_ms if think_ms is None else think_ms
     print(f"\n{model}, exact, 8 clients, {seconds:.0f} s each, mean prompt "
-          f"{recording.prompt_len:.1f} tokens")  # fmt: skip
+          f"{found.prompt_len:.1f} tokens")  # fmt: skip
     print(f"{'the beginning is':<18}{'tokens/s':>10}{'prefill':>9}{'texts':>7}{'strayed':>9}")
     for name in [*servers] * 2:
-        clients = run_clients([servers[name].address] * 8, recording, think, seconds)
-        tokens, texts, strayed = (
-            sum(getattr(client, what) for client in clients) for what in ("num_tokens", "num_texts", "num_strayed")
-        )
-        share = sum(client.prefill_ms for client in clients) / seconds / 1e3
+        clients = replay([servers[name].address] * 8, found, think, seconds)
+        tokens, texts = (sum(counts) for counts in zip(*((c.num_tokens, len(c.texts)) for c in clients), strict=True))
+        share, strayed = prefill_share(clients, seconds), found.num_strayed(clients)
         print(f"{name:<18}{tokens / seconds:>10.1f}{share:>9.2f}{texts:>7}{strayed:>9}", flush=True)
     for server in servers.values():
         server.stop()
-
-
-class RecordedDraft(RecordedModel):
-    """A draft model whose choices and certainty are recorded; what is not known yet, the real one computes once."""
-
-    def __init__(self, real: Engine, known: dict[str, tuple[int, Signals]], step_ms: float) -> None:
-        super().__init__(real.vocab, real.fingerprint, {}, step_ms)
-        self._draft, self._known = real, known
-
-    def write_row(self, row: Rows, token_ids: list[int]) -> None:
-        """Write a row with the recorded best token, and with the entropy and the probabilities of the best two."""
-        key = key_of(token_ids)
-        if key not in self._known:
-            with _COMPUTING, closing(self._draft.begin(token_ids[:-1])) as sequence:
-                self._draft.fill(sequence, token_ids)
-                sequence.align(token_ids[:-1])
-                logits = sequence.extend(token_ids[sequence.length :])[-1]
-                self._known[key] = int(np.argmax(logits)), measure(logits)
-        best, signals = self._known[key]
-        second = max(signals.top_prob - signals.margin, 1e-9)
-        rest = max(1 - signals.top_prob - second, 1e-9)
-        head = -signals.top_prob * math.log(signals.top_prob) - second * math.log(second)
-        size = int(np.clip(math.exp(min((signals.entropy - head + rest * math.log(rest)) / rest, 11.0)), 1, 60_000))
-        row[:] = -200.0
-        row[(best + 2 + np.arange(size)) % len(row)] = math.log(rest / size)
-        row[(best + 1) % len(row)] = math.log(second)
-        row[best] = math.log(signals.top_prob) + 1e-6
 
 
 def beside(modes: Seq[Mode], execution: str, seconds: float, step_ms: float) -> None:
@@ -294,62 +215,36 @@ def beside(modes: Seq[Mode], execution: str, seconds: float, step_ms: float) -> 
     )  # fmt: skip
     lines = (DATA / "prompts_long_dev.jsonl").read_text(encoding="utf-8").splitlines()
     asked_for = [json.loads(line)["prompt"] for line in lines][::5]
-    real, known = skydraft.load(default_pair().draft), dict[str, tuple[int, Signals]]()
+    drafts = Recording(skydraft.load(default_pair().draft))
+    connect = partial(skydraft.connect, server.address, timeout_s=120, require=True)
+    make_edge = partial(RecordedDraft, drafts, step_ms)
     print(f"\nexecution {execution}, 8 clients, {seconds:.0f} s each, a draft step takes {step_ms:g} ms")
     print(f"{'mode':<36}{'tokens/s':>9}{'forwards/s':>11}{'rows/s':>8}{'rows/token':>11}{'prefill':>9}{'calls':>8}"
           f"{'written':>9}")  # fmt: skip
-    for number, mode in enumerate([*modes] * 3):
-        is_learning = number < len(modes)  # what the draft model has to compute is not timed
-        before, clients = scrape(port), [Client() for _ in asked_for]
-        until = math.inf if is_learning else time.perf_counter() + seconds
-        threads = [
-            threading.Thread(
-                target=write_texts, kwargs={"client": client},
-                args=(server.address, RecordedDraft(real, known, step_ms), asked_for, i, mode, until),
-            )
-            for i, client in enumerate(clients)
-        ]  # fmt: skip
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        after = scrape(port)
-        if is_learning:
-            continue
-        tokens = sum(client.num_tokens for client in clients)
+    for mode in modes:  # what the draft model has to compute is not timed
+        drive(connect, make_edge, mode, [[each] for each in asked_for])
+    for mode in [*modes] * 2:
+        before = scrape(port)
+        clients = drive(connect, make_edge, mode, turned(asked_for, 8), seconds)
+        after, tokens = scrape(port), sum(client.num_tokens for client in clients)
+        records = [record for client in clients for record in client.records]
+        num_calls = sum(record.outcome == "verified" for record in records)
         print(
             f"{mode.name:<36}{tokens / seconds:>9.1f}{(after.num_forwards - before.num_forwards) / seconds:>11.1f}"
             f"{(after.num_rows - before.num_rows) / seconds:>8.1f}{(after.num_rows - before.num_rows) / tokens:>11.2f}"
-            f"{sum(client.prefill_ms for client in clients) / seconds / 1e3:>9.2f}"
-            f"{sum(client.num_calls for client in clients) / tokens:>8.3f}"
-            f"{sum(client.num_written for client in clients) / tokens:>9.2f}",
+            f"{prefill_share(clients, seconds):>9.2f}{num_calls / tokens:>8.3f}"
+            f"{sum(record.num_written for record in records) / tokens:>9.2f}",
             flush=True,
         )
     server.stop()
-    real.close()
+    drafts.real.close()
 
 
-def write_texts(
-    address: str, edge: Engine, asked_for: Seq[str], first: int, mode: Mode, until: float, *, client: Client
-) -> None:
-    """Write text after text, from the `first` on, until the time is up; one text if it has no end."""
-    with closing(skydraft.connect(address, timeout_s=120, require=True)) as cloud:
-        for number in itertools.count(first):
-            prompt = asked_for[number % len(asked_for)]
-            with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=mode.plan, params=mode.params) as generation:
-                for done, _ in generation.rounds():
-                    client.add(done.record)
-                    if time.perf_counter() >= until:
-                        return
-            if until == math.inf:
-                return
-
-
-def soak(server: ServerProcess, recording: Recording, think_ms: float, minutes: float) -> None:
+def soak(server: ServerProcess, found: Recorded, think_ms: float, minutes: float) -> None:
     """16 clients for some minutes: memory, files, and sessions afterwards."""
     print(f"\n16 clients for {minutes:g} minutes: resident memory of the server, MB; open files")
     for minute in range(round(minutes)):
-        run_clients([server.address] * 16, recording, think_ms, 60)
+        replay([server.address] * 16, found, think_ms, 60)
         print(f"  after {minute + 1} min: {server.resident_mb:.1f} MB, {server.num_files} files", flush=True)
     time.sleep(2)
     cloud = skydraft.connect(server.address)

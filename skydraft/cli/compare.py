@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import counted
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
+from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
+from skydraft.evaluation.delayed_link import DelayedLink
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
 from skydraft.evaluation.report.page import write_report
@@ -33,7 +36,7 @@ from skydraft.models import cache_dir
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import ShareAudio
-from skydraft.protocol.address import is_url
+from skydraft.protocol.address import is_loopback, is_url, parse_address
 
 _MODES = "edge,cloud,lossless,lossless;k=5,fluency,quality"
 _STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # a server without skydraft streams there
@@ -82,7 +85,8 @@ class LinkChoice:
 
 
 link_section = Section("links", "Emulated links", LinkChoice, [
-    option("--emulate-rtt", "MS", "Run over an emulated link with this round trip, too; can be repeated.",
+    option("--emulate-rtt", "MS", "With --cloud on this machine: also over an emulated link with this round trip; can "
+           "be repeated.",
            type=click.FloatRange(min=0), multiple=True),
     option("--link-prompts", "N", f"Prompts over the link (default: {LINK_PROMPTS}).", type=_NUMBER),
 ])  # fmt: skip
@@ -133,9 +137,8 @@ def compare(
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
-    if models.local_only and links.emulate_rtt:
-        raise OptionError("--emulate-rtt needs a server, though on this machine; --local-only allows none: choose one.")
     cloud.check(models)
+    behind = _behind(cloud) if links.emulate_rtt else None
     if cloud.address and chosen.execution:
         raise OptionError("A server chooses its own --execution.", hint="Leave it out, or give it to skydraft serve.")
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
@@ -156,9 +159,28 @@ def compare(
     cloud = replace(cloud, require=cloud.address is not None)  # no text goes on alone here
     with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
-        pair = LoadedPair(edge, target, models.target_name, models.options, models.offline)
+        pair = LoadedPair(edge, target, models.options, behind)
         records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
         _write_report(chosen.out, records)
+
+
+def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
+    """What reaches the server, which runs on this machine, over an emulated link. Raises OptionError elsewhere."""
+    places = [] if is_url(cloud.address or "") else [parse_address(each) for each in (cloud.address or "").split(",")]
+    if len(places) != 1 or not is_loopback(places[0][0]):
+        hint = "Start skydraft serve here, and give --cloud localhost:PORT."
+        raise OptionError("--emulate-rtt slows the link to one server on this machine.", hint=hint)
+    host, port = places[0]
+
+    @contextmanager
+    def behind(rtt_ms: float) -> Iterator[Cloud]:
+        with (
+            DelayedLink((host.strip("[]"), port), rtt_ms / 2) as link,
+            closing(replace(cloud, address=link.address, require=True).connect()) as far,
+        ):
+            yield far
+
+    return behind
 
 
 @click.command(cls=Command)

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from skydraft.characters import one_line
-from skydraft.cli.doctor_cloud import examine_cloud, show_policies, show_turns
+from skydraft.cli.doctor_cloud import examine_cloud, show_turns
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, load_engine, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, console_for
@@ -25,7 +25,6 @@ from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
-from skydraft.evaluation.replay import parse_forward_ms
 from skydraft.models import cache_dir, installed, verify
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
@@ -76,34 +75,29 @@ class CheckChoice:
     no_measure: bool
     probe_again: bool
     devices: int | None
-    forward_ms: str | None
+    seconds: float | None
 
     def __post_init__(self) -> None:
         measuring = {"--probe-again": self.probe_again, "--devices": self.devices}
         if self.no_measure and (given := [name for name, value in measuring.items() if value]):
             raise OptionError(f"{given[0]} needs what --no-measure leaves out: choose one.")
-        if self.forward_ms and not self.devices:
-            raise OptionError("--forward-ms is for the simulation of devices.", hint="Add --devices N.")
-        self.times()
-
-    def times(self) -> tuple[float, ...]:
-        """Times of forwards to simulate with, if given."""
-        return parse_forward_ms(self.forward_ms) if self.forward_ms is not None else ()
+        if self.seconds and not self.devices:
+            raise OptionError("--seconds is about --devices.", hint="Add --devices N.")
 
     def check(self, cloud: CloudChoice) -> None:
-        """Raise OptionError where no devices can be simulated."""
+        """Raise OptionError where there is no server for devices."""
         if self.devices and cloud.address is None:
-            raise OptionError("--devices simulates devices on a server.", hint="Add --cloud HOST:PORT or --cloud URL.")
+            raise OptionError("--devices needs a server.", hint="Add --cloud HOST:PORT or --cloud URL.")
 
 
 _check_section = Section("checks", "What to check", CheckChoice, [
     option("--no-measure", None, "Do not load and time models; with --cloud, only ask whether it answers.",
            is_flag=True),
     option("--probe-again", None, "Measure forwards again instead of using stored times.", is_flag=True),
-    option("--devices", "N", "With --cloud: simulate 1 to N devices on the server at once.",
+    option("--devices", "N", "With --cloud: be N devices at once, and measure what each of them gets.",
            type=click.IntRange(1, 256)),
-    option("--forward-ms", "ROWS:MS,...", "With --devices: times of forwards of another server, for example "
-           "1:6.5,8:6.6,32:7.2."),
+    option("--seconds", "S", "With --devices: measure each mode for S seconds (default: 5).",
+           type=click.FloatRange(min=0, max=3600, min_open=True)),
 ])  # fmt: skip
 
 
@@ -124,7 +118,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     if cloud.address is not None:
         found = examine_cloud(
             console, cloud, models, measures=not checks.no_measure, num_devices=checks.devices or 0,
-            forward_ms=checks.times(),
+            seconds=checks.seconds or 5.0,
         )  # fmt: skip
         problems = list(found)
     else:
@@ -180,7 +174,6 @@ def _measure(console: Console, models: ModelChoice) -> list[str]:
         return [error.line]
     costs = CostModel(draft.profile.forward_ms[0], target.profile.forward_ms, target.invariant_rows)
     show_turns(console, costs)
-    show_policies(console, (draft.fingerprint, target.fingerprint), f"{draft.name} and {target.name}", costs)
     return []
 
 

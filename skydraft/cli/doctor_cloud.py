@@ -4,44 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 
 from skydraft.characters import one_line
+from skydraft.cli.doctor_devices import measure_devices
 from skydraft.cli.pair_options import CloudChoice, ModelChoice
 from skydraft.cli.terminal import TERMINAL, counted
 from skydraft.decoding.cost_model import CostModel
-from skydraft.decoding.prices import Prices
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.stock.chat import TextDialect
-from skydraft.edge.stock.load import Examined, Steps
+from skydraft.edge.stock.load import Examined
 from skydraft.engines.base import Engine
-from skydraft.errors import CloudError, CloudLost, OptionError, RecordsError, SkydraftError
-from skydraft.evaluation import policies, replay
+from skydraft.errors import CloudError, CloudLost, OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
-from skydraft.gating.calibration import find_calibration
-from skydraft.models import cache_dir
 from skydraft.protocol.address import is_url
 from skydraft.protocol.values import ServerInfo
-from skydraft.types import named_weights
 
 _LOOK_S = 3.0  # for the first sign of life
 
 
 def examine_cloud(
     console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool, num_devices: int = 0,
-    forward_ms: tuple[float, ...] = (),
+    seconds: float = 5.0,
 ) -> Iterator[str]:  # fmt: skip
     """Print findings about each server; yields steps for the user. Unless it `measures`, no model is loaded.
 
-    With `num_devices` it is simulated how many devices the server carries, with these times of forwards if given.
+    With `num_devices` it is measured what so many get, for `seconds` in each mode.
     """
     edge = None
     met: dict[str, ServerInfo] = {}
     if is_url(choice.address or ""):
         if not measures:
             raise OptionError("--no-measure does not apply to a server without skydraft.", hint="Leave it out.")
-        yield from _examine_stock(console, choice, models, num_devices, forward_ms)
+        yield from _examine_stock(console, choice, models, num_devices, seconds)
         return
     for one in choice.each():
         with closing(one.connect()) as cloud:
@@ -55,7 +53,7 @@ def examine_cloud(
                 edge = edge or models.load_edge()
                 yield from _measure_link(console, cloud, edge, info, rtt_ms)
                 if num_devices:
-                    yield from _simulate_devices(console, cloud, edge, info, num_devices, forward_ms)
+                    yield from measure_devices(console, partial(_device, one), edge, num_devices, seconds)
     for name, info in met.items():
         first = next(iter(met))
         mine, theirs = _described(info), _described(met[first])
@@ -127,32 +125,11 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
         console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
         console.print("             A gated mode still saves tokens that the large model writes.")
     show_turns(console, costs)
-    show_policies(console, (edge.fingerprint, info.weights), f"{edge.name} and {info.model}", costs)
 
 
-def _simulate_devices(
-    console: Console, cloud: Cloud, edge: Engine, info: ServerInfo, num_devices: int, forward_ms: tuple[float, ...]
-) -> Iterator[str]:
-    """Print what each of several devices gets."""
-    try:
-        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts in each mode…"):
-            found = replay.record(edge, cloud, info)
-    except SkydraftError as error:
-        yield f"devices on {cloud.name} cannot be simulated: {error.line}"
-        return
-    _show_devices(console, found, num_devices, forward_ms)
-    if num_devices > info.max_sessions and not forward_ms:
-        console.print(f"             It takes so many devices with: skydraft serve --max-sessions {num_devices}")
-
-
-def _show_devices(console: Console, found: replay.Recorded, num_devices: int, forward_ms: tuple[float, ...]) -> None:
-    times = "the forward times given" if forward_ms else f"this server's times ({found.costs.pass_ms(1):.1f} ms a row)"
-    console.print(f"\ndevices      simulated with {times}: devices like this one write {len(PROMPTS)} texts without a")
-    console.print("             pause. For each: tokens/s, 95 % of waits are shorter, share of the server's time")
-    for line in replay.table(found.with_times(forward_ms) if forward_ms else found, num_devices):
-        console.print(line)
-    for mode, why in found.refused.items():
-        console.print(f"             not simulated: mode {mode}: {why}")
+def _device(choice: CloudChoice, model: str | None = None) -> Cloud:
+    """A connection of one of many devices, which never goes on alone."""
+    return replace(choice, require=True).connect(model).telling(lambda line: None)
 
 
 def show_turns(console: Console, costs: CostModel) -> None:
@@ -168,28 +145,8 @@ def show_turns(console: Console, costs: CostModel) -> None:
     console.print(f"lossless     with --k auto it {does}")
 
 
-def show_policies(
-    console: Console, pair: tuple[str, str | None], names: str, costs: CostModel, prices: Prices | None = None
-) -> None:
-    """Print what each hand-back costs over the link, if the pair has a calibration."""
-    try:
-        calibration = find_calibration([cache_dir() / "calibrations"], *pair, names)
-    except (OptionError, RecordsError) as error:
-        console.print(f"hand-backs   not compared: {error.line}")
-        return
-    known = policies.policies(calibration, costs)
-    if not known:
-        console.print("hand-backs   not compared: make the calibration again with skydraft calibrate")
-        return
-    console.print("hand-backs   each hand-back in mode auto, figures per token of the text, estimated from the")
-    console.print("             calibration. calls: times that the device asks and waits; written: tokens that the")
-    console.print("             large model writes itself")
-    for line in policies.table(known, prices):
-        console.print(line)
-
-
 def _examine_stock(
-    console: Console, choice: CloudChoice, models: ModelChoice, num_devices: int, forward_ms: tuple[float, ...]
+    console: Console, choice: CloudChoice, models: ModelChoice, num_devices: int, seconds: float
 ) -> Iterator[str]:
     """Print findings about a server without skydraft; yields steps for the user."""
     edge = models.load_edge()
@@ -200,34 +157,16 @@ def _examine_stock(
         except SkydraftError as error:
             yield f"{cloud.name} cannot be used: {error.line}"
             return
-        _show_stock(console, found, edge, cloud)
+        _show_stock(console, found, cloud)
         if num_devices:
-            yield from _simulate_stock(console, cloud, edge, found.rtt_ms, num_devices, forward_ms)
+            yield from measure_devices(
+                console, partial(_device, choice, models.cloud_model), edge, num_devices, seconds
+            )
     if not found.num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
 
 
-def _simulate_stock(
-    console: Console, cloud: Cloud, edge: Engine, rtt_ms: float, num_devices: int, forward_ms: tuple[float, ...]
-) -> Iterator[str]:
-    """Print what each of several devices gets at a server without skydraft."""
-    try:
-        steps = Steps(tuple(enumerate(forward_ms, 1)), (), num_devices)  # given, so that nothing is measured
-        if not forward_ms:
-            with TERMINAL.state(f"Writing up to {num_devices} texts at once…"):
-                steps = cloud.steps(num_devices)
-        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts in each mode…"):
-            recorded = replay.record_stock(edge, cloud, replay.stock_costs(steps, rtt_ms), replay.new_prompts())
-    except SkydraftError as error:
-        yield f"devices on {cloud.name} cannot be simulated: {error.line}"
-        return
-    most = min(num_devices, steps.num_texts)
-    _show_devices(console, recorded, most, forward_ms)
-    if most < num_devices:
-        console.print(f"             It writes at most {most} of {num_devices} texts at once; the others would wait.")
-
-
-def _show_stock(console: Console, found: Examined, edge: Engine, cloud: Cloud) -> None:
+def _show_stock(console: Console, found: Examined, cloud: Cloud) -> None:
     """Print what a server without skydraft is and costs."""
     met = found.met
     encryption = "encrypted" if cloud.uses_tls else "plaintext"
@@ -247,9 +186,3 @@ def _show_stock(console: Console, found: Examined, edge: Engine, cloud: Cloud) -
         console.print(
             f"             a draft of 6 tokens checked in one request {found.costs.check_ms[-1]:.1f} ms: done {does}"
         )
-    costs = CostModel(
-        edge.profile.forward_ms[0], met.forward_ms, len(met.forward_ms), wire_ms=found.rtt_ms, streams=True
-    )  # fmt: skip
-    show_policies(
-        console, (edge.fingerprint, named_weights(met.model)), f"{edge.name} and {met.model}", costs, cloud.prices
-    )

@@ -27,7 +27,6 @@ from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine
 from skydraft.evaluation.runner import Comparison, Trial
 from skydraft.evaluation.scoring import Scorer
-from skydraft.evaluation.served_target import ServedTarget
 from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.workloads import Workload
 from skydraft.gating.calibration import Calibration, check_fits, find_calibration
@@ -109,14 +108,15 @@ class ComparisonRequest:
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """The draft model and the target of a comparison. `target_name` and `options` are for a server that loads a target
-    of this process again; a target on a server is used there."""
+    """The draft model and the target of a comparison, here or on a server.
+
+    `behind` reaches a server with the target over a link of so many milliseconds round trip.
+    """
 
     edge: Engine
     cloud: Engine | Cloud
-    target_name: str
     options: EngineOptions
-    offline: bool = False
+    behind: Callable[[float], AbstractContextManager[Cloud]] | None = None
 
     @property
     def server(self) -> Cloud | None:
@@ -145,18 +145,17 @@ def compare(
     `tell` gets lines to show to the user. Texts of a target on a server are not scored. Raises UsageError before
     anything is run.
     """
-    if pair.server and request.rtts_ms:
-        raise OptionError("--emulate-rtt does not apply with --cloud: that link is real.", hint="Leave it out.")
     target = pair.target
     calibration = _calibration(request, pair, target)
     run = _describe(request, pair, target, calibration)
     if run.isolation:
         tell(run.isolation)
     with ExitStack() as stack:
-        stage = _Stage(request, pair, calibration, tell)
+        stage = _Stage(request, pair, calibration)
         stage.check()
         stack.callback(stage.close)
-        stack.enter_context(stage.links())
+        if pair.behind:
+            stage.clouds.update({rtt_ms: stack.enter_context(pair.behind(rtt_ms)) for rtt_ms in request.rtts_ms})
         comparison = Comparison(out, run)
         if done := comparison.num_done:
             tell(f"Continuing {comparison.path}, which has {done} generations.")
@@ -188,24 +187,10 @@ def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntr
 class _Stage:
     """The engines and links for the trials of one comparison."""
 
-    def __init__(
-        self, request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None, tell: Callable[[str], None]
-    ) -> None:
-        self._request, self._pair, self._calibration, self._tell = request, pair, calibration, tell
-        self._clouds: dict[float, Cloud] = {}
+    def __init__(self, request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None) -> None:
+        self._request, self._pair, self._calibration = request, pair, calibration
+        self.clouds: dict[float, Cloud] = {}  # by round trip
         self._scorer: tuple[str | None, DecodingParams, Scorer] | None = None
-
-    def links(self) -> ExitStack:
-        """Start a server with a second copy of the target, and a proxy in front of it for each link."""
-        with ExitStack() as stack:
-            request, pair = self._request, self._pair
-            if request.rtts_ms:
-                self._tell("Loading the target once more, for the server at the other end of the emulated links.")
-                server = ServedTarget(pair.target_name, pair.options, request.execution, offline=pair.offline)
-                served = stack.enter_context(server)
-                for rtt_ms in request.rtts_ms:
-                    self._clouds[rtt_ms] = stack.enter_context(served.behind(rtt_ms))
-            return stack.pop_all()
 
     def check(self) -> None:
         """Raise OptionError for a mode that the target's server does not follow, before the first one is run."""
@@ -219,7 +204,7 @@ class _Stage:
 
     def start(self, trial: Trial) -> Generation:
         """Start one generation."""
-        cloud = self._pair.cloud if trial.link_ms is None else self._clouds[trial.link_ms]
+        cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]
         return api.start(self._request_of(trial), edge=self._pair.edge, cloud=cloud)
 
     def _request_of(self, trial: Trial) -> GenerateRequest:

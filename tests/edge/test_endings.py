@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import skydraft
+from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudLost
-from skydraft.evaluation.emulated_link import EmulatedLink
 
 from ..serving import PATIENCE_S, Process, Relay, Serving, ran_s, serving
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import skydraft
+from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
 from skydraft.errors import NotAuthorized
-from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
 from ..serving import PATIENCE_S, Process, Serving, free_port, serving
 

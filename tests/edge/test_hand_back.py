@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
+from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.channel import SessionStream, Waiting
 from skydraft.errors import CloudLost, SessionNotFound
-from skydraft.evaluation.emulated_link import EmulatedLink
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import StopCall, VerifyCall

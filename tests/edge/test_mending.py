@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 import skydraft
+from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.cloud.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
@@ -18,7 +19,6 @@ from skydraft.cloud.worker import Worker
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.errors import CloudLost, CloudTimeout, EngineError, NotAuthorized
-from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
 from .. import toys
 from ..serving import PATIENCE_S, serving

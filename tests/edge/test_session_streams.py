@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 import skydraft
+from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.channel import Awaited, Channel, SessionStream, Waiting, shared_loop
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudLost, CloudTimeout, SessionNotFound
-from skydraft.evaluation.emulated_link import EmulatedLink
 from skydraft.protocol import codec
 from skydraft.protocol.values import OpenCall, Opening
 from skydraft.types import Prompt

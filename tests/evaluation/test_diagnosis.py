@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
+from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft.config import DEFAULT_K, DecodingParams
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.cost_model import CostModel
@@ -18,7 +19,6 @@ from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.errors import VocabularyMismatch
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, LinkReport, drafts_after, examine_link, ping_times
-from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.records import GenerationLine, ModelEntry, read_records
 from skydraft.evaluation.report.plots import measured_costs

@@ -1,0 +1,145 @@
+"""The emulated links: bytes arrive in order and unchanged, as late and as slowly as asked for, until they are cut."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bench.emulated_link import EmulatedLink, LinkShape
+from skydraft.evaluation.delayed_link import DelayedLink
+
+
+@pytest.fixture
+def echo() -> Iterator[tuple[str, int]]:
+    """A server that sends back what it gets."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(65536):
+                    connection.sendall(data)
+            except OSError:
+                return
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield listener.getsockname()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def connect(link: DelayedLink) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", link.port), timeout=30)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def exchange(connection: socket.socket, data: bytes) -> bytes:
+    connection.sendall(data)
+    received = b""
+    while len(received) < len(data):
+        if not (part := connection.recv(65536)):
+            break
+        received += part
+    return received
+
+
+def took_s(connection: socket.socket, data: bytes = b"x", times: int = 3) -> float:
+    """The shortest of some exchanges: whatever else the machine does only makes them longer."""
+    found = []
+    for _ in range(times):
+        began = time.monotonic()
+        assert exchange(connection, data) == data
+        found.append(time.monotonic() - began)
+    return min(found)
+
+
+LINKS: dict[str, tuple[Callable[[tuple[str, int]], DelayedLink], int, float, float]] = {
+    "no delay": (DelayedLink, 128_000, 0.0, 0.2),
+    "a delay, each way": (lambda to: DelayedLink(to, 40), 1, 0.08, 0.2),
+    "jitter": (lambda to: EmulatedLink(to, LinkShape(delay_ms=5, jitter_ms=5, seed=1)), 128_000, 0.01, 0.2),
+    "800 kbit/s": (lambda to: EmulatedLink(to, LinkShape(bandwidth_kbps=800)), 30_000, 0.3, 1.0),  # both ways overlap
+}
+
+
+@pytest.mark.parametrize("case", LINKS)
+def test_bytes_arrive_unchanged_in_order_and_in_time(echo: tuple[str, int], case: str) -> None:
+    make, length, least_s, most_s = LINKS[case]
+    with make(echo) as link, connect(link) as connection:
+        assert least_s <= took_s(connection, (bytes(range(256)) * 500)[:length]) < most_s
+        if isinstance(link, EmulatedLink):
+            assert link.bytes_up == link.bytes_down == 3 * length and link.num_connections == 1
+
+
+def test_the_same_seed_gives_the_same_cuts(echo: tuple[str, int]) -> None:
+    def cuts(seed: int) -> list[int]:
+        """At which exchange each of ten connections was cut."""
+        found = []
+        with EmulatedLink(echo, LinkShape(cut_rate=0.2, seed=seed)) as link:
+            for _ in range(10):
+                with connect(link) as connection:
+                    number = 0
+                    try:
+                        while exchange(connection, b"x") == b"x":
+                            number += 1
+                    except OSError:
+                        pass
+                found.append(number)
+        return found
+
+    assert cuts(3) == cuts(3) != cuts(4)
+
+
+def test_a_stall_holds_everything_back_and_loses_nothing(echo: tuple[str, int]) -> None:
+    with EmulatedLink(echo) as link, connect(link) as connection:
+        exchange(connection, b"warm")
+        link.stall(0.3)
+        assert took_s(connection, b"late", 1) >= 0.29 and took_s(connection) < 0.3
+
+
+def test_cut_down_and_up(echo: tuple[str, int]) -> None:
+    with EmulatedLink(echo) as link:
+        with connect(link) as connection:
+            exchange(connection, b"x")
+            link.cut()
+            with pytest.raises(ConnectionResetError):
+                exchange(connection, b"x")
+        link.down()
+        with pytest.raises(ConnectionResetError), connect(link) as connection:
+            exchange(connection, b"x")
+        link.up()
+        with connect(link) as connection:
+            assert exchange(connection, b"x") == b"x"
+
+
+def test_a_target_that_is_not_there_or_ends_ends_the_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with DelayedLink(("127.0.0.1", port), 20) as link, connect(link) as connection:
+            served, _ = listener.accept()
+            served.sendall(b"last words")
+            served.close()
+            assert connection.recv(99) == b"last words" and connection.recv(99) == b""
+    with DelayedLink(("127.0.0.1", port)) as link, connect(link) as connection:
+        assert connection.recv(99) == b""
+
+
+def test_a_link_becomes_slower_while_it_is_used(echo: tuple[str, int]) -> None:
+    with EmulatedLink(echo) as link, connect(link) as connection:
+        took = []
+        for delay_ms in (0, 60, 0):
+            link.reshape(LinkShape(delay_ms=delay_ms))
+            took.append(took_s(connection))
+    assert took[1] >= 0.12 > max(took[0], took[2])
