@@ -47,13 +47,13 @@ class Began:
 class Wrote:
     """A round was written. `pieces` are those that became certain with each of its tokens.
 
-    `news` are lines about the cloud, or "". `scores` are those of the tokens, if wanted.
+    `notices` are lines about the cloud, or "". `scores` are those of the tokens, if wanted.
     """
 
     done: Round
     tokens: Seq[Token]
     pieces: Seq[Seq[Piece]]
-    news: str
+    notices: str
     scores: Seq[Score] = ()
 
 
@@ -208,21 +208,21 @@ class Desk:
 
     def _run(self, ticket: Ticket) -> None:
         """Write one choice, in a thread of the pool."""
-        news: list[str] = []  # lines about the cloud, in the order in which they came
+        notices: list[str] = []  # lines about the cloud, in the order in which they came
         try:
-            ticket.pair = self._pair.telling(news.append)
-            first = self._write(ticket, ticket.request, news)
+            ticket.pair = self._pair.telling(notices.append)
+            first = self._write(ticket, ticket.request, notices)
             if first and ticket.anew and ticket.is_unfit and (num_left := ticket.num_left(first)):
                 ticket.reader = None
                 params = replace(ticket.anew.params, max_new_tokens=num_left)
-                self._write(ticket, replace(ticket.anew, params=params), news, first)
+                self._write(ticket, replace(ticket.anew, params=params), notices, first)
         except Exception as error:
             ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
             ticket.pair = ticket.generation = None
 
     def _write(
-        self, ticket: Ticket, request: GenerateRequest, news: list[str], first: Generation | None = None
+        self, ticket: Ticket, request: GenerateRequest, notices: list[str], first: Generation | None = None
     ) -> Generation | None:
         """Run one generation, after the `first` of this choice; None if it was cancelled before it began."""
         if ticket.is_cancelled or ticket.pair is None:  # before there was anything to cancel
@@ -233,7 +233,7 @@ class Desk:
                 return None
             self._begin(ticket, generation, first)
             for done, tokens in generation.rounds():
-                lines, news[:] = " ".join(news), []
+                lines, notices[:] = " ".join(notices), []
                 pieces = list(ticket.read(tokens))
                 shown, scores = tokens[: len(pieces)], generation.scores(done)[: len(pieces)]
                 ticket.tell(Wrote(done, shown, pieces, lines, scores))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -48,17 +50,6 @@ class Refusal(Exception):
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
-    def renamed(self, names: Mapping[str, str]) -> Refusal:
-        """The same with the client's name of the field, where `names` has it. Messages are numbered otherwise there."""
-        given = self.param or ""
-        old = next((name for name in names if f"{given}.".startswith(f"{name}.")), None)
-        if old is None:
-            return self
-        rest = given.removeprefix(old)
-        param = names[old] + ("" if rest[1:2].isdecimal() else rest)
-        message = self.message if not self.message.startswith(f"{given}:") else param + self.message.removeprefix(given)
-        return Refusal(self.status, message, param=param, code=self.code, retry_after_s=self.retry_after_s)
-
 
 def refusal_of(error: Exception) -> Refusal:
     """The refusal for an error. An unexpected error is logged, and the client does not see its message."""
@@ -83,6 +74,27 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
     log.error("a request failed", exc_info=error)
     return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
+
+
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise errors as refusals with the client's names of fields, where `names` has them.
+
+    Messages are numbered otherwise there.
+    """
+    try:
+        yield
+    except Exception as error:
+        refusal = refusal_of(error)
+        given = refusal.param or ""
+        old = next((name for name in names if f"{given}.".startswith(f"{name}.")), None)
+        if old is None:
+            raise refusal from error
+        rest = given.removeprefix(old)
+        param = names[old] + ("" if rest[1:2].isdecimal() else rest)
+        refusal.message = re.sub(rf"^{re.escape(given)}:", lambda _: f"{param}:", refusal.message)
+        refusal.param = param
+        raise refusal from error
 
 
 _FORMAT = "Use response_format (of a response: text.format) or skydraft.grammar instead."

@@ -16,7 +16,7 @@ from skydraft.gateway.parts import AudioPart
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import read_body
 from skydraft.gateway.schema import ChatRequest
-from skydraft.gateway.text import TextRequest
+from skydraft.gateway.schema import TextRequest
 
 from .apart import TOYS, Apart, apart
 

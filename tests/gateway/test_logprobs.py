@@ -11,7 +11,7 @@ import pytest
 import skydraft
 from skydraft.decoding.scoring import Score, prompt_scores
 from skydraft.engines.toy import open_toy
-from skydraft.gateway.logprobs import chat_logprobs, text_logprobs
+from skydraft.gateway.logprobs import text_logprobs, token_logprobs
 from skydraft.gateway.pair import Pair
 from skydraft.types import Prompt
 
@@ -108,7 +108,7 @@ def test_tokens_that_are_no_text_are_spelled_out_and_special_ones_named() -> Non
     told = text_logprobs(VOCAB, scores, 7)
     assert told["tokens"] == ["bytes:\\xe5", "<eos>", "我们"] and told["token_logprobs"] == [None, -9999.0, -0.5]
     assert told["top_logprobs"][:2] == [None, {"bytes:\\xe5": -1.0, "<eos>": -9999.0}]
-    content = chat_logprobs(VOCAB, scores[1:])["content"]
+    content = token_logprobs(VOCAB, scores[1:])
     assert content[0]["token"] == "<eos>" and content[0]["top_logprobs"][0]["bytes"] == [0xE5]
 
 

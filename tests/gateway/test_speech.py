@@ -129,7 +129,7 @@ def test_recordings_of_one_request_last_a_quarter_of_an_hour_at_most(monkeypatch
     body = ChatRequest.model_validate({"model": "skydraft", "messages": [{"role": "user", "content": [part()] * 80}]})
     hears: Any = SimpleNamespace(takes_audio=True)
     with pytest.raises(Refusal, match="more than 900 s"):
-        requests.chat_requests(body, hears, hears, Defaults(DecodingParams()), "")
+        requests.order_of(body, hears, hears, Defaults(DecodingParams()))
     assert len(read) == 4
 
 
