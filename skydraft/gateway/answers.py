@@ -25,7 +25,7 @@ from skydraft.gateway.logprobs import text_logprobs, token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, TextRequest
 from skydraft.prompts.tool_calls import CallText, Piece
-from skydraft.types import FinishReason, StepRecord, Token
+from skydraft.types import FinishReason, StepRecord
 
 PING = b": ping\n\n"
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
@@ -82,7 +82,6 @@ class Choice:
     receipt: Receipt | None = None
 
     def take(self, piece: CallText) -> WrittenCall:
-        """Add a piece of a call; returns the call."""
         if piece.name:
             self.calls.append(WrittenCall(piece.name))
         call = self.calls[-1]
@@ -109,12 +108,10 @@ class Answer(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every choice has ended."""
         return all(choice.finish for choice in self.choices)
 
     @abstractmethod
-    def first(self) -> Iterator[dict[str, Any]]:
-        """Chunks before any text."""
+    def first(self) -> Iterator[dict[str, Any]]: ...
 
     def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
         """Add an event to a choice; returns its chunks. Raises the event if it is an error."""
@@ -155,7 +152,9 @@ class Answer(ABC):
             choice.scores += scored
             choice.token_ids += [token.token_id for token in tokens]
             choice.origins += [token.origin for token in tokens]
-            ours = self._ours_of(tokens, event.done.record.reason)
+            ours = {"origin": tokens[0].origin, "round": tokens[0].round, "reason": event.done.record.reason}
+            ours |= {"num_tokens": len(tokens)}
+            ours |= {"token_ids": [token.token_id for token in tokens]} if self._body.choice.token_ids else {}
             if tokens[-1] is event.tokens[-1]:
                 ours["record"] = _shown(event.done.record)
                 ours |= {"notice": event.notices} if event.notices else {}
@@ -164,17 +163,11 @@ class Answer(ABC):
             ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
             yield Run(joined, scored, ours)
 
-    def _ours_of(self, run: Seq[Token], reason: str) -> dict[str, Any]:
-        ours = {"origin": run[0].origin, "round": run[0].round, "reason": reason, "num_tokens": len(run)}
-        return ours | ({"token_ids": [token.token_id for token in run]} if self._body.choice.token_ids else {})
+    @abstractmethod
+    def last(self) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
-    def last(self) -> Iterator[dict[str, Any]]:
-        """The chunks after all choices."""
-
-    @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """The complete answer."""
+    def whole(self) -> dict[str, Any]: ...
 
     @property
     def usage(self) -> Usage:
@@ -191,7 +184,6 @@ class Answer(ABC):
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:
-        """The body of an error answer."""
         return refusal.body
 
     def failed(self, refusal: Refusal) -> dict[str, Any]:
@@ -235,8 +227,7 @@ class ItemsAnswer(Answer):
                 yield from self._call(choice.take(piece), piece)
 
     @abstractmethod
-    def _say(self, text: str) -> Iterator[dict[str, Any]]:
-        """The chunks of new text."""
+    def _say(self, text: str) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
@@ -255,7 +246,6 @@ class ChatAnswer(Answer):
         self._head = {**kind, "created": int(time.time()), "model": self._body.model}
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """The role."""
         assert isinstance(self._body, ChatRequest)
         for index, choice in enumerate(self.choices):
             may_only_call = self._body.callable_tools and not choice.text
@@ -285,7 +275,6 @@ class ChatAnswer(Answer):
         return chunk | ({"skydraft": ours} if ours and self._body.choice.extension else {})
 
     def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        """A delta as a chunk has it."""
         return {"delta": delta} | ({"logprobs": logprobs} if logprobs else {})
 
     def last(self) -> Iterator[dict[str, Any]]:
@@ -321,8 +310,6 @@ class ChatAnswer(Answer):
 
 
 class TextAnswer(ChatAnswer):
-    """The choices of a completion."""
-
     kinds = "text_completion", "text_completion", "cmpl"
 
     def first(self) -> Iterator[dict[str, Any]]:
@@ -347,7 +334,6 @@ class TextAnswer(ChatAnswer):
 
 
 def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
-    """The prompt, if it is part of the answer."""
     if not request.scores_prompt:
         return ""
     return vocab.written(request.prompt_ids) if request.prompt_ids else request.messages[-1].content

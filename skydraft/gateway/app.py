@@ -28,8 +28,8 @@ from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
 from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair, model_card
-from skydraft.gateway.refusals import Refusal, in_words_of, refusal_of
-from skydraft.gateway.requests import Defaults, Order, check_sent, num_heard, order_of, read_body
+from skydraft.gateway.refusals import Refusal, refusal_of
+from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, num_heard, order_of, read_body
 from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
 from skydraft.gateway.schema import AnyRequest, ChatRequest, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
@@ -128,7 +128,6 @@ class Gateway:
         )
 
     def close(self) -> None:
-        """End all generations, and wait for all threads."""
         self._reader.shutdown(wait=False, cancel_futures=True)
         self.desk.close()
 
@@ -160,13 +159,12 @@ class Gateway:
             # Of a label's conversations; a hash, since the cloud must not learn the label.
             "cache_scope": hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16],
             "shares_target": self._is_shared(),
-            "traceparent": trace if is_traceparent(trace) else "",
+            "traceparent": trace if trace and is_traceparent(trace) else "",
         }
         requests, anew = ([replace(each, **more) for each in some] for some in (order.requests, order.anew))
         return body, replace(order, requests=requests, anew=anew)
 
     async def _count(self, request: Request, interface: Interface) -> Response:
-        """The number of tokens of a prompt, and nothing written."""
         own = await self._body(request, interface.kind)
         with in_words_of(interface.kind.names):
             _, order = await self._order(request, own)
@@ -179,7 +177,6 @@ class Gateway:
         return await self._reading(visit.is_long, read_body, visit.body, kind)
 
     async def _convert(self, request: Request, kind: type[TokenizeRequest | DetokenizeRequest]) -> Response:
-        """Text to tokens, or tokens to text."""
         body = await self._body(request, kind)
         edge = self.pair.edge
         return JSONResponse(await self._reading(True, body.answer, edge.vocab, edge.context_len))
@@ -218,7 +215,6 @@ class Gateway:
         log.info("asked", extra=extra)
 
     def refuse(self, error: Exception) -> Refusal:
-        """The refusal for an error; counts it."""
         refusal = refusal_of(error)
         self.metrics.refused(refusal.status)
         return refusal
@@ -256,8 +252,6 @@ class Gateway:
 
 
 class _Writing:
-    """One answer on its way to one client."""
-
     def __init__(self, gateway: Gateway, answer: Answer, tickets: list[Ticket], events: Events) -> None:
         self._gateway, self._answer, self._tickets, self._events = gateway, answer, tickets, events
 

@@ -24,7 +24,6 @@ class PageFiles(StaticFiles):
         super().__init__(directory=Path(__file__).parent / "page")
 
     async def index(self, request: Request) -> Response:
-        """The page itself."""
         return await self.get_response("index.html", request.scope)
 
     def file_response(self, *args: Any, **options: Any) -> Response:

@@ -20,7 +20,6 @@ from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
-LOCAL = "local"
 _MEMORY = 256 * 1024 * 1024  # bytes of bodies and recordings
 _LONG_BODY = 64 * 1024
 
@@ -87,7 +86,7 @@ class Doorkeeper:
         headers = Headers(scope=scope)
         self._check_headers(headers)
         if self._authorize is None or _is_open(scope):
-            return LOCAL
+            return "local"
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
         try:
             return self._authorize(given)
@@ -145,7 +144,6 @@ def _take_host(scope: Scope) -> None:
 
 
 def _is_open(scope: Scope) -> bool:
-    """Whether the path needs no key."""
     return (
         not scope["path"].startswith(("/v1/", "/metrics", "/tokenize", "/detokenize")) or scope["method"] == "OPTIONS"
     )

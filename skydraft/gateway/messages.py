@@ -42,8 +42,6 @@ class _Result(BaseModel):
 
 
 class _Thought(BaseModel):
-    """Of another model; this one does not read it."""
-
     type: Literal["thinking", "redacted_thinking"]
 
 
@@ -149,7 +147,6 @@ class MessagesAnswer(ItemsAnswer):
         self._frame = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": own.model}
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """The message before its first block."""
         usage = {"input_tokens": self.choices[0].num_prompt_tokens, "output_tokens": 0}
         ending = {"stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": self._frame | {"content": [], **ending, "usage": usage}}
@@ -180,7 +177,6 @@ class MessagesAnswer(ItemsAnswer):
         return {"type": f"content_block_{name}", "index": len(self._items) - 1, **fields}
 
     def last(self) -> Iterator[dict[str, Any]]:
-        """The end of the last block and of the message."""
         yield from self._close()
         yield {"type": "message_delta", "delta": self._ending(), "usage": self._used()}
         yield {"type": "message_stop"}
@@ -197,11 +193,9 @@ class MessagesAnswer(ItemsAnswer):
         return read | {"cache_creation_input_tokens": 0, "output_tokens": usage.written}
 
     def whole(self) -> dict[str, Any]:
-        """The complete message."""
         return self._frame | {"content": self._items, **self._ending(), "usage": self._used()}
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:
-        """Anthropic's error object."""
         kind = _KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": refusal.message}}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,14 +36,12 @@ class Refusal(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """The extra headers of this answer."""
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
@@ -74,27 +69,6 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
     log.error("a request failed", exc_info=error)
     return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
-
-
-@contextmanager
-def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise errors as refusals with the client's names of fields, where `names` has them.
-
-    Messages are numbered otherwise there.
-    """
-    try:
-        yield
-    except Exception as error:
-        refusal = refusal_of(error)
-        given = refusal.param or ""
-        old = next((name for name in names if f"{given}.".startswith(f"{name}.")), None)
-        if old is None:
-            raise refusal from error
-        rest = given.removeprefix(old)
-        param = names[old] + ("" if rest[1:2].isdecimal() else rest)
-        refusal.message = re.sub(rf"^{re.escape(given)}:", lambda _: f"{param}:", refusal.message)
-        refusal.param = param
-        raise refusal from error
 
 
 _FORMAT = "Use response_format (of a response: text.format) or skydraft.grammar instead."

@@ -9,8 +9,9 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -74,7 +75,6 @@ class Defaults:
     share_audio: ShareAudio = "features"
 
     def max_new_tokens(self, otherwise: int) -> int:
-        """The length of an answer."""
         return self.params.max_new_tokens if "max_new_tokens" in self.given else otherwise
 
     def seed(self, given: int | None) -> int:
@@ -106,6 +106,27 @@ def read_body(data: bytes | bytearray, kind: type[B]) -> B:
         return kind.model_validate_json(data)
     except ValidationError as error:
         raise refusal_of(error) from None
+
+
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise errors as refusals with the client's names of fields, where `names` has them.
+
+    Messages are numbered otherwise there.
+    """
+    try:
+        yield
+    except Exception as error:
+        refusal = refusal_of(error)
+        given = refusal.param or ""
+        old = next((name for name in names if f"{given}.".startswith(f"{name}.")), None)
+        if old is None:
+            raise refusal from error
+        rest = given.removeprefix(old)
+        param = names[old] + ("" if rest[1:2].isdecimal() else rest)
+        refusal.message = re.sub(rf"^{re.escape(given)}:", lambda _: f"{param}:", refusal.message)
+        refusal.param = param
+        raise refusal from error
 
 
 def _num_recorded(data: bytes | bytearray) -> int:
@@ -145,7 +166,6 @@ def num_heard(requests: Seq[GenerateRequest]) -> int:
 
 
 def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
-    """What a body asks for. Raises Refusal or UsageError."""
     return (
         _chat_order(body, edge, names, defaults)
         if isinstance(body, ChatRequest)
@@ -153,15 +173,23 @@ def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, d
     )
 
 
-def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
+def _check_chat(body: ChatRequest, edge: Engine) -> None:
+    """Raise Refusal for what these models cannot do."""
     if body.recordings and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
     for name in body.chat_template_kwargs or {}:  # one that the template does not know changes nothing
         if re.search(rf"\b{re.escape(name)}\b", edge.vocab.chat_template or ""):
             param = f"chat_template_kwargs.{name}"
             raise Refusal(400, f"{param}: The chat template uses it, but it cannot be set here.", param=param)
+    if body.callable_tools and not writes_calls(edge.vocab.chat_template):
+        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
+        raise Refusal(400, message, param="tools")
     if body.left_out:
         _warn_of(tuple(body.left_out))
+
+
+def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
+    _check_chat(body, edge)
     messages = _messages(body.messages)
     if body.continue_final_message and messages:
         messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
@@ -169,12 +197,8 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         messages.insert(0, Message("system", defaults.system))
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
     has_results = any(message.role == "tool" for message in messages)
-    calls_are_known = (body.callable_tools or has_results) and writes_calls(edge.vocab.chat_template)
-    if has_results and calls_are_known and not body.callable_tools:
+    if has_results and not body.callable_tools and writes_calls(edge.vocab.chat_template):
         messages = results_before_questions(messages)
-    if body.callable_tools and not calls_are_known:
-        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
-        raise Refusal(400, message, param="tools")
     params = _params(body, defaults, max_tokens, _grammar(body))
     plan = names.plan_of(body.model, body.choice)
     if messages and body.callable_tools and not params.grammar:
@@ -203,7 +227,6 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
 
 @lru_cache(maxsize=64)
 def _warn_of(kinds: tuple[str, ...]) -> None:
-    """Say once which tools are left out."""
     log.warning("requests have tools that are not functions, which are left out: %s", ", ".join(map(one_line, kinds)))
 
 
@@ -219,14 +242,12 @@ def reader_of(body: ChatRequest, answered: frozenset[Called]) -> Reader | None:
 
 
 def _without_tools(body: ChatRequest, request: GenerateRequest) -> GenerateRequest:
-    """The request of the same body for an answer that may call nothing."""
     grammar = _grammar(body, may_call=False) or body.choice.grammar or ""
     params = replace(request.params, grammar=grammar, min_call_prob=0.0)
     return replace(request, tools=(), params=params, messages=tuple(results_before_questions(request.messages)))
 
 
 def _grammar(body: ChatRequest, *, may_call: bool = True) -> str:
-    """The grammar of the answer, or "". Raises Refusal or UsageError."""
     schema, functions = body.schema_of_answer, body.callable_tools if may_call else []
     if functions and (body.must_call or schema is not None):
         tools = [function.model_dump() for function in functions]
@@ -244,7 +265,6 @@ def _named(param: str, make: Callable[[], T]) -> T:
 
 
 def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
-    """Choices of one prompt stand together."""
     if "" in body.prompt and not edge.vocab.bos_text:
         raise Refusal(400, "prompt: It is empty.", param="prompt")
     plan = names.plan_of(body.model, body.choice)

@@ -159,7 +159,6 @@ class ResponsesAnswer(ItemsAnswer):
         self._numbers = itertools.count()
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """The response before its first item."""
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response("in_progress"))
 
@@ -197,7 +196,6 @@ class ResponsesAnswer(ItemsAnswer):
         yield self._event("output_item.added", output_index=len(self._items) - 1, item=dict(item))
 
     def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
-        """Close the last item, if there is one."""
         if not self._items:
             return
         item = self._items[-1]
@@ -225,7 +223,6 @@ class ResponsesAnswer(ItemsAnswer):
         return super().as_event(chunk | {"sequence_number": next(self._numbers)})
 
     def last(self) -> Iterator[dict[str, Any]]:
-        """The end of the last item, and the complete response."""
         if not self._items:
             yield from self._say("")
         status = "incomplete" if self.choices[0].finish in _INCOMPLETE else "completed"
@@ -233,22 +230,22 @@ class ResponsesAnswer(ItemsAnswer):
         yield self._event(status, response=self._response(status))
 
     def whole(self) -> dict[str, Any]:
-        """The complete response."""
         *_, last = self.last()
         response: dict[str, Any] = last["response"]
         return response
 
     def failed(self, refusal: Refusal) -> dict[str, Any]:
-        """The response, which could not be completed."""
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"
         error = {"code": code, "message": refusal.message}
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response so far, with what the client asked for."""
-        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p"}
-        given = {"text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
-        body, usage = self._own.model_dump(include=copied | given), self.usage
+        copied = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
+        body = self._own.model_dump(
+            include={*copied, "text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
+        )
+        usage = self.usage
         is_over = status in ("completed", "incomplete")
         used = {
             "input_tokens": usage.prompt,

@@ -106,7 +106,6 @@ class _Choice(Checked):
     repeat_calls: bool = False
 
     def decoding(self) -> dict[str, Any]:
-        """The decoding options that were given."""
         return {
             known.name: getattr(self, known.name)
             for known in fields(DecodingParams)
@@ -132,8 +131,8 @@ def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> No
     """Raise Refusal for a field that is not served, unless it asks for nothing."""
     for name in not_served.keys() & fields.keys():
         value = fields[name]
-        asks_nothing = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
-        if value is not None and not asks_nothing:
+        is_empty = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
+        if value is not None and not is_empty:
             raise Refusal(400, f"{name}: {not_served[name]}", param=name)
 
 
@@ -198,18 +197,14 @@ class AnyRequest(Checked):
 
     @property
     def left_out(self) -> list[str]:
-        """The types of the tools that are left out."""
         return []
 
     @property
     def grammar_field(self) -> str:
-        """The field of the answer's grammar."""
         return "skydraft.grammar"
 
 
 class ChatRequest(AnyRequest):
-    """`POST /v1/chat/completions`."""
-
     messages: Annotated[Some[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: MaxTokens = None
     tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
@@ -280,7 +275,6 @@ class ChatRequest(AnyRequest):
 
     @property
     def schema_of_answer(self) -> dict[str, Any] | None:
-        """The JSON schema that a text must fit."""
         wanted = self.response_format
         if isinstance(wanted, ObjectFormat):
             return {"type": "object"} if wanted.schema_ is None else wanted.schema_
@@ -294,15 +288,12 @@ class ChatRequest(AnyRequest):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must consist of calls."""
         if isinstance(self.tool_choice, AllowedTools):
             return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
 class TextRequest(AnyRequest):
-    """`POST /v1/completions`."""
-
     not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {"response_format": "Use skydraft.grammar instead."}
     names: ClassVar[Mapping[str, str]] = {"messages": "prompt"}
 
