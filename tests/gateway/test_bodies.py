@@ -15,8 +15,7 @@ import pytest
 from skydraft.gateway.parts import AudioPart
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import read_body
-from skydraft.gateway.schema import ChatRequest
-from skydraft.gateway.schema import TextRequest
+from skydraft.gateway.schema import ChatRequest, TextRequest
 
 from .apart import TOYS, Apart, apart
 

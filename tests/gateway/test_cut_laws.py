@@ -26,7 +26,7 @@ from skydraft.gateway.schema import ChatRequest, Translated
 from skydraft.prompts.messages import asked
 from skydraft.types import DraftBlock, FinishReason, LinkCost, Round, StepRecord, Token
 
-from .test_cut_calls import ARGUMENTS, STREAM, TEXT, WHOLE, Told, body_of, events_of, is_object
+from .interfaces import ARGUMENTS, STREAM, TEXT, WHOLE, Told, body_of, events_of, is_object
 
 VOCAB = open_toy("toy", 512, 1).vocab
 KINDS: dict[str, tuple[Any, type[Answer]]] = {
@@ -75,7 +75,7 @@ def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishRea
         list(whole.take(0, event))
     chunks = [*streamed.first(), *(chunk for event in events for chunk in streamed.take(0, event)), *streamed.last()]
     told = WHOLE[path](json.loads(json.dumps(whole.whole())))
-    assert told == STREAM[path]([event for chunk in chunks for event in events_of(streamed.as_event(chunk).decode())])
+    assert told == STREAM[path](events_of(b"".join(map(streamed.as_event, chunks)).decode()))
     return told
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from .interfaces import call_text, forced
 from .running import PATIENCE_S, Running
-from .test_structured import call_text, forced
 
 pytest.importorskip("llguidance")
 SPAWN = {
