@@ -143,9 +143,3 @@ def test_prompts_are_counted_without_an_answer(served: Running) -> None:
     counted = post(served, "v1/chat/completions/input_tokens", model="skydraft", messages=ASKED)
     assert counted.json()["input_tokens"] == expected("edge", max_new_tokens=1).num_prompt_tokens
     assert post(served, "v1/chat/completions/input_tokens", model="other", messages=ASKED).status_code == 404
-
-
-def test_an_unknown_path_names_those_that_are_served(served: Running) -> None:
-    reply = post(served, "v1/embeddings")
-    said = reply.json()["error"]["message"]
-    assert reply.status_code == 404 and "/v1/responses," in said and "/v1/messages," in said and "/tokenize," in said
