@@ -115,7 +115,7 @@ def test_tokens_that_are_no_text_are_spelled_out_and_special_ones_named() -> Non
 @pytest.mark.parametrize(
     "more",
     [
-        {"max_tokens": 0}, {"logprobs": 21}, {"prompt": [5, -1]}, {"prompt": [5, 99999]}, {"prompt": [[]]},
+        {"logprobs": 21}, {"prompt": [5, -1]}, {"prompt": [5, 99999]}, {"prompt": [[]]},
         {"prompt": [5, "a"]}, {"prompt": [1.5]}, {"prompt": [[1], [True]]}, {"prompt": [[1]] * 9}, {"prompt": []},
     ],
 )  # fmt: skip

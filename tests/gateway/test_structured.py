@@ -20,7 +20,8 @@ from skydraft.prompts.messages import Message
 from skydraft.prompts.tool_calls import may_answer
 
 from ..later import later
-from .interfaces import call_text, forced
+from .interfaces import Told, call_text, forced
+from .interfaces import ask as ask_both
 from .running import PATIENCE_S, Running, gateway
 
 openai = later("openai")
@@ -128,41 +129,20 @@ def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) 
     assert kinds.count("tool_calls.function.arguments.delta") >= len(whole)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_with_auto_calls_are_told_from_text(client: openai.OpenAI, stream: bool) -> None:
-    def answer(text: str) -> Any:
-        options: dict[str, Any] = {
-            "model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER], "tool_choice": "auto",
-            "max_tokens": 400, "extra_body": forced(text),
-        }  # fmt: skip
-        if not stream:
-            return client.chat.completions.create(**options).choices[0]
-        with client.chat.completions.stream(**options) as events:
-            events.until_done()
-            return events.get_final_completion().choices[0]
+def test_with_auto_calls_are_told_from_text(served: Running) -> None:
+    def answer(text: str) -> Told:
+        body = {"model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER], "max_tokens": 400}
+        return ask_both(served, "chat/completions", body | forced(text))
 
     two = "好。\n" + call_text("天气", {"city": "上海"}) + "\n" + call_text("天气", {"city": "北京", "days": 2})
-    found = answer(two)
-    assert (found.message.content, found.finish_reason) == ("好。", "tool_calls")
-    assert [json.loads(call.function.arguments) for call in found.message.tool_calls] == [
-        {"city": "上海"}, {"city": "北京", "days": 2},
-    ]  # fmt: skip
+    calls = ("天气", '{"city": "上海"}', True), ("天气", '{"city": "北京", "days": 2}', True)
+    assert answer(two) == Told(("好。", *calls), True, "tool_calls")
     bare = json.dumps({"name": "天气", "arguments": {"city": "上海"}}, ensure_ascii=False, indent=1)
-    for text, said in ((bare, ""), (f"```json\n{bare}\n```\n好。", "\n好。"), (f"\n{bare}\n{bare}", "")):
-        found = answer(text)
-        assert (found.message.content or "", found.finish_reason) == (said, "tool_calls")
-        assert {call.function.arguments for call in found.message.tool_calls} == {'{"city": "上海"}'}
-        assert len(found.message.tool_calls) == text.count("name")
-    for text in (
-        "没有<tool_call 的话",
-        call_text("天", {}),
-        "<tool_call>\n{",
-        bare[:-2],
-        f"`{bare[:20]}`",
-        '{"name": 1}',
-    ):
-        found = answer(text)
-        assert (found.message.content, found.finish_reason) == (text, "stop") and not found.message.tool_calls
+    for text, said in ((bare, ()), (f"```json\n{bare}\n```\n好。", ("\n好。",)), (f"\n{bare}\n{bare}", ())):
+        assert answer(text) == Told((*said, *[calls[0]] * text.count("name")), True, "tool_calls")
+    cut = bare[:-2], f"`{bare[:20]}`", "<tool_call>\n{"
+    for text in ("没有<tool_call 的话", call_text("天", {}), *cut, '{"name": 1}'):
+        assert answer(text) == Told((text,), False, "stop")
 
 
 def test_with_auto_and_a_schema_the_answer_is_a_call_or_fits(client: openai.OpenAI) -> None:
@@ -339,3 +319,38 @@ def test_a_template_that_calls_no_tools_refuses_them() -> None:
         reply = running.chat(tools=[TIME])
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "tools"
         assert running.chat(tools=[TIME], tool_choice="none").status_code == 200
+
+
+A1, B2 = ({"properties": {name: {"const": value}}, "required": [name]} for name, value in (("a", 1), ("b", 2)))
+NAMED = {"$defs": {"A": {"type": "object", **A1}}}
+TOPS: dict[str, Any] = {
+    "a reference": {"$ref": "#/$defs/A", **NAMED}, "all of a reference": {"allOf": [{"$ref": "#/$defs/A"}], **NAMED},
+    "a reference beside properties": {"$ref": "#/$defs/A", **B2, **NAMED},
+    "any": {"anyOf": [A1, B2], "type": "object"},
+    "any with null": {"anyOf": [{**A1, "type": "object"}, {"type": "null"}]},
+    "any beside properties": {**A1, "type": "object", "anyOf": [{**B2}]}, "all": {"allOf": [A1, B2], "type": "object"},
+    "one": {"oneOf": [{**each, "type": "object", "additionalProperties": False} for each in (A1, B2)]},
+    "a constant": {"const": {"a": 1}}, "two": {"enum": [{"a": 1}, {"b": 2}]},
+    "types": {**A1, "type": ["object", "null"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOPS)
+def test_parameters_may_be_any_schema_of_an_object(served: Running, case: str) -> None:
+    options = {"tools": [tool("f", parameters=TOPS[case])], "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = served.chat(**options, max_tokens=900).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    given = json.loads(call["function"]["arguments"])
+    jsonschema.validate(given, TOPS[case])
+    assert given and served.chat(**fitting(TOPS[case]), max_tokens=4).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"type": ["object"], "properties": None}, {"type": None, "properties": {}}, {"required": None}],
+)
+def test_parameters_of_a_tool_that_takes_none(served: Running, parameters: Any) -> None:
+    options = {"tools": [tool("f", parameters=parameters)], "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = served.chat(**options, max_tokens=99).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["arguments"] == "{}"

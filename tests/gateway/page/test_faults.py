@@ -127,15 +127,6 @@ def test_a_busy_gateway_is_asked_once_more(page: Any, fake: FakeGateway, expecte
     expect(page.locator(".text")).to_have_text("Here.")
 
 
-def test_waiting_for_a_busy_gateway_can_be_stopped(page: Any, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("503")
-    fake.replies = [Refusal(503, "Busy.", {"Retry-After": "60"})]
-    ask(page, "Hello")
-    expect(page.locator(".state")).to_contain_text("Trying once more in")
-    page.keyboard.press("Escape")
-    settled(page, 1, "stopped")
-
-
 def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
     expected.append("401")
     fake.key = "s3cret"
@@ -154,16 +145,3 @@ def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: Fake
     page.reload()
     expect(page.locator("#mode")).to_have_value("quality")
     expect(page.locator("#key-dialog")).to_be_hidden()
-
-
-def test_without_a_key_the_question_can_be_tried_again(page: Any, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("401")
-    fake.key = "s3cret"
-    ask(page, "Hello")
-    page.click("#key-cancel")
-    settled(page, 1, "failed")
-    expect(page.locator(".failure p")).to_have_text("There is no valid key.")
-    page.click(".retry")
-    page.fill("#key", "s3cret")
-    page.keyboard.press("Enter")
-    settled(page, 1)
