@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 from skydraft.decoding.receipt import Receipt
@@ -22,12 +21,11 @@ from skydraft.decoding.scoring import Score
 from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.logprobs import chat_logprobs, text_logprobs
+from skydraft.gateway.logprobs import text_logprobs, token_logprobs
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import ChatRequest
-from skydraft.gateway.text import TextRequest
+from skydraft.gateway.schema import ChatRequest, TextRequest
 from skydraft.prompts.tool_calls import CallText, Piece
-from skydraft.types import FinishReason, StepRecord, Token
+from skydraft.types import FinishReason, StepRecord
 
 PING = b": ping\n\n"
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
@@ -37,44 +35,12 @@ _RECORD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The format of an answer: `chat` or text, with the key `skydraft` (`extension`), with `token_ids` under it.
+class Usage:
+    """Tokens of the prompts, how many of them were kept from earlier requests, and tokens of the answer."""
 
-    With `wants_usage` a last chunk holds the usage, and every other chunk holds null. `prefixes` are the beginnings of
-    the choices: the prompt if it is echoed, else nothing. Each prompt has `choices_each` choices, which `may_call`.
-    `scored` is the vocabulary of the tokens that are shown with log-probabilities, if they are wanted. `left_out` are
-    the types of the tools that no answer calls.
-    """
-
-    chat: bool
-    extension: bool
-    token_ids: bool
-    prefixes: tuple[str, ...] = ()
-    choices_each: int = 1
-    wants_usage: bool = False
-    may_call: bool = False
-    left_out: tuple[str, ...] = ()
-    scored: Vocab | None = None
-
-    @classmethod
-    def of(cls, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab) -> Shape:
-        """The shape that the client requested."""
-
-        def written(asked: GenerateRequest) -> str:
-            return vocab.written(asked.prompt_ids) if asked.prompt_ids else asked.messages[-1].content
-
-        echo = isinstance(body, TextRequest) and body.echo
-        return cls(
-            chat=isinstance(body, ChatRequest),
-            extension=body.choice.extension,
-            token_ids=body.choice.token_ids,
-            prefixes=tuple(written(request) if echo else "" for request in requests),
-            choices_each=body.n or 1,
-            wants_usage=body.wants_usage,
-            may_call=isinstance(body, ChatRequest) and bool(body.callable_tools),
-            left_out=tuple(body.left_out) if isinstance(body, ChatRequest) else (),
-            scored=None if body.num_best is None else vocab,
-        )
+    prompt: int
+    cached: int
+    written: int
 
 
 @dataclass
@@ -101,8 +67,9 @@ class Run:
 
 @dataclass
 class Choice:
-    """One choice so far. `stop` is the stop string that ended it, or ""."""
+    """One choice so far. `prefix` is the prompt, if it is echoed; `stop` is the stop string that ended it, or ""."""
 
+    prefix: str = ""
     text: str = ""
     calls: list[WrittenCall] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
@@ -115,7 +82,6 @@ class Choice:
     receipt: Receipt | None = None
 
     def take(self, piece: CallText) -> WrittenCall:
-        """Add a piece of a call; returns the call."""
         if piece.name:
             self.calls.append(WrittenCall(piece.name))
         call = self.calls[-1]
@@ -132,22 +98,20 @@ class Choice:
 
 
 class Answer(ABC):
-    """One answer under way. `ending` follows the last chunk of a stream."""
+    """One answer under way to a body, which its client wrote as `own`. `ending` follows the last chunk of a stream."""
 
     ending = b""
 
-    def __init__(self, body: Any, num_choices: int, shape: Shape) -> None:
-        self._body, self._shape = body, shape
-        self.choices = [Choice() for _ in range(num_choices)]
+    def __init__(self, own: Any, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab) -> None:
+        self._own, self._body, self._vocab = own, body, vocab
+        self.choices = [Choice(_echoed(request, vocab)) for request in requests]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every choice has ended."""
         return all(choice.finish for choice in self.choices)
 
     @abstractmethod
-    def first(self) -> Iterator[dict[str, Any]]:
-        """Chunks before any text."""
+    def first(self) -> Iterator[dict[str, Any]]: ...
 
     def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
         """Add an event to a choice; returns its chunks. Raises the event if it is an error."""
@@ -169,29 +133,13 @@ class Answer(ABC):
             yield from self._ended(index, event)
 
     def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
-        """The chunks of a prompt that was read."""
         return iter(())
 
+    @abstractmethod
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
         """Add a run to its choice; returns its chunks, in the order of its pieces."""
-        choice = self.choices[index]
-        for piece in run.pieces:
-            if isinstance(piece, str):
-                choice.text += piece
-                yield from self._said(piece)
-            else:
-                yield from self._called(choice.take(piece), piece)
-
-    def _said(self, text: str) -> Iterator[dict[str, Any]]:
-        """The chunks of new text."""
-        raise NotImplementedError
-
-    def _called(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
-        """The chunks of a piece of a call, which has been added."""
-        raise NotImplementedError
 
     def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
-        """The chunks of a choice's end."""
         return iter(())
 
     def _runs(self, choice: Choice, event: Wrote) -> Iterator[Run]:
@@ -204,46 +152,38 @@ class Answer(ABC):
             choice.scores += scored
             choice.token_ids += [token.token_id for token in tokens]
             choice.origins += [token.origin for token in tokens]
-            ours = self._ours_of(tokens, event.done.record.reason)
+            ours = {"origin": tokens[0].origin, "round": tokens[0].round, "reason": event.done.record.reason}
+            ours |= {"num_tokens": len(tokens)}
+            ours |= {"token_ids": [token.token_id for token in tokens]} if self._body.choice.token_ids else {}
             if tokens[-1] is event.tokens[-1]:
                 ours["record"] = _shown(event.done.record)
-                ours |= {"notice": event.news} if event.news else {}
+                ours |= {"notice": event.notices} if event.notices else {}
             joined = _joined(itertools.chain(*pieces))
             text = "".join(token.text for token in tokens)
             ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
             yield Run(joined, scored, ours)
 
-    def _ours_of(self, run: Seq[Token], reason: str) -> dict[str, Any]:
-        ours = {"origin": run[0].origin, "round": run[0].round, "reason": reason, "num_tokens": len(run)}
-        return ours | ({"token_ids": [token.token_id for token in run]} if self._shape.token_ids else {})
+    @abstractmethod
+    def last(self) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
-    def last(self) -> Iterator[dict[str, Any]]:
-        """The chunks after all choices."""
-
-    @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """The complete answer."""
+    def whole(self) -> dict[str, Any]: ...
 
     @property
-    def usage(self) -> dict[str, Any]:
-        """Numbers of tokens of the prompts, each prompt counted once for all its choices, and of the answer. Cached
-        tokens are those of the first prompt, which may have been read twice."""
-        each, numbers = self._shape.choices_each, [choice.num_prompt_tokens for choice in self.choices]
-        prompt_tokens = sum(max(numbers[first : first + each]) for first in range(0, len(numbers), each))
-        written = sum(len(choice.token_ids) for choice in self.choices)
+    def usage(self) -> Usage:
+        """Each prompt is counted once for all its choices. Cached tokens are those of the first prompt, which may have
+        been read twice."""
+        each, numbers = self._body.n or 1, [choice.num_prompt_tokens for choice in self.choices]
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": written,
-            "total_tokens": prompt_tokens + written,
-            "prompt_tokens_details": {"cached_tokens": min(cached, numbers[0])},
-        }
+        return Usage(
+            prompt=sum(max(numbers[first : first + each]) for first in range(0, len(numbers), each)),
+            cached=min(cached, numbers[0]),
+            written=sum(len(choice.token_ids) for choice in self.choices),
+        )
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:
-        """The body of an error answer."""
         return refusal.body
 
     def failed(self, refusal: Refusal) -> dict[str, Any]:
@@ -258,7 +198,7 @@ class Answer(ABC):
 
     @property
     def _left_out(self) -> dict[str, Any]:
-        return {"left_out": list(self._shape.left_out)} if self._shape.left_out else {}
+        return {"left_out": self._body.left_out} if self._body.left_out else {}
 
     def _ours(self, choice: Choice) -> dict[str, Any]:
         ours = self._left_out | {
@@ -267,40 +207,53 @@ class Answer(ABC):
             "stats": asdict(choice.stats) if choice.stats else None,
             "receipt": asdict(choice.receipt) if choice.receipt else None,
         }
-        return ours | ({"token_ids": choice.token_ids} if self._shape.token_ids else {})
+        return ours | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
 
 
-class CompletionsAnswer(Answer):
-    """The choices of a completion under way."""
+class ItemsAnswer(Answer):
+    """An answer of one choice, whose texts and calls are items in their order. The last item may be open."""
 
-    ending = b"data: [DONE]\n\n"
-
-    def __init__(self, body: Any, num_choices: int, shape: Shape) -> None:
-        super().__init__(body, num_choices, shape)
-        self._head = {
-            "id": f"{'chatcmpl' if shape.chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk" if shape.chat else "text_completion",
-            "created": int(time.time()),
-            "model": body.model,
-        }
-
-    def first(self) -> Iterator[dict[str, Any]]:
-        """Chunks before any text: the role, or the echoed prompt. With log-probabilities it comes when it was read."""
-        for index, prefix in enumerate(self._shape.prefixes):
-            if self._shape.chat:
-                may_only_call = self._shape.may_call and not self.choices[index].text
-                yield self._chunk(index, {"role": "assistant", "content": None if may_only_call else ""})
-            elif prefix and not self._shape.scored:
-                yield self._chunk(index, {"content": prefix})
-
-    def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
-        if event.prompt_scores:
-            told = self._logprobs(event.prompt_scores, 0)
-            yield self._chunk(index, {"content": self._shape.prefixes[index]}, logprobs=told)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._items: list[dict[str, Any]] = []
 
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
         choice = self.choices[index]
-        logprobs = self._logprobs(run.scores, len(self._shape.prefixes[index]) + len(choice.text)) if run.ours else None
+        for piece in run.pieces:
+            if isinstance(piece, str):
+                choice.text += piece
+                yield from self._say(piece)
+            else:
+                yield from self._call(choice.take(piece), piece)
+
+    @abstractmethod
+    def _say(self, text: str) -> Iterator[dict[str, Any]]: ...
+
+    @abstractmethod
+    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+        """The chunks of a piece of a call, which has been added."""
+
+
+class ChatAnswer(Answer):
+    """The choices of a chat completion. `kinds` are the names of a whole one, of a chunk and of ids."""
+
+    ending = b"data: [DONE]\n\n"
+    kinds = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        kind = {"id": f"{self.kinds[2]}-{uuid.uuid4().hex}", "object": self.kinds[1]}
+        self._head = {**kind, "created": int(time.time()), "model": self._body.model}
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        assert isinstance(self._body, ChatRequest)
+        for index, choice in enumerate(self.choices):
+            may_only_call = self._body.callable_tools and not choice.text
+            yield self._chunk(index, {"role": "assistant", "content": None if may_only_call else ""})
+
+    def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
+        choice = self.choices[index]
+        logprobs = self._logprobs(run.scores, len(choice.prefix) + len(choice.text)) if run.ours else None
         yield self._chunk(index, _delta(choice, run), None, run.ours, logprobs)
 
     def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
@@ -309,49 +262,81 @@ class CompletionsAnswer(Answer):
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
         """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""
-        if self._shape.scored is None:
-            return None
-        told = chat_logprobs if self._shape.chat else partial(text_logprobs, offset=offset)
-        return told(self._shape.scored, scores)
+        wanted = self._body.num_best is not None
+        return {"content": token_logprobs(self._vocab, scores), "refusal": None} if wanted else None
 
     def _chunk(
         self, index: int, delta: dict[str, Any], finish: str | None = None, ours: dict[str, Any] | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        body: dict[str, Any] = {"delta": delta} if self._shape.chat else {"text": delta.get("content", "")}
-        body |= {"logprobs": logprobs} if logprobs or not self._shape.chat else {}
-        choice = {"index": index, **body, "finish_reason": finish}
+        choice = {"index": index, **self._part(delta, logprobs), "finish_reason": finish}
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
-        chunk |= {"usage": None} if self._shape.wants_usage else {}
-        return chunk | ({"skydraft": ours} if ours and self._shape.extension else {})
+        chunk |= {"usage": None} if self._body.wants_usage else {}
+        return chunk | ({"skydraft": ours} if ours and self._body.choice.extension else {})
+
+    def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"delta": delta} | ({"logprobs": logprobs} if logprobs else {})
 
     def last(self) -> Iterator[dict[str, Any]]:
-        """The last chunk: the usage, if the client wants it."""
-        if self._shape.wants_usage:
-            yield {**self._head, "choices": [], "usage": self.usage}
+        if self._body.wants_usage:
+            yield {**self._head, "choices": [], "usage": self._used()}
+
+    def _used(self) -> dict[str, Any]:
+        usage = self.usage
+        return {
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.written,
+            "total_tokens": usage.prompt + usage.written,
+            "prompt_tokens_details": {"cached_tokens": usage.cached},
+        }
 
     def whole(self) -> dict[str, Any]:
-        """The complete answer."""
-        body: dict[str, Any] = {
-            **self._head,
-            "object": "chat.completion" if self._shape.chat else "text_completion",
-            "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)],
-            "usage": self.usage,
-        }
-        if self._shape.extension:
+        choices = []
+        for index, choice in enumerate(self.choices):
+            ending = {"logprobs": self._logprobs(choice.scores, 0), "finish_reason": choice.finish_reason}
+            choices.append({"index": index, **self._text(choice), **ending})
+        body: dict[str, Any] = {**self._head, "object": self.kinds[0], "choices": choices, "usage": self._used()}
+        if self._body.choice.extension:
             body["skydraft"] = self._ours(self.choices[0])
             if len(self.choices) > 1:
                 body["skydraft"]["choices"] = [self._ours(choice) for choice in self.choices]
         return body
 
-    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        ending = {"logprobs": self._logprobs(choice.scores, 0), "finish_reason": choice.finish_reason}
-        if not self._shape.chat:
-            return {"index": index, "text": self._shape.prefixes[index] + choice.text, **ending}
+    def _text(self, choice: Choice) -> dict[str, Any]:
+        """A complete choice without its number and its end."""
         content = choice.text if choice.text or not choice.calls else None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        message |= {"tool_calls": list(map(_call, choice.calls))} if choice.calls else {}
-        return {"index": index, "message": message, **ending}
+        return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}
+
+
+class TextAnswer(ChatAnswer):
+    kinds = "text_completion", "text_completion", "cmpl"
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The echoed prompt. With log-probabilities it comes when it was read."""
+        for index, choice in enumerate(self.choices):
+            if choice.prefix and self._body.num_best is None:
+                yield self._chunk(index, {"content": choice.prefix})
+
+    def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
+        if event.prompt_scores:
+            logprobs = self._logprobs(event.prompt_scores, 0)
+            yield self._chunk(index, {"content": self.choices[index].prefix}, logprobs=logprobs)
+
+    def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
+        return None if self._body.num_best is None else text_logprobs(self._vocab, scores, offset)
+
+    def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"text": delta.get("content", ""), "logprobs": logprobs}
+
+    def _text(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.prefix + choice.text}
+
+
+def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
+    if not request.scores_prompt:
+        return ""
+    return vocab.written(request.prompt_ids) if request.prompt_ids else request.messages[-1].content
 
 
 def _delta(choice: Choice, run: Run) -> dict[str, Any]:
@@ -363,13 +348,13 @@ def _delta(choice: Choice, run: Run) -> dict[str, Any]:
             continue
         call = choice.take(piece)
         more = {"function": {"arguments": piece.arguments}}
-        calls.append({"index": len(choice.calls) - 1, **(_call(call) if piece.name else more)})
+        calls.append({"index": len(choice.calls) - 1, **(_as_chats(call) if piece.name else more)})
     choice.text += text
     delta: dict[str, Any] = {"content": text} if text or not calls else {}
     return delta | ({"tool_calls": calls} if calls else {})
 
 
-def _call(call: WrittenCall) -> dict[str, Any]:
+def _as_chats(call: WrittenCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -20,39 +21,26 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from skydraft.decoding.request import GenerateRequest
-from skydraft.errors import GrammarRefused, SkydraftError
-from skydraft.gateway.answers import PING, Answer, CompletionsAnswer, Shape
-from skydraft.gateway.chat_page import PageFiles, index
+from skydraft.errors import GrammarRefused
+from skydraft.gateway.answers import PING, Answer, ChatAnswer, TextAnswer
+from skydraft.gateway.chat_page import PageFiles
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
-from skydraft.gateway.doorkeeper import Authorize, Doorkeeper
+from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
 from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair, model_card
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import (
-    Defaults,
-    calls_to_leave_out,
-    check_privacy,
-    has_audio,
-    num_heard,
-    read_body,
-    reader_of,
-    requests_of,
-    without_tools,
-)
+from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, num_heard, order_of, read_body
 from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
-from skydraft.gateway.schema import ChatRequest, Translated
-from skydraft.gateway.text import TextRequest
+from skydraft.gateway.schema import AnyRequest, ChatRequest, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
 from skydraft.prompts.pair import read_prompt
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
 T = TypeVar("T")
-Body: TypeAlias = ChatRequest | TextRequest | Translated
-Requests: TypeAlias = list[GenerateRequest]
+B = TypeVar("B", bound=BaseModel)
+Own: TypeAlias = ChatRequest | TextRequest | Translated  # a body as its client wrote it
 log = logging.getLogger("skydraft.gateway")
-_LONG_BODY = 64 * 1024  # bytes; a longer one is not read in the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +67,11 @@ class GatewayOptions:
 class Interface:
     """A way to ask for answers: what its bodies are, and how its answers are written."""
 
-    kind: type[Body]
+    kind: type[Own]
     answer: type[Answer]
 
 
-_CHAT, _TEXT = Interface(ChatRequest, CompletionsAnswer), Interface(TextRequest, CompletionsAnswer)
+_CHAT, _TEXT = Interface(ChatRequest, ChatAnswer), Interface(TextRequest, TextAnswer)
 _RESPONSES = Interface(ResponsesRequest, ResponsesAnswer)
 _MESSAGES = Interface(MessagesRequest, MessagesAnswer)
 
@@ -107,7 +95,7 @@ class Gateway:
             CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"],
             allow_private_network=True,
         )  # fmt: skip
-        posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        posts = {
             "/v1/chat/completions": partial(self._answer, interface=_CHAT),
             "/v1/chat/completions/input_tokens": partial(self._count, interface=_CHAT),
             "/v1/completions": partial(self._answer, interface=_TEXT),
@@ -118,19 +106,19 @@ class Gateway:
             "/tokenize": partial(self._convert, kind=TokenizeRequest),
             "/detokenize": partial(self._convert, kind=DetokenizeRequest),
         }
-        gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        gets = {
             "/v1/models": self._models,
             "/v1/models/{name}": self._model,
             "/health": self._show_health,
             "/metrics": self._metrics,
-            "/": index,
         }
-        self._served = ", ".join([*posts, *list(gets)[:-1]])
+        self._served = ", ".join([*posts, *gets])
         self.app = Starlette(
             routes=[
-                *(Route(path, answer, methods=["POST"]) for path, answer in posts.items()),
-                *(Route(path, answer) for path, answer in gets.items()),
-                Mount("/page", PageFiles()),
+                *(Route(path, self._refusing(answer), methods=["POST"]) for path, answer in posts.items()),
+                *(Route(path, self._refusing(answer)) for path, answer in gets.items()),
+                Mount("/page", files := PageFiles()),
+                Route("/", files.index),
             ],
             middleware=[
                 *([cors] if options.origins else []),
@@ -140,72 +128,75 @@ class Gateway:
         )
 
     def close(self) -> None:
-        """End all generations, and wait for all threads."""
         self._reader.shutdown(wait=False, cancel_futures=True)
         self.desk.close()
 
-    async def _read(self, request: Request, kind: type[Body]) -> tuple[Body, ChatRequest | TextRequest, Requests]:
-        """A body, what it is as one of OpenAI's completions, and its requests. Raises Refusal."""
-        data = request.scope.pop("body")
-        is_long = len(data) > _LONG_BODY
-        body = await self._reading(is_long, read_body, data, kind)
-        try:
-            asked = body.as_chat() if isinstance(body, Translated) else body
-            await self._reading(is_long, check_privacy, data, asked)
-            del data
-            if asked.model == PREFIX and not asked.choice.local_only:
-                await self._look()
-            given = self.pair.edge, self.names, self._defaults, _scope_of(request.scope["label"], asked.cache_salt)
-            requests = await self._reading(is_long or has_audio(asked), requests_of, asked, *given)
-            if self._is_shared():
-                requests = [replace(each, shares_target=True) for each in requests]
-        except Exception as error:
-            raise refusal_of(error).renamed(kind.names) from error
-        request.scope["take"](num_heard(requests))
-        return body, asked, requests
+    def _refusing(self, answer: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """The same with its errors as answers, in the shape of its interface."""
+        interface = getattr(answer, "keywords", {}).get("interface", _CHAT)
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except Exception as error:
+                refusal = self.refuse(error)
+                return JSONResponse(interface.answer.refused(refusal), refusal.status, refusal.headers)
+
+        return endpoint
+
+    async def _order(self, request: Request, own: Own) -> tuple[ChatRequest | TextRequest, Order]:
+        """What a body is as one of OpenAI's completions, and what it asks for. Raises Refusal or UsageError."""
+        visit: Visit = request.state.visit
+        body = own.as_chat() if isinstance(own, Translated) else own
+        await self._reading(visit.is_long, check_sent, visit.body, body)
+        is_long, visit.body = visit.is_long or bool(body.recordings), bytearray()
+        if body.model == PREFIX and not body.choice.local_only:
+            await self._look()
+        order = await self._reading(is_long, order_of, body, self.pair.edge, self.names, self._defaults)
+        visit.take(num_heard(order.requests))
+        trace = request.headers.get(TRACE_HEADER, "")
+        more: dict[str, Any] = {
+            # Of a label's conversations; a hash, since the cloud must not learn the label.
+            "cache_scope": hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16],
+            "shares_target": self._is_shared(),
+            "traceparent": trace if trace and is_traceparent(trace) else "",
+        }
+        requests, anew = ([replace(each, **more) for each in some] for some in (order.requests, order.anew))
+        return body, replace(order, requests=requests, anew=anew)
 
     async def _count(self, request: Request, interface: Interface) -> Response:
-        """The number of tokens of a prompt, and nothing written."""
-        try:
-            _, _, (first, *_) = await self._read(request, interface.kind)
-            given = self.pair.edge, first.messages
-            prompts = await self._reading(True, partial(read_prompt, *given, tools=first.tools))
-        except Exception as error:
-            return self._refuse(refusal_of(error).renamed(interface.kind.names), interface)
+        own = await self._body(request, interface.kind)
+        with in_words_of(interface.kind.names):
+            _, order = await self._order(request, own)
+            first = order.requests[0]
+            prompts = await self._reading(True, partial(read_prompt, self.pair.edge, first.messages, tools=first.tools))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
 
+    async def _body(self, request: Request, kind: type[B]) -> B:
+        visit: Visit = request.state.visit
+        return await self._reading(visit.is_long, read_body, visit.body, kind)
+
     async def _convert(self, request: Request, kind: type[TokenizeRequest | DetokenizeRequest]) -> Response:
-        """Text to tokens, or tokens to text."""
-        try:
-            body = await self._reading(True, read_body, request.scope.pop("body"), kind)
-            edge = self.pair.edge
-            return JSONResponse(await self._reading(True, body.answer, edge.vocab, edge.context_len))
-        except Exception as error:
-            return self._refuse(error)
+        body = await self._body(request, kind)
+        edge = self.pair.edge
+        return JSONResponse(await self._reading(True, body.answer, edge.vocab, edge.context_len))
 
     async def _answer(self, request: Request, interface: Interface) -> Response:
-        try:
-            body, asked, requests = await self._read(request, interface.kind)
-            if (header := request.headers.get(TRACE_HEADER)) and is_traceparent(header):
-                requests = [replace(each, traceparent=header) for each in requests]
-            answered = calls_to_leave_out(asked, requests[0].messages)
-            shape = Shape.of(asked, requests, self.pair.edge.vocab)
+        own, label = await self._body(request, interface.kind), request.state.visit.label
+        with in_words_of(interface.kind.names):
+            body, order = await self._order(request, own)
+            answer = interface.answer(own, body, order.requests, self.pair.edge.vocab)
             tickets, events = self.desk.submit(
-                requests, request.scope["label"], streams=bool(body.stream), reader=partial(reader_of, asked, answered),
-                anew=[without_tools(asked, each) for each in requests if answered],
-            )  # fmt: skip
-        except Exception as error:
-            return self._refuse(error, interface)
-        self._note(asked, requests, request.scope["label"])
-        answer = interface.answer(body, len(tickets), shape)
-        writing = _Writing(self, answer, tickets, events)
-        try:
-            return await (writing.stream(request) if body.stream else writing.whole(request))
-        except Exception as error:
-            refusal = refusal_of(error)
-            if isinstance(error, GrammarRefused):
-                refusal.param = asked.grammar_field if isinstance(asked, ChatRequest) else "skydraft.grammar"
-            return self._refuse(refusal.renamed(interface.kind.names), interface)
+                order.requests, label, streams=bool(own.stream), reader=order.reader, anew=order.anew
+            )
+            self._note(body, order, label)
+            writing = _Writing(self, answer, tickets, events)
+            try:
+                return await (writing.stream(request) if own.stream else writing.whole(request))
+            except GrammarRefused as error:
+                refusal = refusal_of(error)
+                refusal.param = body.grammar_field
+                raise refusal from error
 
     async def _reading(self, takes_long: bool, read: Callable[..., T], *given: Any) -> T:
         """Call `read`, what takes long in a thread: one for all, so that such requests slow each other and no other."""
@@ -217,22 +208,16 @@ class Gateway:
         if not self.names.is_default_known:
             await asyncio.to_thread(self.names.look)  # may send a request to the cloud
 
-    def _note(self, body: ChatRequest | TextRequest, requests: Requests, label: str) -> None:
-        extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(requests)}
+    def _note(self, body: AnyRequest, order: Order, label: str) -> None:
+        extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(order.requests)}
         if self._options.logs_prompts:
-            extra["prompt"] = [message.content for message in requests[0].messages]
+            extra["prompt"] = [message.content for message in order.requests[0].messages]
         log.info("asked", extra=extra)
 
     def refuse(self, error: Exception) -> Refusal:
-        """The refusal for an error; counts it."""
         refusal = refusal_of(error)
         self.metrics.refused(refusal.status)
         return refusal
-
-    def _refuse(self, error: Exception, interface: Interface | None = None) -> Response:
-        refusal = self.refuse(error)
-        body = interface.answer.refused(refusal) if interface else refusal.body
-        return JSONResponse(body, refusal.status, refusal.headers)
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
@@ -242,10 +227,7 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         pair, names = self.pair, self.names
-        try:
-            await self._look()
-        except SkydraftError as error:
-            return self._refuse(error)
+        await self._look()
         ours = {
             "edge": pair.edge.name,
             "cloud": pair.cloud_name,
@@ -258,10 +240,7 @@ class Gateway:
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        try:
-            self.names.mode_of(name)
-        except Refusal as refusal:
-            return self._refuse(refusal)
+        self.names.mode_of(name)
         return JSONResponse(model_card(name))
 
     async def _show_health(self, request: Request) -> Response:
@@ -273,29 +252,19 @@ class Gateway:
 
 
 class _Writing:
-    """One answer on its way to one client."""
-
     def __init__(self, gateway: Gateway, answer: Answer, tickets: list[Ticket], events: Events) -> None:
-        self._gateway, self._answer, self._jobs, self._events = gateway, answer, tickets, events
+        self._gateway, self._answer, self._tickets, self._events = gateway, answer, tickets, events
 
     async def whole(self, request: Request) -> Response:
         """The complete answer. A client that hangs up ends it."""
-        writing = asyncio.ensure_future(self._complete())
         gone = asyncio.ensure_future(_gone(request))
         try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
-                return Response(status_code=499)  # the client is gone
-            writing.result()
-            return JSONResponse(self._answer.whole())
+            while not (self._answer.is_complete or gone.done()):
+                await self._next(gone)
+            return JSONResponse(self._answer.whole()) if self._answer.is_complete else Response(status_code=499)
         finally:
-            for task in (writing, gone):
-                task.cancel()
+            gone.cancel()
             self._hang_up()
-
-    async def _complete(self) -> None:
-        while not self._answer.is_complete:
-            self._take(*await self._events.get())
 
     def _take(self, index: int, event: Event) -> list[dict[str, Any]]:
         self._gateway.metrics.happened(event)
@@ -308,7 +277,7 @@ class _Writing:
         until = time.monotonic() + self._gateway._options.hold_s  # then pings keep the client waiting
         try:
             while not (begun or self._answer.is_complete or gone.done()) and time.monotonic() < until:
-                begun = await self._first_chunks(gone, until - time.monotonic())
+                begun = await self._next(gone, until - time.monotonic())
         except BaseException:
             self._hang_up()
             raise
@@ -320,7 +289,7 @@ class _Writing:
         body = self._chunks(begun)
         return _Stream(body, self._hang_up, media_type="text/event-stream", headers=headers)
 
-    async def _first_chunks(self, gone: asyncio.Future[None], wait_s: float) -> list[dict[str, Any]]:
+    async def _next(self, gone: asyncio.Future[None], wait_s: float | None = None) -> list[dict[str, Any]]:
         """The chunks of the next event; none if it does not come in time or the client hangs up."""
         taking = asyncio.ensure_future(self._events.get())
         either: set[asyncio.Future[Any]] = {taking, gone}
@@ -333,7 +302,7 @@ class _Writing:
     async def _chunks(self, begun: list[dict[str, Any]]) -> AsyncIterator[bytes]:
         try:
             yield b"".join(map(self._answer.as_event, (*self._answer.first(), *begun)))
-            for ticket in self._jobs:
+            for ticket in self._tickets:
                 ticket.has_begun.set()
             while not self._answer.is_complete:
                 try:
@@ -351,7 +320,7 @@ class _Writing:
         yield self._answer.ending
 
     def _hang_up(self) -> None:
-        for ticket in self._jobs:
+        for ticket in self._tickets:
             self._gateway.desk.cancel(ticket)
 
 
@@ -373,8 +342,3 @@ async def _gone(request: Request) -> None:
     """Return when the client has hung up. Call this after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _scope_of(label: str, salt: str | None) -> str:
-    """The KV scope of a label's conversations. It is a hash, since the cloud must not learn the label."""
-    return hashlib.sha256(repr((label, salt)).encode()).hexdigest()[:16]

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-_FOLDER = Path(__file__).parent / "page"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -20,16 +19,12 @@ _HEADERS = {
 }
 
 
-async def index(request: Request) -> Response:
-    """The page itself."""
-    return FileResponse(_FOLDER / "index.html", headers=_HEADERS)
-
-
 class PageFiles(StaticFiles):
-    """What the page loads."""
-
     def __init__(self) -> None:
-        super().__init__(directory=_FOLDER)
+        super().__init__(directory=Path(__file__).parent / "page")
+
+    async def index(self, request: Request) -> Response:
+        return await self.get_response("index.html", request.scope)
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)

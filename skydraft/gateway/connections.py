@@ -57,7 +57,8 @@ class PatientProtocol(H11Protocol):
                 return
             self._read(data[start : start + _READ])
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_head()  # the body has its own limit
+            _stop(self._head)  # the body has its own limit
+            self._head = None
         elif self._head is None:
             self._head = self.loop.call_later(_HEAD_S, self.transport.close)
 
@@ -74,30 +75,26 @@ class PatientProtocol(H11Protocol):
                 self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head()
-        self._stop_unread()
+        _stop(self._head)
+        _stop(self._unread)
         super().connection_lost(exc)
         if not self.closed.done():
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stop_unread()
+        _stop(self._unread)
         self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_unread()
+        _stop(self._unread)
+        self._unread = None
 
-    def _stop_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
 
-    def _stop_head(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+def _stop(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 class Connections:
@@ -110,20 +107,19 @@ class Connections:
         self, listening: socket.socket, make: Callable[[], PatientProtocol], tls: ssl.SSLContext | None = None
     ) -> None:
         self._listening, self._make, self._tls = listening, make, tls
-        self._most = MAX_CONNECTIONS
+        self._limit = MAX_CONNECTIONS
         self._open: dict[PatientProtocol, asyncio.Task[None]] = {}  # in the order in which they came
 
     async def accept(self) -> None:
-        """Accept connections until this is cancelled."""
         loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
         while True:
             try:
                 client, _ = await loop.sock_accept(self._listening)
             except OSError as error:
-                if len(self._open) < self._most:  # said once, as there are never that many again
-                    self._most = max(len(self._open) // 2, 16)
-                    log.error("no more than %d connections from now on: %s", self._most, error)
+                if len(self._open) < self._limit:  # said once, as there are never that many again
+                    self._limit = max(len(self._open) // 2, 16)
+                    log.error("no more than %d connections from now on: %s", self._limit, error)
                 self._make_room()
                 await asyncio.sleep(_AGAIN_S)
                 continue
@@ -133,7 +129,7 @@ class Connections:
             await asyncio.sleep(0)  # or a flood of them would keep the loop
 
     def _make_room(self) -> None:
-        num_more = max(len(self._open) + 1 - self._most, 0)
+        num_more = max(len(self._open) + 1 - self._limit, 0)
         idle = (connection for connection in self._open if connection.is_idle)
         for connection in list(islice(idle, num_more)):
             self._open.pop(connection).cancel()

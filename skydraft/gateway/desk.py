@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from typing import TypeAlias
@@ -47,13 +47,13 @@ class Began:
 class Wrote:
     """A round was written. `pieces` are those that became certain with each of its tokens.
 
-    `news` are lines about the cloud, or "". `scores` are those of the tokens, if wanted.
+    `notices` are lines about the cloud, or "". `scores` are those of the tokens, if wanted.
     """
 
     done: Round
     tokens: Seq[Token]
     pieces: Seq[Seq[Piece]]
-    news: str
+    notices: str
     scores: Seq[Score] = ()
 
 
@@ -75,6 +75,7 @@ Event: TypeAlias = Began | Wrote | Ended | Exception
 Events: TypeAlias = "asyncio.Queue[tuple[int, Event]]"
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
     """One choice to write. Its events go into `events` with its `index`: Began, then Wrote, then Ended or an error.
 
@@ -83,21 +84,17 @@ class Ticket:
     no client streams it.
     """
 
-    def __init__(
-        self, request: GenerateRequest, label: str, index: int, events: Events, reader: Reader | None = None,
-        anew: GenerateRequest | None = None,
-    ) -> None:  # fmt: skip
-        self.request = request
-        self.reader = reader  # only its thread uses it
-        self.anew = anew
-        self.label = label
-        self.has_begun = threading.Event()
-        self.is_cancelled = False  # only `Desk.cancel` changes it
-        self.pair: Pair | None = None  # only its thread changes these two
-        self.generation: Generation | None = None
-        self._index = index
-        self._events = events
-        self._loop = asyncio.get_running_loop()
+    request: GenerateRequest
+    label: str
+    index: int
+    events: Events
+    reader: Reader | None = None  # only its thread uses it, and changes the next three
+    anew: GenerateRequest | None = None
+    pair: Pair | None = None
+    generation: Generation | None = None
+    has_begun: threading.Event = field(default_factory=threading.Event)
+    is_cancelled: bool = False  # only `Desk.cancel` changes it
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     @property
     def is_unfit(self) -> bool:
@@ -106,7 +103,7 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether the only call that the choice may have is whole."""
+        """Whether the only call that it may have is whole."""
         return self.reader is not None and self.reader.is_done
 
     def read(self, tokens: Iterable[Token]) -> Iterator[Seq[Piece]]:
@@ -121,9 +118,8 @@ class Ticket:
         return self.request.params.max_new_tokens - len(first.token_ids)
 
     def tell(self, event: Event) -> None:
-        """Pass an event to the event loop. Any thread may call this."""
         if not self.is_cancelled:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (self._index, event))
+            self.loop.call_soon_threadsafe(self.events.put_nowait, (self.index, event))
 
 
 class Desk:
@@ -145,12 +141,10 @@ class Desk:
 
     @property
     def num_running(self) -> int:
-        """Choices being written."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Choices in the queue."""
         return len(self._waiting)
 
     def submit(
@@ -207,22 +201,21 @@ class Desk:
         self._start()
 
     def _run(self, ticket: Ticket) -> None:
-        """Write one choice, in a thread of the pool."""
-        news: list[str] = []  # lines about the cloud, in the order in which they came
+        notices: list[str] = []  # lines about the cloud, in the order in which they came
         try:
-            ticket.pair = self._pair.telling(news.append)
-            first = self._write(ticket, ticket.request, news)
+            ticket.pair = self._pair.telling(notices.append)
+            first = self._write(ticket, ticket.request, notices)
             if first and ticket.anew and ticket.is_unfit and (num_left := ticket.num_left(first)):
                 ticket.reader = None
                 params = replace(ticket.anew.params, max_new_tokens=num_left)
-                self._write(ticket, replace(ticket.anew, params=params), news, first)
+                self._write(ticket, replace(ticket.anew, params=params), notices, first)
         except Exception as error:
             ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
             ticket.pair = ticket.generation = None
 
     def _write(
-        self, ticket: Ticket, request: GenerateRequest, news: list[str], first: Generation | None = None
+        self, ticket: Ticket, request: GenerateRequest, notices: list[str], first: Generation | None = None
     ) -> Generation | None:
         """Run one generation, after the `first` of this choice; None if it was cancelled before it began."""
         if ticket.is_cancelled or ticket.pair is None:  # before there was anything to cancel
@@ -233,7 +226,7 @@ class Desk:
                 return None
             self._begin(ticket, generation, first)
             for done, tokens in generation.rounds():
-                lines, news[:] = " ".join(news), []
+                lines, notices[:] = " ".join(notices), []
                 pieces = list(ticket.read(tokens))
                 shown, scores = tokens[: len(pieces)], generation.scores(done)[: len(pieces)]
                 ticket.tell(Wrote(done, shown, pieces, lines, scores))
@@ -275,7 +268,6 @@ class Desk:
             self.cancel(ticket)
 
     def close(self) -> None:
-        """End all generations, and wait for their threads."""
         self.cancel_all()
         self._pool.shutdown(wait=True)
 
@@ -303,7 +295,6 @@ class GatewayMetrics:
         waiting.set_function(lambda: desk.num_waiting)
 
     def happened(self, event: Event) -> None:
-        """Count an event of the desk."""
         if isinstance(event, Wrote):
             self._rounds.labels(event.done.record.outcome).inc()
             for token in event.tokens:
@@ -316,9 +307,7 @@ class GatewayMetrics:
                 self._ttft.observe(event.stats.ttft_ms / 1e3)
 
     def refused(self, status: int) -> None:
-        """Count an error answer."""
         self._refusals.labels(str(status)).inc()
 
     def text(self) -> bytes:
-        """All metrics in Prometheus's format."""
         return generate_latest(self._registry)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -19,17 +20,37 @@ from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
-Take: TypeAlias = Callable[[int], None]  # of bytes; raises Refusal
-LOCAL = "local"
 _MEMORY = 256 * 1024 * 1024  # bytes of bodies and recordings
+_LONG_BODY = 64 * 1024
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request: the label of its client's key ("local" without keys), its body, and its part of the `memory`."""
+
+    label: str
+    memory: Shares
+    body: bytearray = field(default_factory=bytearray)
+    num_taken: int = 0  # bytes
+
+    @property
+    def is_long(self) -> bool:
+        """Whether to read the body is too much for the event loop."""
+        return len(self.body) > _LONG_BODY
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes until the request ends. Raises Refusal if there is no room for them."""
+        if not self.memory.may_take(self.label, num_bytes):
+            raise Refusal(503, "Too many long bodies are under way.", code="busy", retry_after_s=RETRY_AFTER_S)
+        self.memory.take(self.label, num_bytes)
+        self.num_taken += num_bytes
 
 
 class Doorkeeper:
-    """ASGI middleware. Writes the label of the client's key into `scope["label"]`; without keys it is "local".
+    """ASGI middleware. Puts a Visit into the state of the request.
 
-    The page and /health need no key. The whole body is read here into `scope["body"]`, so that a slow or endless body
-    occupies nothing else. All requests together, and each key, have a share of memory for what they send;
-    `scope["take"]` takes more of it, for what is unpacked.
+    The page and /health need no key. The whole body is read here, so that a slow or endless body occupies nothing else.
+    All requests together, and each key, have a share of memory for what they send and for what is unpacked of it.
     """
 
     def __init__(
@@ -47,38 +68,25 @@ class Doorkeeper:
             return
         _take_host(scope)
         try:
-            scope["label"] = self._label(scope)
-            with self._share(scope["label"]) as scope["take"]:
+            visit = Visit(self._label(scope), self._memory)
+            try:
                 # Paths without a key accept no body, so that a client without a key cannot fill the memory.
-                scope["body"] = b"" if _is_open(scope) else await self._body(scope, receive)
+                if not _is_open(scope):
+                    await self._read(visit, scope, receive)
+                scope.setdefault("state", {})["visit"] = visit
                 with suppress(asyncio.CancelledError):  # the gateway stops; uvicorn would log a traceback
                     await self._app(scope, receive, send)
+            finally:
+                self._memory.give_back(visit.label, visit.num_taken)
         except Refusal as refusal:
             headers = {**refusal.headers, "Connection": "close"}
             await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
-
-    @contextmanager
-    def _share(self, label: str) -> Iterator[Take]:
-        """Takes memory for one request, which is given back at its end."""
-        taken = 0
-
-        def take(num_bytes: int) -> None:
-            nonlocal taken
-            if not self._memory.may_take(label, num_bytes):
-                raise Refusal(503, "Too many long bodies are under way.", code="busy", retry_after_s=RETRY_AFTER_S)
-            self._memory.take(label, num_bytes)
-            taken += num_bytes
-
-        try:
-            yield take
-        finally:
-            self._memory.give_back(label, taken)
 
     def _label(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
         self._check_headers(headers)
         if self._authorize is None or _is_open(scope):
-            return LOCAL
+            return "local"
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
         try:
             return self._authorize(given)
@@ -102,11 +110,10 @@ class Doorkeeper:
         if origin and origin not in self._origins and origin.partition("://")[2] != host:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytearray:
-        """The whole body. Raises Refusal if it is too long or too slow."""
+    async def _read(self, visit: Visit, scope: Scope, receive: Receive) -> None:
+        """Read the whole body. Raises Refusal if it is too long or too slow."""
         length = Headers(scope=scope).get("content-length", "0")
         self._check_length(int(length) if length.isdecimal() else 0)
-        data = bytearray()
         try:
             async with asyncio.timeout(self._body_s):
                 more = scope["method"] not in ("GET", "HEAD", "OPTIONS")
@@ -114,13 +121,12 @@ class Doorkeeper:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "The client hung up.")
-                    scope["take"](len(message.get("body", b"")))
-                    data += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    self._check_length(len(data))
+                    part, more = message.get("body", b""), message.get("more_body", False)
+                    visit.take(len(part))
+                    visit.body += part
+                    self._check_length(len(visit.body))
         except TimeoutError as error:
             raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
-        return data
 
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
@@ -138,7 +144,6 @@ def _take_host(scope: Scope) -> None:
 
 
 def _is_open(scope: Scope) -> bool:
-    """Whether the path needs no key."""
     return (
         not scope["path"].startswith(("/v1/", "/metrics", "/tokenize", "/detokenize")) or scope["method"] == "OPTIONS"
     )

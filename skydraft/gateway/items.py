@@ -51,7 +51,6 @@ class ActItem(BaseModel):
 
 
 def as_json(value: Any) -> str:
-    """A value as text in a message."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -13,7 +13,7 @@ from skydraft.engines.vocab import Vocab
 _LEAST = -9999.0  # JSON has no infinity
 
 
-def token_text(data: bytes) -> str:
+def _token_text(data: bytes) -> str:
     """A token's text; as OpenAI does, bytes that are no whole characters are spelled out."""
     try:
         return data.decode()
@@ -21,17 +21,16 @@ def token_text(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def chat_logprobs(vocab: Vocab, scores: Seq[Score]) -> dict[str, Any]:
-    """The `logprobs` of a choice of a chat."""
+def token_logprobs(vocab: Vocab, scores: Seq[Score]) -> list[dict[str, Any]]:
+    """Those of tokens, as chats and responses have them."""
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         data = vocab.name_bytes(token_id)
-        return {"token": token_text(data), "logprob": _number(logprob), "bytes": list(data)}
+        return {"token": _token_text(data), "logprob": _number(logprob), "bytes": list(data)}
 
-    content = [
+    return [
         entry(each.token_id, each.logprob) | {"top_logprobs": [entry(*best) for best in each.best]} for each in scores
     ]
-    return {"content": content, "refusal": None}
 
 
 def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, An
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     starts = itertools.accumulate((len(decoder.decode(name)) for name in names), initial=offset)
     return {
-        "tokens": [token_text(name) for name in names],
+        "tokens": [_token_text(name) for name in names],
         "token_logprobs": [_number(each.logprob) for each in scores],
         "top_logprobs": [None if each.logprob is None else _best(vocab, each) for each in scores],
         "text_offset": list(itertools.islice(starts, len(names))),
@@ -49,8 +48,8 @@ def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, An
 
 def _best(vocab: Vocab, score: Score) -> dict[str, float | None]:
     """The best tokens of a place, best first, and the one that stands there."""
-    all_told = dict([*score.best, (score.token_id, score.logprob)])
-    return {token_text(vocab.name_bytes(each)): _number(logprob) for each, logprob in all_told.items()}
+    shown = dict([*score.best, (score.token_id, score.logprob)])
+    return {_token_text(vocab.name_bytes(each)): _number(logprob) for each, logprob in shown.items()}
 
 
 def _number(logprob: float | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from skydraft.gateway.answers import Answer, Shape, WrittenCall
+from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.parts import Some
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
@@ -42,8 +42,6 @@ class _Result(BaseModel):
 
 
 class _Thought(BaseModel):
-    """Of another model; this one does not read it."""
-
     type: Literal["thinking", "redacted_thinking"]
 
 
@@ -143,47 +141,42 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
         yield {"role": message.role, "content": _words(texts), "tool_calls": calls or None}
 
 
-class MessagesAnswer(Answer):
-    """One message under way: its blocks. The last one may be open."""
-
-    def __init__(self, body: MessagesRequest, num_choices: int, shape: Shape) -> None:
-        super().__init__(body, num_choices, shape)
-        self._frame = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": body.model}
-        self._blocks: list[dict[str, Any]] = []
+class MessagesAnswer(ItemsAnswer):
+    def __init__(self, own: MessagesRequest, *given: Any) -> None:
+        super().__init__(own, *given)
+        self._frame = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": own.model}
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """The message before its first block."""
         usage = {"input_tokens": self.choices[0].num_prompt_tokens, "output_tokens": 0}
         ending = {"stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": self._frame | {"content": [], **ending, "usage": usage}}
 
-    def _said(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._blocks or self._blocks[-1]["type"] != "text":
+    def _say(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._items or self._items[-1]["type"] != "text":
             yield from self._open({"type": "text", "text": ""})
-        self._blocks[-1]["text"] += text
+        self._items[-1]["text"] += text
         yield self._event("delta", delta={"type": "text_delta", "text": text})
 
-    def _called(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
         if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
             return
         yield from self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        self._blocks[-1]["input"] = json.loads(call.arguments)
+        self._items[-1]["input"] = json.loads(call.arguments)
         yield self._event("delta", delta={"type": "input_json_delta", "partial_json": call.arguments})
 
     def _open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()
-        self._blocks.append(block)
+        self._items.append(block)
         yield self._event("start", content_block=dict(block))
 
     def _close(self) -> Iterator[dict[str, Any]]:
-        if self._blocks:
+        if self._items:
             yield self._event("stop")
 
     def _event(self, name: str, **fields: Any) -> dict[str, Any]:
-        return {"type": f"content_block_{name}", "index": len(self._blocks) - 1, **fields}
+        return {"type": f"content_block_{name}", "index": len(self._items) - 1, **fields}
 
     def last(self) -> Iterator[dict[str, Any]]:
-        """The end of the last block and of the message."""
         yield from self._close()
         yield {"type": "message_delta", "delta": self._ending(), "usage": self._used()}
         yield {"type": "message_stop"}
@@ -196,16 +189,13 @@ class MessagesAnswer(Answer):
 
     def _used(self) -> dict[str, int]:
         usage = self.usage
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        read = {"input_tokens": usage["prompt_tokens"] - cached, "cache_read_input_tokens": cached}
-        return read | {"cache_creation_input_tokens": 0, "output_tokens": usage["completion_tokens"]}
+        read = {"input_tokens": usage.prompt - usage.cached, "cache_read_input_tokens": usage.cached}
+        return read | {"cache_creation_input_tokens": 0, "output_tokens": usage.written}
 
     def whole(self) -> dict[str, Any]:
-        """The complete message."""
-        return self._frame | {"content": self._blocks, **self._ending(), "usage": self._used()}
+        return self._frame | {"content": self._items, **self._ending(), "usage": self._used()}
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:
-        """Anthropic's error object."""
         kind = _KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": refusal.message}}

@@ -48,7 +48,6 @@ class Pair:
         return replace(self, cloud=self.cloud.telling(notify))
 
     def start(self, request: GenerateRequest) -> Generation:
-        """Start a generation."""
         return api.start(request, edge=self.edge, cloud=self.cloud, observers=self.observers)
 
     def cancel(self) -> None:
@@ -73,11 +72,9 @@ class ModelNames:
 
     @property
     def all(self) -> list[str]:
-        """All names."""
         return [PREFIX, *(f"{PREFIX}-{mode}" for mode in self.modes)]
 
     def mode_of(self, model: str) -> str:
-        """The mode of a name. Raises Refusal."""
         if model == PREFIX:
             return self.default_mode
         mode = model.removeprefix(f"{PREFIX}-")
@@ -97,8 +94,7 @@ class ModelNames:
             raise Refusal(
                 400, f"The mode '{mode}' is not available. Use one of: {', '.join(self.modes)}.", param="skydraft.mode"
             )
-        k = None if choice.k is None else str(choice.k)
-        accept = choice.accept or "exact"
+        k, accept = None if choice.k is None else str(choice.k), choice.accept or "exact"
         plan = make_plan(mode, choice.gate, k=k, accept=accept, eager=choice.eager, hand_back=choice.hand_back)
         if not choice.local_only or not plan.verifies or isinstance(self._pair.cloud, Engine):
             return plan
@@ -122,7 +118,7 @@ class ModelNames:
 
         Raises TargetChanged.
         """
-        if self._is_calibrated is not None or self._pair.cloud is None:
+        if self._pair.cloud is None or self.is_default_known:
             return
         try:
             self._is_calibrated = api.is_calibrated(self._pair.edge, self._pair.cloud)
@@ -132,7 +128,6 @@ class ModelNames:
 
 
 def model_card(name: str) -> dict[str, Any]:
-    """OpenAI's description of a model of that name."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "skydraft"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 T = TypeVar("T")
 Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
@@ -27,16 +27,8 @@ class RefusalPart(Checked):
 
 
 class InputAudio(Checked):
-    """A recording, as the bytes of a file in base64. A name of one in the context of the validation stands for it."""
-
-    data: bytes
+    data: bytes  # of a file, in base64
     format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
-
-    @field_validator("data")
-    @classmethod
-    def _find(cls, data: bytes, info: ValidationInfo) -> bytes:
-        recordings: dict[bytes, bytes] = info.context or {}
-        return recordings.pop(data, data)
 
 
 class AudioPart(Checked):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -37,27 +36,14 @@ class Refusal(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """The extra headers of this answer."""
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
-
-    def renamed(self, names: Mapping[str, str]) -> Refusal:
-        """The same with the client's name of the field, where `names` has it. Messages are numbered otherwise there."""
-        given = self.param or ""
-        old = next((name for name in names if f"{given}.".startswith(f"{name}.")), None)
-        if old is None:
-            return self
-        rest = given.removeprefix(old)
-        param = names[old] + ("" if rest[1:2].isdecimal() else rest)
-        message = self.message if not self.message.startswith(f"{given}:") else param + self.message.removeprefix(given)
-        return Refusal(self.status, message, param=param, code=self.code, retry_after_s=self.retry_after_s)
 
 
 def refusal_of(error: Exception) -> Refusal:

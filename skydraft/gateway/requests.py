@@ -9,10 +9,11 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -25,8 +26,7 @@ from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.parts import AudioPart
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.schema import ChatMessage, ChatRequest, ObjectFormat, SchemaFormat
-from skydraft.gateway.text import TextRequest
+from skydraft.gateway.schema import AnyRequest, ChatMessage, ChatRequest, TextRequest
 from skydraft.gateway.tools import ToolCall
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
@@ -52,13 +52,11 @@ log = logging.getLogger("skydraft.gateway")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
-_MAX_RECORDINGS = 256  # in a long body
-_LONG_RECORDING = 4096  # bytes
 _MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
 _SAME_NAMES = (
     "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop", "stop_token_ids",
 )  # fmt: skip
-_VALUE = re.compile(rb'\s*:\s*"')
+_RECORDING = re.compile(rb'"data"\s*:\s*"')
 _LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
 _CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
 
@@ -77,7 +75,6 @@ class Defaults:
     share_audio: ShareAudio = "features"
 
     def max_new_tokens(self, otherwise: int) -> int:
-        """The length of an answer."""
         return self.params.max_new_tokens if "max_new_tokens" in self.given else otherwise
 
     def seed(self, given: int | None) -> int:
@@ -87,24 +84,70 @@ class Defaults:
         return random.SystemRandom().randrange(2**32) if given in (None, -1) else given % 2**64
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a body asks for: a request for each choice. `reader` makes what finds the calls in one, if it can have any.
+
+    If all calls of a choice were answered before, its request in `anew`, if there are such, is answered after it.
+    """
+
+    requests: list[GenerateRequest]
+    reader: Callable[[], Reader | None] = lambda: None
+    anew: Seq[GenerateRequest] = ()
+
+
 def read_body(data: bytes | bytearray, kind: type[B]) -> B:
     """Parse and check a body. Raises Refusal. The interpreter is held meanwhile, so all that costs time is bounded."""
     data = data.removeprefix(codecs.BOM_UTF8)
-    data, recordings = _apart(data) if len(data) > _MAX_TEXT else (data, {})
+    _check_text(len(data) - (_num_recorded(data) if len(data) > _MAX_TEXT else 0))
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
         raise Refusal(413, f"The body has more than {_MAX_ITEMS} brackets and commas.", code="body_too_long")
     try:
-        body = kind.model_validate_json(data, context=recordings)
+        return kind.model_validate_json(data)
     except ValidationError as error:
         raise refusal_of(error) from None
-    if recordings:
-        raise _too_long(len(data) + sum(map(len, recordings.values())))  # what is left was none
-    return body
 
 
-def check_privacy(data: bytes | bytearray, asked: ChatRequest | TextRequest) -> None:
-    """Raise Refusal for a `local_only` in a place where it would be passed over, and the text sent."""
-    if "local_only" not in asked.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise errors as refusals with the client's names of fields, where `names` has them.
+
+    Messages are numbered otherwise there.
+    """
+    try:
+        yield
+    except Exception as error:
+        refusal = refusal_of(error)
+        given = refusal.param or ""
+        old = next((name for name in names if f"{given}.".startswith(f"{name}.")), None)
+        if old is None:
+            raise refusal from error
+        rest = given.removeprefix(old)
+        param = names[old] + ("" if rest[1:2].isdecimal() else rest)
+        refusal.message = re.sub(rf"^{re.escape(given)}:", lambda _: f"{param}:", refusal.message)
+        refusal.param = param
+        raise refusal from error
+
+
+def _num_recorded(data: bytes | bytearray) -> int:
+    """Bytes in the places of recordings, where they may be some: these alone are cheap to parse."""
+    places = ((found.end(), data.find(b'"', found.end())) for found in _RECORDING.finditer(data))
+    return sum(end - start for start, end in places if data[start:end].isascii())
+
+
+def _check_text(num_bytes: int) -> None:
+    if num_bytes > _MAX_TEXT:
+        message = f"There are {num_bytes} bytes beside recordings; at most {_MAX_TEXT} are read."
+        raise Refusal(400, message, code="context_length_exceeded")
+
+
+def check_sent(data: bytes | bytearray, body: AnyRequest) -> None:
+    """Raise Refusal for a body with too much beside the recordings that were found in it, or a misplaced `local_only`.
+
+    It would be passed over, and the text sent.
+    """
+    _check_text(len(data) - sum(len(each.input_audio.data) for each in body.recordings))
+    if "local_only" not in body.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
         raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
 
 
@@ -117,67 +160,36 @@ def _asks(part: Any) -> bool:
     return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)
 
 
-def _apart(data: bytes | bytearray) -> tuple[bytes, dict[bytes, bytes]]:
-    """A body with names in the places of its long recordings, which are not parsed; and these, by their names.
-
-    Raises Refusal if what is left is too long.
-    """
-    recordings: dict[bytes, bytes] = {}
-    parts, kept, at = [], 0, 0
-    for number in range(_MAX_RECORDINGS):
-        at = data.find(b'"data"', at) + 6
-        if at < 6:
-            break
-        if opening := _VALUE.match(data, at):
-            at = opening.end()
-            end = data.find(b'"', at)
-            if end - at > _LONG_RECORDING:
-                name = b"recording %d" % number
-                parts += [data[kept:at], name]
-                recordings[name] = bytes(data[at:end]).replace(b"\\/", b"/")  # as PHP writes it
-                kept = at = end
-    num_bytes = sum(map(len, parts)) + len(data) - kept
-    if num_bytes > _MAX_TEXT:
-        raise _too_long(num_bytes)
-    return b"".join([*parts, data[kept:]]), recordings
-
-
-def _too_long(num_bytes: int) -> Refusal:
-    message = f"There are {num_bytes} bytes beside recordings; at most {_MAX_TEXT} are read."
-    return Refusal(400, message, code="context_length_exceeded")
-
-
-def has_audio(body: ChatRequest | TextRequest) -> bool:
-    """Whether a message has a recording."""
-    contents = [message.content for message in body.messages] if isinstance(body, ChatRequest) else []
-    return any(isinstance(part, AudioPart) for parts in contents if isinstance(parts, list) for part in parts)
-
-
 def num_heard(requests: Seq[GenerateRequest]) -> int:
     """Bytes of the recordings of one client's requests, which share them."""
     return sum(audio.samples.nbytes for message in requests[0].messages for audio in message.audio)
 
 
-def requests_of(
-    body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
-) -> list[GenerateRequest]:
-    """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
-    given = edge, names, defaults, scope
-    return chat_requests(body, *given) if isinstance(body, ChatRequest) else text_requests(body, *given)
+def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
+    return (
+        _chat_order(body, edge, names, defaults)
+        if isinstance(body, ChatRequest)
+        else _text_order(body, edge, names, defaults)
+    )
 
 
-def chat_requests(
-    body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
-) -> list[GenerateRequest]:
-    """One request for each choice. Requests of one `scope` may share KV. Raises Refusal or UsageError."""
-    if has_audio(body) and not edge.takes_audio:
+def _check_chat(body: ChatRequest, edge: Engine) -> None:
+    """Raise Refusal for what these models cannot do."""
+    if body.recordings and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
     for name in body.chat_template_kwargs or {}:  # one that the template does not know changes nothing
         if re.search(rf"\b{re.escape(name)}\b", edge.vocab.chat_template or ""):
             param = f"chat_template_kwargs.{name}"
             raise Refusal(400, f"{param}: The chat template uses it, but it cannot be set here.", param=param)
+    if body.callable_tools and not writes_calls(edge.vocab.chat_template):
+        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
+        raise Refusal(400, message, param="tools")
     if body.left_out:
         _warn_of(tuple(body.left_out))
+
+
+def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
+    _check_chat(body, edge)
     messages = _messages(body.messages)
     if body.continue_final_message and messages:
         messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
@@ -185,12 +197,8 @@ def chat_requests(
         messages.insert(0, Message("system", defaults.system))
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
     has_results = any(message.role == "tool" for message in messages)
-    calls_are_known = (body.callable_tools or has_results) and writes_calls(edge.vocab.chat_template)
-    if has_results and calls_are_known and not body.callable_tools:
+    if has_results and not body.callable_tools and writes_calls(edge.vocab.chat_template):
         messages = results_before_questions(messages)
-    if body.callable_tools and not calls_are_known:
-        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
-        raise Refusal(400, message, param="tools")
     params = _params(body, defaults, max_tokens, _grammar(body))
     plan = names.plan_of(body.model, body.choice)
     if messages and body.callable_tools and not params.grammar:
@@ -208,52 +216,41 @@ def chat_requests(
         tools=tuple(tool.given for tool in body.described_tools) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         num_best=body.num_best,
-        cache_scope=scope,
         local_only=body.choice.local_only,
     )
-    return _choices(request, body.n or 1)
+    requests, answered = _choices(request, body.n or 1), frozenset[Called]()
+    if body.callable_tools and not body.must_call and not body.choice.repeat_calls:
+        answered = answered_calls(messages)
+    anew = [_without_tools(body, each) for each in requests if answered]
+    return Order(requests, partial(reader_of, body, answered), anew)
 
 
 @lru_cache(maxsize=64)
 def _warn_of(kinds: tuple[str, ...]) -> None:
-    """Say once which tools are left out."""
     log.warning("requests have tools that are not functions, which are left out: %s", ", ".join(map(one_line, kinds)))
 
 
-def calls_to_leave_out(body: ChatRequest | TextRequest, messages: Seq[Message]) -> frozenset[Called]:
-    """The calls that an answer must not repeat: where the model may call and may answer, those with results."""
-    if not isinstance(body, ChatRequest) or not body.callable_tools or body.must_call or body.choice.repeat_calls:
-        return frozenset()
-    return answered_calls(messages)
-
-
-def reader_of(body: ChatRequest | TextRequest, answered: frozenset[Called]) -> Reader | None:
+def reader_of(body: ChatRequest, answered: frozenset[Called]) -> Reader | None:
     """What finds the calls in one choice; calls that are `answered` are left out. None if it can have none."""
-    if not isinstance(body, ChatRequest) or not body.callable_tools:
+    if not body.callable_tools:
         return None
-    single = not body.calls_in_parallel
+    single, is_certain = not body.calls_in_parallel, body.must_call or body.schema_of_answer is not None
     # A call that may have to be left out is read whole, in a text of a grammar too.
-    if body.calls_are_certain and not answered:
+    if is_certain and not answered:
         return EnforcedReader(single=single)
     return CallReader([tool.name for tool in body.callable_tools], answered, single=single)
 
 
-def without_tools(body: ChatRequest | TextRequest, request: GenerateRequest) -> GenerateRequest:
-    """The request of the same body for an answer that may call nothing."""
-    if isinstance(body, ChatRequest):
-        grammar = _grammar(body.model_copy(update={"tool_choice": "none"})) or body.choice.grammar or ""
-        request = replace(request, tools=(), params=replace(request.params, grammar=grammar, min_call_prob=0.0))
-    return replace(request, messages=tuple(results_before_questions(request.messages)))
+def _without_tools(body: ChatRequest, request: GenerateRequest) -> GenerateRequest:
+    grammar = _grammar(body, may_call=False) or body.choice.grammar or ""
+    params = replace(request.params, grammar=grammar, min_call_prob=0.0)
+    return replace(request, tools=(), params=params, messages=tuple(results_before_questions(request.messages)))
 
 
-def _grammar(body: ChatRequest) -> str:
-    """The grammar of the answer, or "". Raises Refusal or UsageError."""
-    wanted = body.response_format
-    schema = wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
-    if isinstance(wanted, ObjectFormat):
-        schema = {"type": "object"} if wanted.schema_ is None else wanted.schema_
-    if body.must_call or (schema is not None and body.callable_tools):
-        tools = [tool.model_dump() for tool in body.callable_tools]
+def _grammar(body: ChatRequest, *, may_call: bool = True) -> str:
+    schema, functions = body.schema_of_answer, body.callable_tools if may_call else []
+    if functions and (body.must_call or schema is not None):
+        tools = [function.model_dump() for function in functions]
         answer = None if body.must_call else json.dumps(schema, ensure_ascii=False)
         return _named("tools", lambda: calling_grammar(tools, parallel=body.calls_in_parallel, answer=answer))
     return "" if schema is None else _named("response_format", lambda: json_schema(schema))
@@ -267,10 +264,7 @@ def _named(param: str, make: Callable[[], T]) -> T:
         raise Refusal(400, error.message, param=param) from error
 
 
-def text_requests(
-    body: TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, scope: str
-) -> list[GenerateRequest]:
-    """One request for each prompt and choice, those of one prompt together. Raises Refusal or UsageError."""
+def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
     if "" in body.prompt and not edge.vocab.bos_text:
         raise Refusal(400, "prompt: It is empty.", param="prompt")
     plan = names.plan_of(body.model, body.choice)
@@ -285,12 +279,11 @@ def text_requests(
             num_best=body.num_best,
             scores_prompt=bool(body.echo),
             writes=body.max_tokens != 0,
-            cache_scope=scope,
             local_only=body.choice.local_only,
         )
         for prompt in body.prompt
     ]
-    return [choice for request in requests for choice in _choices(request, body.n or 1)]
+    return Order([choice for request in requests for choice in _choices(request, body.n or 1)])
 
 
 def _choices(request: GenerateRequest, num_choices: int) -> list[GenerateRequest]:

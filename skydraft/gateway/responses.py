@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from skydraft.gateway.answers import Answer, Run, Shape, WrittenCall
+from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
 from skydraft.gateway.items import (
     ActItem,
     AllowedFunctions,
@@ -24,7 +24,7 @@ from skydraft.gateway.items import (
     ResultItem,
     as_json,
 )
-from skydraft.gateway.logprobs import chat_logprobs
+from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.parts import AudioPart, Some, TextPart
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
@@ -150,28 +150,24 @@ def _parts(content: Any) -> Any:
     return [part if isinstance(part, AudioPart) else TextPart(type="text", text=part.words) for part in content]
 
 
-class ResponsesAnswer(Answer):
-    """One response under way: its items. The last one may be open."""
-
-    def __init__(self, body: ResponsesRequest, num_choices: int, shape: Shape) -> None:
-        super().__init__(body, num_choices, shape)
-        self._functions = body.functions()
+class ResponsesAnswer(ItemsAnswer):
+    def __init__(self, own: ResponsesRequest, *given: Any) -> None:
+        super().__init__(own, *given)
+        self._functions = own.functions()
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
-        self._items: list[dict[str, Any]] = []
         self._scored: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
         self._numbers = itertools.count()
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """The response before its first item."""
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response("in_progress"))
 
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
-        if self._shape.scored is not None:
-            self._scored += chat_logprobs(self._shape.scored, run.scores)["content"]
+        if self._body.num_best is not None:
+            self._scored += token_logprobs(self._vocab, run.scores)
         return super()._write(index, run)
 
-    def _said(self, text: str) -> Iterator[dict[str, Any]]:
+    def _say(self, text: str) -> Iterator[dict[str, Any]]:
         if not self._items or self._items[-1]["type"] != "message":
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "status": "in_progress", "role": "assistant"}
@@ -184,7 +180,7 @@ class ResponsesAnswer(Answer):
         part["logprobs"] += scored
         yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=scored)
 
-    def _called(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
         if piece.name:
             namespace, tool = self._functions[call.name]
             ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id}
@@ -200,7 +196,6 @@ class ResponsesAnswer(Answer):
         yield self._event("output_item.added", output_index=len(self._items) - 1, item=dict(item))
 
     def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
-        """Close the last item, if there is one."""
         if not self._items:
             return
         item = self._items[-1]
@@ -228,37 +223,36 @@ class ResponsesAnswer(Answer):
         return super().as_event(chunk | {"sequence_number": next(self._numbers)})
 
     def last(self) -> Iterator[dict[str, Any]]:
-        """The end of the last item, and the complete response."""
         if not self._items:
-            yield from self._said("")
+            yield from self._say("")
         status = "incomplete" if self.choices[0].finish in _INCOMPLETE else "completed"
         yield from self._close(status)
         yield self._event(status, response=self._response(status))
 
     def whole(self) -> dict[str, Any]:
-        """The complete response."""
         *_, last = self.last()
         response: dict[str, Any] = last["response"]
         return response
 
     def failed(self, refusal: Refusal) -> dict[str, Any]:
-        """The response, which could not be completed."""
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"
         error = {"code": code, "message": refusal.message}
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response so far, with what the client asked for."""
-        copied = {"model", "instructions", "max_output_tokens", "temperature", "top_p"}
-        given = {"text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
-        asked, usage = self._body.model_dump(include=copied | given), self.usage
+        copied = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
+        body = self._own.model_dump(
+            include={*copied, "text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
+        )
+        usage = self.usage
         is_over = status in ("completed", "incomplete")
         used = {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+            "output_tokens": usage.written,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage["total_tokens"],
+            "total_tokens": usage.prompt + usage.written,
         }
         response = {
             "id": self._id,
@@ -269,14 +263,14 @@ class ResponsesAnswer(Answer):
             "incomplete_details": {"reason": _INCOMPLETE[self.choices[0].finish]} if status == "incomplete" else None,
             "output": [] if status == "in_progress" else self._items,
             "usage": used if is_over else None,
-            "text": asked["text"] or {"format": {"type": "text"}},
-            "tools": asked["tools"] or [],
-            "tool_choice": asked["tool_choice"] or "auto",
-            "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
-            "metadata": asked["metadata"] or {},
+            "text": body["text"] or {"format": {"type": "text"}},
+            "tools": body["tools"] or [],
+            "tool_choice": body["tool_choice"] or "auto",
+            "parallel_tool_calls": body["parallel_tool_calls"] is not False,
+            "metadata": body["metadata"] or {},
             "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
         }
-        response |= {name: asked[name] for name in copied}
-        return response | ({"skydraft": self._ours(self.choices[0])} if is_over and self._shape.extension else {})
+        response |= {name: body[name] for name in copied}
+        return response | ({"skydraft": self._ours(self.choices[0])} if is_over and self._body.choice.extension else {})

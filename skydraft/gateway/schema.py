@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.gateway.parts import Checked, Part, Some
+from skydraft.gateway.parts import AudioPart, Checked, Part, Some
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
     AllowedTools,
@@ -37,7 +37,7 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """Refuse longer objects before their items are checked, since each item could cause an error."""
+    """Refuse longer objects before their items are checked: each item could cause an error."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > num_items:
@@ -70,10 +70,8 @@ class TextFormat(Checked):
 
 
 class ObjectFormat(Checked):
-    """A JSON object: any, or one that fits a schema."""
-
     type: Literal["json_object"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")  # otherwise any object
 
 
 class NamedSchema(Checked):
@@ -83,8 +81,6 @@ class NamedSchema(Checked):
 
 
 class SchemaFormat(Checked):
-    """An answer that fits a JSON schema."""
-
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
@@ -110,9 +106,11 @@ class _Choice(Checked):
     repeat_calls: bool = False
 
     def decoding(self) -> dict[str, Any]:
-        """The decoding options that were given."""
-        names = {known.name for known in fields(DecodingParams)}
-        return {name: getattr(self, name) for name in self.model_fields_set & names}
+        return {
+            known.name: getattr(self, known.name)
+            for known in fields(DecodingParams)
+            if known.name in self.model_fields_set
+        }
 
 
 _OPTIONS: dict[str, Any] = {
@@ -133,8 +131,8 @@ def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> No
     """Raise Refusal for a field that is not served, unless it asks for nothing."""
     for name in not_served.keys() & fields.keys():
         value = fields[name]
-        asks_nothing = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
-        if value is not None and not asks_nothing:
+        is_empty = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
+        if value is not None and not is_empty:
             raise Refusal(400, f"{name}: {not_served[name]}", param=name)
 
 
@@ -191,10 +189,22 @@ class AnyRequest(Checked):
         """Whether a stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    # What only chats have.
+
+    @property
+    def recordings(self) -> list[AudioPart]:
+        return []
+
+    @property
+    def left_out(self) -> list[str]:
+        return []
+
+    @property
+    def grammar_field(self) -> str:
+        return "skydraft.grammar"
+
 
 class ChatRequest(AnyRequest):
-    """`POST /v1/chat/completions`."""
-
     messages: Annotated[Some[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: MaxTokens = None
     tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
@@ -213,14 +223,6 @@ class ChatRequest(AnyRequest):
             raise ValueError("an answer begins a new message, or continues the last one (continue_final_message)")
         return adds
 
-    @field_validator("tools")
-    @classmethod
-    def _check_tools(cls, tools: list[AnyTool] | None) -> list[AnyTool] | None:
-        names = [tool.function.name for tool in tools or () if isinstance(tool, Tool)]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two tools are called '{twice[0]}'")
-        return tools
-
     @field_validator("tool_choice")
     @classmethod
     def _check_choice(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
@@ -234,12 +236,11 @@ class ChatRequest(AnyRequest):
             raise ValueError("there are no tools")
         return choice
 
-    @field_validator("top_logprobs")
-    @classmethod
-    def _check_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
-        if top and not info.data.get("logprobs"):
-            raise ValueError("set logprobs to true")
-        return top
+    @property
+    def recordings(self) -> list[AudioPart]:
+        contents = [message.content for message in self.messages]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        return [part for part in parts if isinstance(part, AudioPart)]
 
     @property
     def num_best(self) -> int | None:
@@ -248,7 +249,6 @@ class ChatRequest(AnyRequest):
 
     @property
     def left_out(self) -> list[str]:
-        """The types of the tools that are left out."""
         return sorted({tool.type for tool in self.tools or () if isinstance(tool, OtherTool)})
 
     @property
@@ -274,23 +274,51 @@ class ChatRequest(AnyRequest):
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
 
     @property
-    def calls_are_certain(self) -> bool:
-        """Whether a grammar enforces the format of calls."""
-        return self.must_call or (self.response_format is not None and self.response_format.type != "text")
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        wanted = self.response_format
+        if isinstance(wanted, ObjectFormat):
+            return {"type": "object"} if wanted.schema_ is None else wanted.schema_
+        return wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
 
     @property
     def grammar_field(self) -> str:
-        """The field of the answer's grammar."""
         if self.must_call:
             return "tools"
-        return "skydraft.grammar" if self.response_format is None else "response_format"
+        return super().grammar_field if self.response_format is None else "response_format"
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must consist of calls."""
         if isinstance(self.tool_choice, AllowedTools):
             return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+
+class TextRequest(AnyRequest):
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {"response_format": "Use skydraft.grammar instead."}
+    names: ClassVar[Mapping[str, str]] = {"messages": "prompt"}
+
+    prompt: Annotated[Some[Annotated[str, Field(strict=True)] | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
+    max_tokens: MaxTokens | Literal[0] = None
+    echo: bool | None = None
+    # False asks for none; 0 asks for those of the chosen tokens.
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
+        BeforeValidator(lambda value: None if value is False else value),
+    ] = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, prompt: Any) -> Any:
+        """A list of prompts, each a text or token ids; one alone is a list of one."""
+        if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
+            return [prompt]
+        if len(prompt) > MAX_CHOICES:
+            raise ValueError(f"1 to {MAX_CHOICES} prompts at once")
+        return prompt
+
+    @property
+    def num_best(self) -> int | None:
+        return self.logprobs
 
 
 class Translated(AnyRequest):

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.responses import JSONResponse
 
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
 from skydraft.gateway.connections import MAX_CONNECTIONS, Connections, PatientProtocol
-from skydraft.gateway.starting import Entrance
 from skydraft.protocol.address import is_loopback
 
 _IDLE_S = 30  # how long a connection may be without a request, before the first one or after an answer
 _GRACE_S = 0.7  # for clients to read their last answers, once the gateway stops
+_STARTING = {"message": "The gateway is starting: its models load.", "type": "server_error", "code": "starting"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,20 @@ class ListenOptions:
         """The URL for a browser on this machine, without the port."""
         host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1", "") else self.host
         return f"{'https' if self.tls_cert else 'http'}://{host}"
+
+
+class Entrance:
+    """An ASGI application that leads to `gateway`, once it is there. Until then it answers 503."""
+
+    def __init__(self, gateway: Gateway | None = None) -> None:
+        self.gateway = gateway
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.gateway:
+            await self.gateway.app(scope, receive, send)
+            return
+        body = {"status": "starting"} if scope["path"] == "/health" else {"error": _STARTING}
+        await JSONResponse(body, 503, {"Retry-After": "2"})(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
@@ -116,7 +131,6 @@ def server_of(gateway: Gateway | None, options: ListenOptions) -> _Server:
 
 
 def listen(options: ListenOptions) -> socket.socket:
-    """The listening socket. Raises OptionError if the port is taken."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     # asyncio switches off Nagle's algorithm only where TCP is named: else each first token comes 40 ms late.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -20,10 +20,10 @@ class TokenizeRequest(BaseModel):
     add_special: bool = Field(False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
     with_pieces: bool = False
 
-    def answer(self, vocab: Vocab, most: int) -> dict[str, Any]:
-        """The tokens. Raises Refusal, soon, for far more than `most`: one thread reads for all keys."""
+    def answer(self, vocab: Vocab, limit: int) -> dict[str, Any]:
+        """The tokens. Raises Refusal, soon, for far more than `limit`: one thread reads for all keys."""
         try:
-            check_length(vocab, self.content, most)
+            check_length(vocab, self.content, limit)
         except ContextExceeded as error:
             raise Refusal(400, f"content: {error.message}", param="content") from error
         token_ids = vocab.encode(vocab.bos_text * self.add_special + self.content)
@@ -36,8 +36,7 @@ class DetokenizeRequest(BaseModel):
 
     tokens: TokenIds
 
-    def answer(self, vocab: Vocab, most: int) -> dict[str, Any]:
-        """The text."""
+    def answer(self, vocab: Vocab, limit: int) -> dict[str, Any]:
         if max(self.tokens) >= vocab.size:
             raise Refusal(400, f"A token id is outside the vocabulary of {vocab.size} tokens.", param="tokens")
         text = vocab.written(self.tokens)

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    Tag,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from skydraft.gateway.parts import Checked, Some
 
@@ -48,18 +39,15 @@ class Tool(Checked):
 
     type: Literal["function"]
     function: Function
-    _given: dict[str, Any] = PrivateAttr()
+    given: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _keep(cls, data: Any, check: ModelWrapValidatorHandler[Tool]) -> Tool:
-        tool = check(data)
-        tool._given = {key: value for key, value in data.items() if key in cls.model_fields}
-        return tool
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return self._given
+    def _keep(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {key: data[key] for key in data if key in ("type", "function")}
+        return {**kept, "given": kept}
 
 
 class OtherTool(Checked):
@@ -82,15 +70,9 @@ AnyTool = Annotated[
 ]
 
 
-class FunctionName(Checked):
-    name: str
-
-
 class NamedTool(Checked):
-    """The tool that must be called."""
-
     type: Literal["function"]
-    function: FunctionName
+    function: CalledFunction
 
 
 class Allowed(Checked):
@@ -100,7 +82,6 @@ class Allowed(Checked):
     tools: Annotated[Some[dict[str, Any]], Field(max_length=128)]
 
     def names(self) -> list[str]:
-        """The names of the functions."""
         functions = [tool for tool in self.tools if tool.get("type") == "function"]
         return [str((tool.get("function") or tool).get("name")) for tool in functions]
 

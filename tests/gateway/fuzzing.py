@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 from skydraft.gateway.messages import MessagesRequest
 from skydraft.gateway.responses import ResponsesRequest
-from skydraft.gateway.schema import ChatRequest
-from skydraft.gateway.text import TextRequest
+from skydraft.gateway.schema import ChatRequest, TextRequest
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
 
 KINDS: dict[str, type[BaseModel]] = {

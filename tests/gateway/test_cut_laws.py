@@ -14,21 +14,23 @@ from typing import Any
 import pytest
 
 from skydraft.decoding.receipt import Sent, receipt_of
+from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import stats_of
 from skydraft.engines.toy import open_toy
-from skydraft.gateway.answers import Answer, CompletionsAnswer, Shape
+from skydraft.gateway.answers import Answer, ChatAnswer
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
 from skydraft.gateway.requests import reader_of
 from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
 from skydraft.gateway.schema import ChatRequest, Translated
+from skydraft.prompts.messages import asked
 from skydraft.types import DraftBlock, FinishReason, LinkCost, Round, StepRecord, Token
 
-from .test_cut_calls import ARGUMENTS, STREAM, TEXT, WHOLE, Told, body_of, events_of, is_object
+from .interfaces import ARGUMENTS, STREAM, TEXT, WHOLE, Told, body_of, events_of, is_object
 
 VOCAB = open_toy("toy", 512, 1).vocab
 KINDS: dict[str, tuple[Any, type[Answer]]] = {
-    "chat/completions": (ChatRequest, CompletionsAnswer), "messages": (MessagesRequest, MessagesAnswer),
+    "chat/completions": (ChatRequest, ChatAnswer), "messages": (MessagesRequest, MessagesAnswer),
     "responses": (ResponsesRequest, ResponsesAnswer),
 }  # fmt: skip
 HARD = '{"a": "}\\n</tool_call>", "b\\\\": {"c": "\\"}"}, "d": [{}]}'
@@ -48,9 +50,9 @@ def pieces_of(text: str, length: int) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
-def written(asked: ChatRequest, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
+def written(body: ChatRequest, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
     """The events of the desk for these pieces of text."""
-    reader, record = reader_of(asked, frozenset()), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
+    reader, record = reader_of(body, frozenset()), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
     assert reader is not None
     yield Began(3)
     for number, piece in enumerate(pieces):
@@ -66,15 +68,14 @@ def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishRea
     """What a client has of them, which is the same whole and streamed."""
     kind, answer = KINDS[path]
     given = kind.model_validate(body)
-    asked = given.as_chat() if isinstance(given, Translated) else given
-    shape = Shape(chat=True, extension=False, token_ids=False, prefixes=("",), may_call=True)
-    whole, streamed = (answer(given, 1, shape) for _ in range(2))
-    events = list(written(asked, pieces, finish))
+    chat = given.as_chat() if isinstance(given, Translated) else given
+    whole, streamed = (answer(given, chat, [GenerateRequest(asked("a"))], VOCAB) for _ in range(2))
+    events = list(written(chat, pieces, finish))
     for event in events:
         list(whole.take(0, event))
     chunks = [*streamed.first(), *(chunk for event in events for chunk in streamed.take(0, event)), *streamed.last()]
     told = WHOLE[path](json.loads(json.dumps(whole.whole())))
-    assert told == STREAM[path]([event for chunk in chunks for event in events_of(streamed.as_event(chunk).decode())])
+    assert told == STREAM[path](events_of(b"".join(map(streamed.as_event, chunks)).decode()))
     return told
 
 

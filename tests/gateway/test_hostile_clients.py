@@ -7,25 +7,22 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-import skydraft
 from skydraft import api
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.toy import open_toy
 from skydraft.errors import TargetChanged
 from skydraft.gateway import connections
 from skydraft.gateway.desk import Desk
-from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import asked
 
 from ..gateway.running import Running, gateway, toy_pair
-from ..serving import PATIENCE_S, serving
+from ..serving import PATIENCE_S
 
 
 def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,35 +37,12 @@ def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPat
                 greedy.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
 
 
-def test_who_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_UNREAD_S", 2.0)
-    options: dict[str, Any] = {"stream": True, "max_tokens": 200, "skydraft": {"min_new_tokens": 200}}
-    with gateway() as running:
-        body = {"model": "skydraft-edge", "messages": [{"role": "user", "content": "语速"}], **options}
-        with httpx.stream("POST", f"{running.v1}/chat/completions", json=body, timeout=30) as reply:
-            parts = []
-            for part in reply.iter_text():
-                parts.append(part)
-                time.sleep(0.005)
-    text = "".join(parts)
-    assert text.endswith("data: [DONE]\n\n")
-
-
-def test_a_text_that_fits_no_context_is_refused_before_each_choice_reads_it() -> None:
+def test_a_text_that_fits_no_context_is_refused_before_each_choice_reads_it(served: Running) -> None:
     """Sixteen million characters and four choices took 700 MB and seven seconds of everybody's."""
-    pair = toy_pair()
-    lengths: list[int] = []
-    plain = pair.edge.vocab._encode
-
-    def encode(text: str) -> list[int]:
-        lengths.append(len(text))
-        return plain(text)
-
-    pair.edge.vocab._encode = encode
-    with gateway(pair) as running:
-        reply = running.chat("a" * (4 << 20), model="skydraft-edge", n=4)
+    began = time.process_time()
+    reply = served.chat("a" * (4 << 20), model="skydraft-edge", n=4)
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "context_length_exceeded"
-    assert not lengths
+    assert time.process_time() - began < 1
 
 
 REQUEST = GenerateRequest(asked("a"))
@@ -102,25 +76,6 @@ def test_one_key_leaves_places_and_turns_to_the_others() -> None:
     assert sorted(began) == ["ann"] * 8 + ["eve"] * num_taken
 
 
-def test_who_has_the_fewest_answers_under_way_goes_next() -> None:
-    gate, begun = threading.Event(), list[str]()
-
-    def run(ticket: Any) -> None:
-        begun.append(ticket.label)
-        assert gate.wait(10)
-
-    async def order() -> None:
-        async with desk_that_runs(run, 2, 30) as desk:
-            desk.submit([REQUEST] * 10, "eve")
-            desk.submit([REQUEST], "ann")
-            while len(begun) < 2:
-                await asyncio.sleep(0.01)
-            gate.set()
-
-    asyncio.run(order())
-    assert "ann" in begun[:4]
-
-
 def test_answers_of_one_key_that_never_end_leave_a_place_for_another() -> None:
     never, begun = threading.Event(), list[str]()
 
@@ -149,13 +104,11 @@ def test_answers_of_one_key_that_never_end_leave_a_place_for_another() -> None:
 
 @pytest.mark.parametrize("depth", [100, 990, 50_000])
 @pytest.mark.parametrize("inner", ['"\\u0041"', "1"])
-def test_depth_is_no_failure_of_the_gateway(depth: int, inner: str) -> None:
+def test_depth_is_no_failure_of_the_gateway(served: Running, depth: int, inner: str) -> None:
     deep = '{"a":' * depth + inner + "}" * depth
     asks = '{"model":"skydraft-edge","max_tokens":2,"messages":[{"role":"user","content":"x"}],"tools":[' + deep + "]}"
-    with gateway() as running:
-        reply = httpx.post(f"{running.v1}/chat/completions", content=asks, timeout=30)
-        assert reply.status_code in (200, 400)
-        assert isinstance(running, Running) and running.chat().status_code == 200
+    reply = httpx.post(f"{served.v1}/chat/completions", content=asks, timeout=30)
+    assert reply.status_code in (200, 400) and served.chat().status_code == 200
 
 
 def test_servers_that_differ_are_an_error_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,13 +120,3 @@ def test_servers_that_differ_are_an_error_and_no_failure(monkeypatch: pytest.Mon
         for reply in (httpx.get(f"{running.v1}/models"), running.chat(model="skydraft")):
             assert reply.status_code == 503 and "another model" in reply.json()["error"]["message"]
         assert httpx.get(f"{running.url}/health").status_code == running.chat().status_code == 200
-
-
-def test_a_block_longer_than_the_server_takes_is_no_error() -> None:
-    with (
-        open_toy("toy", 4096, 4) as target,
-        serving(target, max_block=4, max_sessions=2) as server,
-        closing(skydraft.connect(server.address)) as cloud,
-        gateway(Pair(open_toy("toy:drift=0.2", 4096, 4), cloud)) as running,
-    ):
-        assert running.chat(model="skydraft-lossless", skydraft={"k": 16}).status_code == 200

@@ -11,7 +11,7 @@ import pytest
 import skydraft
 from skydraft.decoding.scoring import Score, prompt_scores
 from skydraft.engines.toy import open_toy
-from skydraft.gateway.logprobs import chat_logprobs, text_logprobs
+from skydraft.gateway.logprobs import text_logprobs, token_logprobs
 from skydraft.gateway.pair import Pair
 from skydraft.types import Prompt
 
@@ -108,14 +108,14 @@ def test_tokens_that_are_no_text_are_spelled_out_and_special_ones_named() -> Non
     told = text_logprobs(VOCAB, scores, 7)
     assert told["tokens"] == ["bytes:\\xe5", "<eos>", "我们"] and told["token_logprobs"] == [None, -9999.0, -0.5]
     assert told["top_logprobs"][:2] == [None, {"bytes:\\xe5": -1.0, "<eos>": -9999.0}]
-    content = chat_logprobs(VOCAB, scores[1:])["content"]
+    content = token_logprobs(VOCAB, scores[1:])
     assert content[0]["token"] == "<eos>" and content[0]["top_logprobs"][0]["bytes"] == [0xE5]
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"max_tokens": 0}, {"logprobs": 21}, {"prompt": [5, -1]}, {"prompt": [5, 99999]}, {"prompt": [[]]},
+        {"logprobs": 21}, {"prompt": [5, -1]}, {"prompt": [5, 99999]}, {"prompt": [[]]},
         {"prompt": [5, "a"]}, {"prompt": [1.5]}, {"prompt": [[1], [True]]}, {"prompt": [[1]] * 9}, {"prompt": []},
     ],
 )  # fmt: skip
@@ -143,9 +143,3 @@ def test_prompts_are_counted_without_an_answer(served: Running) -> None:
     counted = post(served, "v1/chat/completions/input_tokens", model="skydraft", messages=ASKED)
     assert counted.json()["input_tokens"] == expected("edge", max_new_tokens=1).num_prompt_tokens
     assert post(served, "v1/chat/completions/input_tokens", model="other", messages=ASKED).status_code == 404
-
-
-def test_an_unknown_path_names_those_that_are_served(served: Running) -> None:
-    reply = post(served, "v1/embeddings")
-    said = reply.json()["error"]["message"]
-    assert reply.status_code == 404 and "/v1/responses," in said and "/v1/messages," in said and "/tokenize," in said

@@ -9,8 +9,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from .interfaces import call_text, forced
 from .running import PATIENCE_S, Running
-from .test_structured import call_text, forced
 
 pytest.importorskip("llguidance")
 SPAWN = {
@@ -238,27 +238,7 @@ def test_allowed_tools_are_the_only_ones(served: Running, path: str) -> None:
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "tool_choice", answer.text
 
 
-@pytest.mark.parametrize("choice", ["auto", "none", "required"])
-def test_a_choice_as_an_object_is_that_word(served: Running, choice: str) -> None:
-    """Cursor writes it so."""
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    answers = [served.chat(tools=tools, tool_choice=given, seed=1) for given in (choice, {"type": choice})]
-    texts = [
-        [(each["message"]["content"], len(each["message"].get("tool_calls", []))) for each in answer.json()["choices"]]
-        for answer in answers
-    ]
-    assert texts[0] == texts[1]
-
-
 def test_a_function_in_the_shape_of_chats_is_taken(served: Running) -> None:
     """Many clients send chat completions' tools to `/v1/responses`."""
     function = {key: SPAWN[key] for key in SPAWN if key != "type"}
     assert num_tokens(served, tools=[{"type": "function", "function": function}]) == num_tokens(served, tools=[SPAWN])
-
-
-def test_an_item_that_is_not_read_is_refused_with_the_types_of_others(served: Running) -> None:
-    items = [{"role": "user", "content": "语"}, {"type": "item_reference", "id": "x"}]
-    reply = httpx.post(f"{served.v1}/responses", json={"model": "skydraft", "input": items}, timeout=PATIENCE_S)
-    known = "'message', 'function_call', 'local_shell_call', 'function_call_output', 'reasoning'"
-    assert reply.status_code == 400
-    assert reply.json()["error"]["message"] == f"input.1: There is no type 'item_reference' here. Use one of: {known}."

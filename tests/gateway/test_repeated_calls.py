@@ -89,15 +89,6 @@ def test_the_answer_is_that_of_none_and_what_was_written_before_it_counts(served
     assert whole["usage"]["prompt_tokens"] == prompts
 
 
-def test_a_stream_is_the_same_answer(served: Running) -> None:
-    events = served.chat(ANSWERED, tools=TOOLS, stream=True).text.split("\n\n")
-    chunks = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("content") or "" for delta in deltas) == "晴，25 度"
-    assert not any("tool_calls" in delta for delta in deltas) and chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert sum(chunk["skydraft"].get("num_tokens", 0) for chunk in chunks if "skydraft" in chunk) == 5
-
-
 @pytest.mark.parametrize(
     ("messages", "body"),
     [

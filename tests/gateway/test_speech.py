@@ -65,20 +65,6 @@ def test_the_word_for_a_recording_is_a_word(hearing: Running) -> None:
     assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
 
 
-def test_a_recording_of_an_earlier_turn_is_still_heard(hearing: Running) -> None:
-    question = {"role": "user", "content": CAPTION_PROMPT}
-
-    def after(first: Any) -> dict[str, Any]:
-        talk = [{"role": "user", "content": first}, {"role": "assistant", "content": "好。"}, question]
-        reply: dict[str, Any] = hearing.chat(talk, model="skydraft-lossless", max_tokens=30).json()
-        return reply
-
-    words = [{"type": "text", "text": CAPTION_PROMPT}]
-    heard, deaf = after([part(), *words]), after(words)
-    assert heard["usage"]["prompt_tokens"] > deaf["usage"]["prompt_tokens"] + 10
-    assert heard["choices"][0]["message"]["content"] != deaf["choices"][0]["message"]["content"]
-
-
 def test_each_turn_may_be_spoken_and_what_was_heard_before_is_not_heard_again(hearing: Running) -> None:
     def talk(last: Path) -> list[dict[str, Any]]:
         data = base64.b64encode(last.read_bytes()).decode()
@@ -129,7 +115,7 @@ def test_recordings_of_one_request_last_a_quarter_of_an_hour_at_most(monkeypatch
     body = ChatRequest.model_validate({"model": "skydraft", "messages": [{"role": "user", "content": [part()] * 80}]})
     hears: Any = SimpleNamespace(takes_audio=True)
     with pytest.raises(Refusal, match="more than 900 s"):
-        requests.chat_requests(body, hears, hears, Defaults(DecodingParams()), "")
+        requests.order_of(body, hears, hears, Defaults(DecodingParams()))
     assert len(read) == 4
 
 

@@ -20,6 +20,8 @@ from skydraft.prompts.messages import Message
 from skydraft.prompts.tool_calls import may_answer
 
 from ..later import later
+from .interfaces import Told, call_text, forced
+from .interfaces import ask as ask_both
 from .running import PATIENCE_S, Running, gateway
 
 openai = later("openai")
@@ -61,16 +63,6 @@ def ask(client: openai.OpenAI, mode: str = "edge", **options: Any) -> Any:
     """What a model of the gateway answers."""
     asked: dict[str, Any] = {"model": f"skydraft-{mode}", "messages": ASKED, "max_tokens": ENOUGH} | options
     return client.chat.completions.create(**asked)
-
-
-def forced(text: str) -> dict[str, Any]:
-    """What makes a model that knows no language write this text."""
-    return {"skydraft": {"grammar": f"lark:start: {json.dumps(text)}"}}
-
-
-def call_text(name: str, arguments: Any) -> str:
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{body}\n</tool_call>"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -137,52 +129,20 @@ def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) 
     assert kinds.count("tool_calls.function.arguments.delta") >= len(whole)
 
 
-def test_a_named_tool_is_called_once_and_calls_may_be_kept_to_one(client: openai.OpenAI) -> None:
-    named: Any = {"type": "function", "function": {"name": "time"}}
-    for choice, parallel in ((named, True), ("required", False)):
-        for seed in range(3):
-            options = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": parallel}
-            answer = ask(client, **options, temperature=1.0, seed=seed)
-            (call,) = answer.choices[0].message.tool_calls or ()
-            check_calls([call])
-            assert choice == "required" or call.function.name == "time"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_with_auto_calls_are_told_from_text(client: openai.OpenAI, stream: bool) -> None:
-    def answer(text: str) -> Any:
-        options: dict[str, Any] = {
-            "model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER], "tool_choice": "auto",
-            "max_tokens": 400, "extra_body": forced(text),
-        }  # fmt: skip
-        if not stream:
-            return client.chat.completions.create(**options).choices[0]
-        with client.chat.completions.stream(**options) as events:
-            events.until_done()
-            return events.get_final_completion().choices[0]
+def test_with_auto_calls_are_told_from_text(served: Running) -> None:
+    def answer(text: str) -> Told:
+        body = {"model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER], "max_tokens": 400}
+        return ask_both(served, "chat/completions", body | forced(text))
 
     two = "好。\n" + call_text("天气", {"city": "上海"}) + "\n" + call_text("天气", {"city": "北京", "days": 2})
-    found = answer(two)
-    assert (found.message.content, found.finish_reason) == ("好。", "tool_calls")
-    assert [json.loads(call.function.arguments) for call in found.message.tool_calls] == [
-        {"city": "上海"}, {"city": "北京", "days": 2},
-    ]  # fmt: skip
+    calls = ("天气", '{"city": "上海"}', True), ("天气", '{"city": "北京", "days": 2}', True)
+    assert answer(two) == Told(("好。", *calls), True, "tool_calls")
     bare = json.dumps({"name": "天气", "arguments": {"city": "上海"}}, ensure_ascii=False, indent=1)
-    for text, said in ((bare, ""), (f"```json\n{bare}\n```\n好。", "\n好。"), (f"\n{bare}\n{bare}", "")):
-        found = answer(text)
-        assert (found.message.content or "", found.finish_reason) == (said, "tool_calls")
-        assert {call.function.arguments for call in found.message.tool_calls} == {'{"city": "上海"}'}
-        assert len(found.message.tool_calls) == text.count("name")
-    for text in (
-        "没有<tool_call 的话",
-        call_text("天", {}),
-        "<tool_call>\n{",
-        bare[:-2],
-        f"`{bare[:20]}`",
-        '{"name": 1}',
-    ):
-        found = answer(text)
-        assert (found.message.content, found.finish_reason) == (text, "stop") and not found.message.tool_calls
+    for text, said in ((bare, ()), (f"```json\n{bare}\n```\n好。", ("\n好。",)), (f"\n{bare}\n{bare}", ())):
+        assert answer(text) == Told((*said, *[calls[0]] * text.count("name")), True, "tool_calls")
+    cut = bare[:-2], f"`{bare[:20]}`", "<tool_call>\n{"
+    for text in ("没有<tool_call 的话", call_text("天", {}), *cut, '{"name": 1}'):
+        assert answer(text) == Told((text,), False, "stop")
 
 
 def test_with_auto_and_a_schema_the_answer_is_a_call_or_fits(client: openai.OpenAI) -> None:
@@ -226,27 +186,16 @@ def as_message(given: Any) -> Message:
     return Message(given["role"], given.get("content") or "", (("tool_calls", calls),) if calls else ())
 
 
-def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
-    answer = ask(client, tools=[WEATHER], tool_choice="required", max_tokens=45)
-    (call,) = answer.choices[0].message.tool_calls or ()
-    assert answer.choices[0].finish_reason == "length" and call.function.name == "天气"
-    assert call.function.arguments.startswith("{") and "}" not in call.function.arguments
-    answer = ask(client, tools=[WEATHER], tool_choice="required", max_tokens=8)
-    assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("", None)
-
-
-def test_tools_reach_the_template_with_their_keys_in_the_order_of_the_client(served: Running) -> None:
+def test_tools_reach_the_template_with_their_keys_in_the_order_of_the_client() -> None:
     parameters = {"properties": {"z": {"type": "string"}, "a": {}}, "type": "object"}
     function = {"description": "d", "name": "f", "strict": True, "parameters": parameters, "$x": 1}
-    tool = {"function": function, "type": "function"}
-    seen: list[Any] = []
+    told = {"function": function, "type": "function"}
     edge, cloud = open_toy("toy:drift=0.2", 2048, 2), open_toy("toy", 2048, 2)
-    for engine in (edge, cloud):
-        encode = engine.vocab._encode
-        engine.vocab._encode = lambda text, encode=encode: seen.append(text) or encode(text)
+    for engine in (edge, cloud):  # what it reads becomes the message of an error
+        engine.vocab.chat_template = "{{ raise_exception(tools | tojson) }}{# <tool_call> #}"
     with gateway(Pair(edge, cloud)) as running:
-        assert running.chat(tools=[{**tool, "cache_control": {}}], max_tokens=1).status_code == 200
-    assert any(text.startswith(json.dumps([tool])) and text.endswith("语速") for text in seen)
+        answer = running.chat(tools=[{**told, "cache_control": {}}], max_tokens=1)
+    assert json.dumps([told]) in answer.json()["error"]["message"], answer.text
 
 
 @pytest.mark.parametrize(
@@ -284,13 +233,6 @@ def test_the_target_checks_whether_an_answer_begins_as_a_call(served: Running, b
     assert (answer["skydraft"]["stats"]["num_escalated"] > 0) == is_checked
 
 
-def test_a_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
-    wanted = {"type": "json_object", "schema": Voice.model_json_schema()}
-    for seed in range(3):
-        answer = ask(client, "quality", response_format=wanted, temperature=1.0, seed=seed)
-        Voice.model_validate_json(answer.choices[0].message.content)
-
-
 def fitting(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
@@ -305,21 +247,8 @@ def slow_to_compile(title: str = "") -> dict[str, Any]:
     return fitting({"type": "string", "title": title, "allOf": patterns})
 
 
-OTHERS: dict[str, Any] = {
-    "guided_json": {"type": "object"},
-    "guided_regex": "a",
-    "guided_choice": ["a"],
-    "structured_outputs": {"json": {"type": "object"}},
-    "structural_tag": "{}",
-    "regex": "a",
-    "ebnf": 'root ::= "a"',
-    "guided_grammar": "a",
-    "json_schema": {"type": "object"},
-    "grammar": 'root ::= "a"',
-}
 NO_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "x"}}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "two tools of one name": ({"tools": [TIME, TIME]}, "tools"),
     "no such tool": ({"tools": [TIME], "tool_choice": tool("f")}, "tool_choice"),
     "nothing to call": ({"tool_choice": "required"}, "tool_choice"),
     "a choice that is none": ({"tools": [TIME], "tool_choice": "maybe"}, "tool_choice"),
@@ -332,7 +261,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"response_format": {"type": "json_object", "schema": {"enum": []}}},
         "response_format",
     ),
-    **{f"{name} of another server": ({"extra_body": {name: value}}, name) for name, value in OTHERS.items()},
     "two grammars": ({"response_format": {"type": "json_object"}, "extra_body": forced("a")}, "skydraft.grammar"),
     "a schema that nothing fits": (fitting({"enum": []}), "response_format"),
     "a schema without end": (fitting({"$ref": "#"}), "response_format"),
@@ -391,3 +319,38 @@ def test_a_template_that_calls_no_tools_refuses_them() -> None:
         reply = running.chat(tools=[TIME])
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "tools"
         assert running.chat(tools=[TIME], tool_choice="none").status_code == 200
+
+
+A1, B2 = ({"properties": {name: {"const": value}}, "required": [name]} for name, value in (("a", 1), ("b", 2)))
+NAMED = {"$defs": {"A": {"type": "object", **A1}}}
+TOPS: dict[str, Any] = {
+    "a reference": {"$ref": "#/$defs/A", **NAMED}, "all of a reference": {"allOf": [{"$ref": "#/$defs/A"}], **NAMED},
+    "a reference beside properties": {"$ref": "#/$defs/A", **B2, **NAMED},
+    "any": {"anyOf": [A1, B2], "type": "object"},
+    "any with null": {"anyOf": [{**A1, "type": "object"}, {"type": "null"}]},
+    "any beside properties": {**A1, "type": "object", "anyOf": [{**B2}]}, "all": {"allOf": [A1, B2], "type": "object"},
+    "one": {"oneOf": [{**each, "type": "object", "additionalProperties": False} for each in (A1, B2)]},
+    "a constant": {"const": {"a": 1}}, "two": {"enum": [{"a": 1}, {"b": 2}]},
+    "types": {**A1, "type": ["object", "null"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOPS)
+def test_parameters_may_be_any_schema_of_an_object(served: Running, case: str) -> None:
+    options = {"tools": [tool("f", parameters=TOPS[case])], "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = served.chat(**options, max_tokens=900).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    given = json.loads(call["function"]["arguments"])
+    jsonschema.validate(given, TOPS[case])
+    assert given and served.chat(**fitting(TOPS[case]), max_tokens=4).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"type": ["object"], "properties": None}, {"type": None, "properties": {}}, {"required": None}],
+)
+def test_parameters_of_a_tool_that_takes_none(served: Running, parameters: Any) -> None:
+    options = {"tools": [tool("f", parameters=parameters)], "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = served.chat(**options, max_tokens=99).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["arguments"] == "{}"

@@ -61,18 +61,6 @@ def test_a_call_is_shown_answered_and_sent_back(page: Any, fake: FakeGateway) ->
     assert not grave(page)
 
 
-def test_calls_alone_are_an_answer_that_can_be_gone_on_from_and_regenerated(page: Any, fake: FakeGateway) -> None:
-    alone = [piece("<tool_call>", "edge", 0, "{}", "time"), finish("tool_calls")]
-    fake.replies = [alone, alone, plain_reply("Then.")]
-    answered(page, "Time?")
-    page.get_by_role("button", name="Regenerate").click()
-    settled(page, 1)
-    expect(page.locator(".call")).to_have_count(1)
-    answered(page, "And now?", 2)
-    said = fake.bodies[2]["messages"]
-    assert [message["role"] for message in said] == ["user", "assistant", "user"] and said[1]["content"] is None
-
-
 def test_tools_and_a_schema_are_sent_and_what_is_no_json_is_said_and_left_out(page: Any, fake: FakeGateway) -> None:
     fake.replies = [plain_reply("a"), plain_reply("b")]
     page.locator("#open-settings").click()

@@ -10,7 +10,7 @@ import pytest
 
 from skydraft.origins import LOOKS
 
-from .browsing import Pages, answered, ask, expect, grave, settled
+from .browsing import answered, ask, expect, grave, settled
 from .fake_gateway import MODES, PAGE, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
 
 pytestmark = pytest.mark.browser
@@ -52,13 +52,6 @@ def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own(page: Any, fake:
     expect(page.locator("#legend dd")).to_have_count(7)
     legend = page.locator("#legend .run").evaluate_all(look)
     assert [tuple(entry) for entry in legend] == list(zip(colours, lines, strict=True))
-
-
-def test_pieces_of_one_run_are_one_span(page: Any, fake: FakeGateway) -> None:
-    pieces = [run("a", "accepted", 1), run("", "accepted", 1), run("b", "accepted", 1), run("c", "accepted", 2)]
-    fake.replies = [[*pieces, finish()]]
-    answered(page, "Hello")
-    expect(page.locator(".text .run")).to_have_text(["ab", "c"])
 
 
 def test_the_arrows_go_from_run_to_run_and_say_what_it_is(page: Any) -> None:
@@ -138,25 +131,6 @@ def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
     assert figures("written") == ["33%", "23%"]
 
 
-def test_what_the_target_writes_on_is_no_call(page: Any, fake: FakeGateway) -> None:
-    written = {"num_draft": 0, "num_accepted": 0, "num_committed": 1}
-    fake.replies = [[
-        run("The sea ", "accepted", 0, tokens=2),
-        run("turns ", "recovered", 0, record=record(0, num_accepted=2, num_committed=3)),
-        run("to ", "cloud", 1, record=record(1, "written", **written)),
-        run("copper.", "cloud", 2, record=record(2, "written", **written)),
-        finish(),
-    ]]  # fmt: skip
-    answered(page, "Hello")
-    expect(page.locator('[data-figure="calls"]').first).to_have_text("0.20")
-    expect(page.locator('[data-figure="written"]').first).to_have_text("60%")
-    expect(page.locator(".meta").first).to_contain_text("one call to the large model, which wrote 60% of the tokens")
-    notes = page.locator("#figures .note").all_inner_texts()
-    assert notes[:2] == ["How often the small model asked the large one.", "Tokens that the large model wrote itself."]
-    kinds = page.locator("#charts .round").evaluate_all("bars => bars.map((bar) => bar.classList[1])")
-    assert kinds == ["verified", "written", "written"]
-
-
 def test_a_receipt_says_what_the_cloud_has_seen_and_marks_it(page: Any, fake: FakeGateway) -> None:
     end = finish()
     seen = [{"tokens": (1, 3), "chars": (3, 6)}]  # characters, of which the face is one and two units of JavaScript
@@ -191,14 +165,6 @@ def test_regenerate_takes_another_seed(page: Any, fake: FakeGateway) -> None:
     first, second = fake.bodies
     assert first["seed"] != second["seed"]
     assert first["messages"] == second["messages"]
-
-
-def test_copy_takes_the_text_alone(open_page: Pages) -> None:
-    page = open_page(permissions=["clipboard-read", "clipboard-write"])
-    answered(page, "Hello")
-    page.click(".copy")
-    expect(page.locator(".copy")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == ANSWER
 
 
 def test_a_new_conversation_knows_nothing_of_the_old(page: Any, fake: FakeGateway) -> None:
@@ -264,14 +230,6 @@ def test_every_word_of_the_markup_is_known_and_every_known_word_is_used(words: d
         if not key.startswith(built) and not re.search(rf"""['"]{re.escape(key)}['"]""", text)
     ]
     assert [key for key in unused if key not in ("copy", "regenerate", "choose")] == []
-
-
-def test_no_element_is_left_without_its_words(page: Any) -> None:
-    expect(page.locator("#mode")).to_have_value("quality")
-    empty = "[...document.querySelectorAll('[data-word]')].filter((e) => !e.textContent).map((e) => e.dataset.word)"
-    assert page.evaluate(empty) == []
-    bare = "[...document.querySelectorAll('[data-word-label]')].filter((e) => !e.getAttribute('aria-label')).length"
-    assert page.evaluate(bare) == 0
 
 
 def test_nothing_of_the_page_comes_from_elsewhere() -> None:

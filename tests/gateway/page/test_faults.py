@@ -40,12 +40,6 @@ def test_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
     expect(page.locator("#link")).to_have_text("Cloud connected")
 
 
-@pytest.mark.parametrize("cloud, words", [("local", "Both models on this machine"), ("none", "No cloud model")])
-def test_the_link_in_words(open_page: Pages, fake: FakeGateway, cloud: str, words: str) -> None:
-    fake.cloud = cloud
-    expect(open_page().locator("#link")).to_have_text(words)
-
-
 def test_the_gateway_is_away_for_a_while(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
     expected.append("502")
     fake.is_silent = True
@@ -71,17 +65,6 @@ def test_stop_closes_the_connection(page: Any, fake: FakeGateway, by: str) -> No
     wait_for(lambda: fake.deserted == [0])
     expect(page.locator("#send")).to_have_text("Send")
     expect(page.locator(".text")).to_have_text("Endless")
-
-
-def test_the_next_question_can_be_written_while_an_answer_comes(page: Any, fake: FakeGateway) -> None:
-    rest = threading.Event()
-    fake.replies = [[rest, *plain_reply("Done.")]]
-    ask(page, "Hello")
-    ask(page, "Next")
-    assert page.input_value("#question") == "Next"
-    rest.set()
-    settled(page, 1)
-    assert len(fake.bodies) == 1
 
 
 @pytest.mark.parametrize(
@@ -119,14 +102,6 @@ def test_a_refused_question_is_kept_and_can_be_tried_again(page: Any, fake: Fake
     assert {body["messages"][0]["content"] for body in fake.bodies} == {"A long story"}
 
 
-def test_what_was_never_answered_is_no_history(page: Any, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("400")
-    fake.replies = [Refusal(400, "No.")]
-    answered(page, "First", 1, "failed")
-    answered(page, "Second")
-    assert fake.bodies[1]["messages"] == [{"role": "user", "content": "Second"}]
-
-
 def test_no_network(page: Any, expected: list[str]) -> None:
     expected.append("ERR_INTERNET_DISCONNECTED")
     page.context.set_offline(True)
@@ -152,23 +127,6 @@ def test_a_busy_gateway_is_asked_once_more(page: Any, fake: FakeGateway, expecte
     expect(page.locator(".text")).to_have_text("Here.")
 
 
-def test_a_gateway_that_stays_busy_is_not_asked_for_ever(page: Any, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("503")
-    fake.replies = [Refusal(503, "Busy.", {"Retry-After": "0"}), Refusal(503, "Still busy.", {"Retry-After": "0"})]
-    answered(page, "Hello", 1, "failed")
-    expect(page.locator(".failure p")).to_have_text("Still busy.")
-    assert len(fake.bodies) == 2
-
-
-def test_waiting_for_a_busy_gateway_can_be_stopped(page: Any, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("503")
-    fake.replies = [Refusal(503, "Busy.", {"Retry-After": "60"})]
-    ask(page, "Hello")
-    expect(page.locator(".state")).to_contain_text("Trying once more in")
-    page.keyboard.press("Escape")
-    settled(page, 1, "stopped")
-
-
 def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
     expected.append("401")
     fake.key = "s3cret"
@@ -187,39 +145,3 @@ def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: Fake
     page.reload()
     expect(page.locator("#mode")).to_have_value("quality")
     expect(page.locator("#key-dialog")).to_be_hidden()
-
-
-def test_a_key_wanted_in_the_middle_loses_no_question(page: Any, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("401")
-    fake.key = "s3cret"
-    ask(page, "Hello")
-    page.fill("#key", "s3cret")
-    page.keyboard.press("Enter")
-    settled(page, 1)
-    assert [body["messages"][0]["content"] for body in fake.bodies] == ["Hello"]
-
-
-def test_without_a_key_the_question_can_be_tried_again(page: Any, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("401")
-    fake.key = "s3cret"
-    ask(page, "Hello")
-    page.click("#key-cancel")
-    settled(page, 1, "failed")
-    expect(page.locator(".failure p")).to_have_text("There is no valid key.")
-    page.click(".retry")
-    page.fill("#key", "s3cret")
-    page.keyboard.press("Enter")
-    settled(page, 1)
-
-
-def test_the_modes_are_there_once_the_key_is(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("401")
-    fake.key = "s3cret"
-    page = open_page()
-    page.click("#key-cancel")
-    ask(page, "Hello")
-    page.fill("#key", "s3cret")
-    page.keyboard.press("Enter")
-    settled(page, 1)
-    assert fake.bodies[0]["model"] == "skydraft"
-    expect(page.locator("#mode")).to_have_value("quality")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, answered, ask, drawn, expect, settled
+from .browsing import answered, ask, drawn, expect, settled
 from .fake_gateway import FakeGateway, finish, mixed_reply, plain_reply, run, wait_for
 from .test_calls import calling
 
@@ -203,16 +203,6 @@ def test_nothing_but_questions_goes_to_the_gateway(page: Any, fake: FakeGateway)
     assert set(asked) - set(posted) <= {"GET /health"}
 
 
-def test_a_browser_that_keeps_nothing_answers_all_the_same(open_page: Pages, fake: FakeGateway) -> None:
-    page = open_page()
-    page.context.add_init_script("Object.defineProperty(window, 'indexedDB', { value: null })")
-    page.reload()
-    answered(page, "Hello")
-    answered(page, "Again", 2)
-    assert kept(page) == []
-    expect(page.locator("#saved-none")).to_be_visible()
-
-
 def test_an_edited_question_is_asked_anew_from_its_place(page: Any, fake: FakeGateway) -> None:
     fake.replies = [plain_reply("One."), plain_reply("Two."), plain_reply("Three."), plain_reply("Four.")]
     answered(page, "a")
@@ -233,26 +223,3 @@ def test_an_edited_question_is_asked_anew_from_its_place(page: Any, fake: FakeGa
     assert kept(page) == ["a", "a"]  # what followed is not lost
     page.locator("#saved-list .entry").nth(1).click()
     expect(page.locator(".text")).to_have_text(["One.", "Two.", "Three."])
-
-
-def test_the_last_question_is_edited_in_the_same_conversation(page: Any, fake: FakeGateway) -> None:
-    fake.replies = [plain_reply("One."), plain_reply("Two.")]
-    answered(page, "a")
-    page.locator(".edit").click()
-    page.locator(".rewrite textarea").fill("b")
-    page.locator(".rewrite").get_by_role("button", name="Send").click()
-    expect(page.locator(".text")).to_have_text(["Two."])
-    settled(page, 1)
-    wait_for(lambda: is_kept(page, "Two."))
-    assert kept(page) == ["a"]
-    assert not is_kept(page, "One.")
-
-
-def test_the_first_screen_has_no_empty_figures(page: Any) -> None:
-    expect(page.locator("#strip")).to_be_hidden()
-    question = page.locator("#composer").bounding_box()
-    assert abs(question["x"] + question["width"] / 2 - 640) < 20  # in the middle
-    answered(page, "Hello")
-    expect(page.locator("#figures")).to_be_visible()
-    page.click("#new")
-    expect(page.locator("#strip")).to_be_hidden()

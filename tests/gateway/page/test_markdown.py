@@ -199,32 +199,6 @@ def test_while_it_comes_it_is_shown_as_it_will_be_and_what_is_complete_stays(pag
     assert page.locator(".text").inner_html() == streamed
 
 
-def test_one_switch_shows_it_as_it_was_written_and_one_hides_origins(page: Any, fake: FakeGateway) -> None:
-    fake.replies = [[run("**a**", "accepted", 0), run("\n", "recovered", 1), run("*b*", "bonus", 2), finish()]]
-    answered(page, "Hello")
-    expect(page.locator(".text .run")).to_have_text(["a", "", "b"])
-    page.uncheck("#rendered")
-    assert page.locator(".text").evaluate("text => text.textContent") == "**a**\n*b*"
-    sign = "span => getComputedStyle(span, '::before').content"
-    assert page.locator(".text .run").nth(1).evaluate(sign).startswith('"↵"')
-    assert "↵" not in (page.locator(".text").text_content() or "")
-    page.uncheck("#coloured")
-    assert page.locator(".text .run").nth(1).evaluate(sign) == "none"
-    lines = "all => all.map((span) => getComputedStyle(span).textDecorationLine)"
-    assert set(page.locator(".text .run").evaluate_all(lines)) == {"none"}
-    page.reload()
-    assert not page.is_checked("#rendered") and not page.is_checked("#coloured")
-
-
-def test_code_is_copied_alone(open_page: Pages, fake: FakeGateway) -> None:
-    page = open_page(permissions=["clipboard-read", "clipboard-write"])
-    fake.replies = [plain_reply("> Try\n>\n> ```py\n> a = 1\n>\n>   b\n> ```\n")]
-    answered(page, "Hello")
-    page.locator(".text .copy").click()
-    assert page.evaluate("navigator.clipboard.readText()") == "a = 1\n\n  b"
-    expect(page.locator("#announce")).to_have_text("Copied.")
-
-
 def test_a_long_answer_fits_a_small_phone(open_page: Pages, fake: FakeGateway) -> None:
     fake.replies = [plain_reply(LONG)]
     page = open_page(viewport={"width": 360, "height": 740}, locale="zh-CN", color_scheme="dark")

@@ -89,21 +89,6 @@ def test_speech_stays_in_the_history(page: Any, fake: FakeGateway) -> None:
     assert fake.bodies[1]["messages"][0] == fake.bodies[0]["messages"][0]
 
 
-def test_another_kind_of_file_is_refused(page: Any, fake: FakeGateway) -> None:
-    page.evaluate(DROP, ["notes.txt", [1, 2, 3]])
-    expect(page.locator(".wrong")).to_have_text("This is not a WAV, MP3, FLAC or OGG file.")
-    page.click("#send")
-    assert fake.bodies == []
-
-
-def test_a_file_can_be_taken_away_again(page: Any, fake: FakeGateway) -> None:
-    page.evaluate(DROP, ["a.wav", list(silence())])
-    page.click("text=×")
-    expect(page.locator("#attached")).to_be_hidden()
-    answered(page, "Only text")
-    assert fake.bodies[0]["messages"][0]["content"] == "Only text"
-
-
 def test_a_recording_is_a_wav_of_one_channel(page: Any, fake: FakeGateway) -> None:
     page.evaluate(HEARD)
     page.click("#record")
