@@ -150,7 +150,6 @@ def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, 
     and on no fewer general ones; else the exit status is 1. Ctrl-C stops; the same command continues.
     """
     from skydraft.learning import training
-    from skydraft.learning.adapter import write_adapter
 
     out, given = train
     if not out.parent.is_dir():
@@ -172,7 +171,7 @@ def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, 
     if result.objection:
         click.echo(f"Not kept: {result.objection}. Collect more answers, or try other --layers and --rate.")
         return 1
-    write_adapter(out, result.adapter)
+    result.write(out)
     if result.is_whole:
         state.unlink(missing_ok=True)
     click.echo(f"Written to {out}. Use it with: skydraft learn apply {out}")
@@ -238,14 +237,16 @@ _apply_section = Section("folder", "Calibration", lambda learn: learn, [
 @_apply_section
 @models_section
 def apply(adapter: Path, folder: Path | None, models: ModelChoice) -> None:
-    """Use the draft model with ADAPTER from now on. The merged model is kept beside the others.
+    """Use the draft model with ADAPTER from now on. A copy of the file is kept beside the models.
 
     A calibration of the old model does not fit the new one; --learn DIR makes a new one at once.
     """
-    from skydraft.learning.adapter import apply as apply_adapter
+    from skydraft.models.applied import apply as use_from_now_on
 
-    merged = apply_adapter(adapter, models.edge_model, models.load(models.edge_model), cache_dir())
-    click.echo(f"{models.edge_model} is used with {adapter} from now on: {merged}")
+    with models.load(models.edge_model, adapter):
+        pass  # it fits
+    use_from_now_on(adapter, models.edge_model, cache_dir())
+    click.echo(f"{models.edge_model} is used with {adapter} from now on.")
     click.echo(f"Undo it with: skydraft learn revert --edge-model {models.edge_model}")
     if folder is None:
         click.echo("Mode auto needs a calibration again: skydraft learn calibrate DIR, or skydraft calibrate.")
@@ -260,10 +261,10 @@ def apply(adapter: Path, folder: Path | None, models: ModelChoice) -> None:
 @models_section
 def revert(models: ModelChoice) -> None:
     """Use the draft model as it was before `learn apply`. The adapter's file stays."""
-    from skydraft.learning.adapter import revert as revert_adapter
+    from skydraft.models.applied import revert as use_no_more
 
-    entry = revert_adapter(models.edge_model, cache_dir())
-    click.echo(f"{models.edge_model} is used as it was. The adapter is still there: {entry.adapter}")
+    use_no_more(models.edge_model, cache_dir())
+    click.echo(f"{models.edge_model} is used as it was. The file that you applied is still there.")
 
 
 @learn.command(cls=Command)
@@ -280,12 +281,11 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
 
 def _calibrate(folder: Path, models: ModelChoice) -> None:
     from skydraft.gating.fitting import agreement
-    from skydraft.learning.adapter import trained_on
-    from skydraft.learning.calibrating import calibrate_lessons, write_calibration
+    from skydraft.learning.calibrating import calibrate_lessons, trained_on, write_calibration
     from skydraft.learning.dataset import Usable, choose
     from skydraft.learning.lessons import Store
 
-    learned_from = trained_on(models.learned)
+    learned_from = trained_on(models.adapter)
     with models.load_edge() as edge:
         chosen = choose(Store(folder), Usable(edge.vocab.fingerprint, edge.vocab.size))
         if chosen.skipped:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from skydraft.config import num_cores
+from skydraft.engines.adapter import read_adapter
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.gguf_header import check_gguf
@@ -27,7 +28,7 @@ from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import BrokenModel, EngineError
+from skydraft.errors import BrokenModel, EngineError, OptionError
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
@@ -110,6 +111,7 @@ class LlamaCppEngine(Engine):
         self.path = path
         self._num_threads = options.num_threads or num_cores()
         self._model, self.fingerprint = patiently(path, lambda goes_on: self._load_model(path, options, goes_on))
+        self._adapter = self._load_adapter(options.adapter) if options.adapter else None
         _forget_mapped_pages(path)
         self.vocab = self.own(_read_vocab(self._lib, self._model))
         self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
@@ -143,6 +145,16 @@ class LlamaCppEngine(Engine):
             )
         return model, fingerprint
 
+    def _load_adapter(self, path: Path) -> Any:
+        """An adapter of this model, and the fingerprint of both. Raises OptionError for an adapter of another base."""
+        adapter = read_adapter(path)
+        adapter.check_base(self.fingerprint, self.name)
+        self.fingerprint = adapter.fingerprint
+        loaded = self._lib.adapter_lora_init(self._model, os.fsencode(path))
+        if not loaded:
+            raise OptionError(f"{path} does not fit {self.name}.", hint="Train another.")
+        return loaded
+
     def _open_context(self, options: EngineOptions) -> Any:
         params = self._lib.context_default_params()
         params.n_seq_max = options.max_sequences + (options.max_sequences > 1)  # one for the beginning of prompts
@@ -160,11 +172,13 @@ class LlamaCppEngine(Engine):
             raise EngineError(
                 f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint="Lower --context."
             )
+        if self._adapter:  # a context has one at a time; other contexts of the model may have others
+            self._lib.set_adapters_lora(context, (ctypes.c_void_p * 1)(self._adapter), 1, (ctypes.c_float * 1)(1.0))
         return context
 
     def _profile_key(self, options: EngineOptions) -> str:
         stat = self.path.stat()
-        file = (self.path.name, stat.st_size, int(stat.st_mtime))
+        file = (self.path.name, stat.st_size, int(stat.st_mtime), self.fingerprint)
         kinds = f"{_TYPE_F16}/{_TYPE_BF16}, {'one cache' if options.shared_cache else 'streams'}"
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
         return "|".join(map(str, (*file, *system, kinds, self._num_threads, options.gpu_layers)))
@@ -297,6 +311,6 @@ def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
 KIND = EngineKind(
     "a GGUF model",
     lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
-    takes=frozenset({"num_threads", "gpu_layers"}),
+    takes=frozenset({"num_threads", "gpu_layers", "adapter"}),
     claims=Path.is_file,
 )

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from skydraft.engines import adapter
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.checkpoint import first_line, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
@@ -65,6 +66,8 @@ class TransformersEngine(Engine):
         if options.num_threads:
             torch.set_num_threads(options.num_threads)
         model, tokenizer = load_checkpoint(path, self._model_class, options, unused=self._unused)
+        if options.adapter:
+            self.fingerprint = adapter.add_to(model, options.adapter, self.fingerprint, self.name)
         self._model, self._device = model, model.device
         self._is_fed_together: bool | None = None  # not tried yet
         self._check_forward()
@@ -105,7 +108,8 @@ class TransformersEngine(Engine):
         processor = torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         versions = (torch.__version__, self._transformers.__version__)
         how = (self._device, options.dtype, options.quantization, torch.get_num_threads())
-        parts = (self.context_len, self.path.resolve(), *stats, *versions, *how, cpu_model(), processor)
+        which = (self.path.resolve(), self.fingerprint, *stats)
+        parts = (self.context_len, *which, *versions, *how, cpu_model(), processor)
         return "|".join(map(str, parts))
 
     def allocate(self) -> Slot:
@@ -343,7 +347,7 @@ TAKES = frozenset({"num_threads", "device", "dtype", "quantization"})
 KIND = EngineKind(
     "a transformers checkpoint",
     lambda spec, path, options: TransformersEngine(path, options, name=spec),
-    takes=TAKES,
+    takes=TAKES | {"adapter"},
     claims=Path.is_dir,
     general=True,
 )

@@ -16,6 +16,7 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.adapter import read_adapter
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, RecordsError
 from skydraft.files import write_whole
@@ -78,6 +79,11 @@ def label_texts(
             texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees, str(number)))
         on_done()
     return texts
+
+
+def trained_on(adapter: Path | None) -> frozenset[str]:
+    """Digests of the prompts that an adapter was trained on; none for no adapter. Raises a UsageError."""
+    return frozenset(read_adapter(adapter).card.trained_on) if adapter else frozenset()
 
 
 def side_of(engine: Engine) -> PairSide:

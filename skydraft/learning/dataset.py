@@ -21,10 +21,10 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
+from skydraft.engines.adapter import AdapterCard
 from skydraft.engines.base import Engine
 from skydraft.engines.trainable import check_trainable
 from skydraft.errors import OptionError, RecordsError
-from skydraft.learning.adapter import AdapterCard, file_of
 from skydraft.learning.collect import lesson_of
 from skydraft.learning.lessons import Lesson, Store, encode
 from skydraft.prompts.messages import asked
@@ -38,7 +38,6 @@ MAX_GENERATIONS = 4000  # the newest; they are in memory while they are used
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
 _GUARD_FILE, GUARD_TOKENS = "guard_prompts.txt", 32
-_SCALE = 2.0  # of low-rank changes, alpha / rank in the words of peft
 
 # What is under way, how much of it is done, of how much, and a note: "α 0.71".
 OnProgress: TypeAlias = Callable[[str, int, int, str], None]
@@ -233,7 +232,10 @@ def trainable_file(engine: Engine) -> Path:
     if engine.takes_audio:
         hint = "Name a draft model of text with --edge-model."
         raise OptionError(f"{engine.name} takes speech, and only models of text are trained.", hint=hint)
-    path = file_of(engine)
+    path = getattr(engine, "path", None)
+    if not isinstance(path, Path):
+        hint = "Name a .gguf file or a checkpoint."
+        raise OptionError(f"{engine.name} has no weights that can be trained.", hint=hint)
     check_trainable(path)
     return path
 
@@ -258,8 +260,6 @@ def prepare(
     chosen = choose(store, Usable(edge.vocab.fingerprint, edge.vocab.size, weights), deadline)
     trained, held_out = split(chosen.lessons)
     guard = guard_lessons(guard_folder, edge, cloud, weights, progress)
-    card = AdapterCard(
-        base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights, scale=_SCALE,
-        num_trained=0, held_out=(0.0, 0.0), guard=(0.0, 0.0),
-    )  # fmt: skip
+    vocab = edge.vocab.fingerprint
+    card = AdapterCard(base=edge.fingerprint, base_name=edge.name, vocab=vocab, target=weights)
     return TrainingTask(path, card, TrainingData(trained, held_out, guard), edge.vocab.size, chosen.left_out)

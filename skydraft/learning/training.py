@@ -17,14 +17,15 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from skydraft.engines.adapter import Adapter, inject, write_adapter, write_private
 from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError
-from skydraft.learning.adapter import Adapter, write_private
 from skydraft.learning.dataset import OnProgress, TrainingData, TrainingTask, prompt_digest
 from skydraft.learning.halves import MAX_LEN, Activations, Halves
 from skydraft.learning.lessons import Lesson
 
 MAX_GUARD_LOSS = 0.01
+_SCALE = 2.0  # of low-rank changes: alpha / rank
 _NUM_RIVALS = 4  # the draft model's best tokens at each place, which training makes less likely
 _MAX_NORM = 1.0
 _MANY, _FEW_LAYERS, _MANY_LAYERS = 150, 4, 12
@@ -125,6 +126,10 @@ class Trained:
             return f"on general prompts it is worse by more than {MAX_GUARD_LOSS:g}"
         return ""
 
+    def write(self, path: Path) -> None:
+        """Write the adapter's file. Raises OptionError."""
+        write_adapter(path, self.adapter)
+
 
 @dataclass
 class _State:
@@ -169,8 +174,8 @@ class Training:
         before = self._counts_before(held_out, "held out, before"), self._counts_before(guard, "guard, before")
         self._step_s = _PASSES * self._settings.batch * self._measuring_s / (len(held_out) + len(guard))
         self._check_time("training")
-        self._inject()
-        self._optimizer = self._torch.optim.AdamW(list(self._lora().values()), lr=self._settings.rate)
+        self._lora = self._inject()
+        self._optimizer = self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
         self._resume()
         is_whole = self._train(trained, held_out, vocab)
         self._put(self._state.best or {})
@@ -221,25 +226,18 @@ class Training:
             token_ids += [each.labels, self._halves.choices(each, _NUM_RIVALS).flatten()]
         return self._torch.unique(self._torch.cat(token_ids))
 
-    def _inject(self) -> None:
-        from peft import LoraConfig, inject_adapter_in_model
-
+    def _inject(self) -> dict[str, Any]:
+        """Give the upper layers' matrices changes that are 0 yet; returns their parameters by name."""
         torch, name = self._torch, self._trainable.layers_name
         prefixes = tuple(f"{name}.{index}." for index in range(self._halves.first, len(self._trainable.layers)))
-        targets = [
+        matrices = [
             name
             for name, module in self._trainable.model.named_modules()
             if name.startswith(prefixes) and isinstance(module, torch.nn.Linear)
         ]
-        rank = self._settings.rank
-        config = LoraConfig(r=rank, lora_alpha=round(self._card.scale * rank), target_modules=targets, lora_dropout=0.0)
         with torch.random.fork_rng():
             torch.manual_seed(self._settings.seed)
-            inject_adapter_in_model(config, self._trainable.model)
-
-    def _lora(self) -> dict[str, Any]:
-        """The parameters that are trained, by name."""
-        return {name: value for name, value in self._trainable.model.named_parameters() if value.requires_grad}
+            return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
 
     def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> bool:
         """Train to the end, or until α stops rising. Returns False where time was over before that."""
@@ -292,7 +290,7 @@ class Training:
                 reduction="sum",
             )  # fmt: skip
             (loss / num_labels).backward()
-        torch.nn.utils.clip_grad_norm_(list(self._lora().values()), _MAX_NORM)
+        torch.nn.utils.clip_grad_norm_(list(self._lora.values()), _MAX_NORM)
         optimizer.step()
 
     def _evaluate(self, held_out: Sequence[Activations]) -> None:
@@ -300,16 +298,16 @@ class Training:
         self._state.history.append(measured)
         if measured > self._state.best_alpha:
             self._state.best_alpha = measured
-            self._state.best = {name: value.detach().clone() for name, value in self._lora().items()}
+            self._state.best = {name: value.detach().clone() for name, value in self._lora.items()}
 
     def _put(self, values: dict[str, Any]) -> None:
         with self._torch.no_grad():
-            for name, value in self._lora().items():
+            for name, value in self._lora.items():
                 if name in values:
                     value.copy_(values[name])
 
     def _save(self) -> None:
-        lora = {name: value.detach() for name, value in self._lora().items()}
+        lora = {name: value.detach() for name, value in self._lora.items()}
         values = {"key": self._key, "state": vars(self._state), "optimizer": self._optimizer.state_dict(), "lora": lora}
         data = io.BytesIO()
         self._torch.save(values, data)
@@ -331,20 +329,22 @@ class Training:
             self._progress("what was begun before is of other lessons or settings: beginning anew", 0, 0, "")
 
     def _adapter(self, held_out: Gain, guard: Gain | None) -> Adapter:
-        pairs: dict[str, dict[str, Any]] = {}
-        for name, value in self._lora().items():
-            matrix, _, side = name.partition(".lora_")
-            pairs.setdefault(matrix, {})[side[0]] = value.detach().float().cpu().numpy().copy()
+        sides: dict[str, list[Any]] = {}
+        for name, value in self._lora.items():  # A before B
+            matrix = self._trainable.name_in_file(name.partition(".lora_")[0])
+            sides.setdefault(matrix, []).append(value.detach().float().cpu().numpy().copy())
         guarded = (guard.before, guard.after) if guard else (0.0, 0.0)
         card = self._card.model_copy(
             update={
+                "architecture": self._trainable.model.config.model_type,
                 "num_trained": len(self._data.trained),
                 "trained_on": tuple(sorted({prompt_digest(lesson) for lesson in self._data.trained})),
                 "held_out": (round(held_out.before, 5), round(held_out.after, 5)),
                 "guard": (round(guarded[0], 5), round(guarded[1], 5)),
             }
         )
-        return Adapter(card, {name: (sides["A"], sides["B"]) for name, sides in pairs.items()})
+        pairs = {name: (low, high) for name, (low, high) in sides.items()}
+        return Adapter(card, _SCALE * self._settings.rank, pairs)
 
 
 def train(

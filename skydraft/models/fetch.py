@@ -19,7 +19,6 @@ from typing import get_args
 from filelock import FileLock, Timeout
 
 from skydraft.errors import HashMismatch, NetworkUnavailable, OptionError, SkydraftError, UnknownModel
-from skydraft.models.adapted import merged_models, remove_merged
 from skydraft.models.cache import (
     CHUNK_BYTES,
     adopt,
@@ -296,11 +295,8 @@ def verify(path: Path, models: Mapping[str, KnownModel] = KNOWN) -> None:
 def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> tuple[Path, ...]:
     """Delete a model's files in `cache`; returns their paths. Copies elsewhere, as in the hub's cache, stay.
 
-    `name` belongs to a known model or a merged one. Raises UnknownModel if it is neither or not here, OptionError if it
-    is a merged model in use, ModelFilesError while it is being fetched.
+    Raises UnknownModel if it is not known or not here, ModelFilesError while it is being fetched.
     """
-    if any(each.path.name == name for each in merged_models(cache)):
-        return (remove_merged(name, cache),)
     model = known_model(name, models)
     if not _leftovers(model, cache):
         raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")

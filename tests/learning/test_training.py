@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skydraft.engines.adapter import Adapter, AdapterCard, read_adapter
 from skydraft.engines.trainable import _without_bar, load_trainable
 from skydraft.errors import OptionError
 from skydraft.learning import dataset, training
-from skydraft.learning.adapter import Adapter, AdapterCard, read_adapter, write_adapter
 from skydraft.learning.dataset import TrainingData, TrainingTask, Usable, choose, split
 from skydraft.learning.halves import Halves
 from skydraft.learning.lessons import Store
@@ -29,7 +29,6 @@ SETTINGS = TrainSettings(rank=8, num_layers=1, epochs=4, rate=2e-2)
 def card(pair: tuple[Any, Any]) -> AdapterCard:
     return AdapterCard(
         base=pair[0].fingerprint, base_name="draft", vocab=pair[0].vocab.fingerprint, target=pair[1].fingerprint,
-        scale=2.0, num_trained=0, held_out=(0, 0), guard=(0, 0),
     )  # fmt: skip
 
 
@@ -219,7 +218,7 @@ def test_what_the_draft_model_is_found_to_say_is_what_was_collected(pair: tuple[
 
 
 def test_an_adapter_is_read_as_it_was_written(trained: Trained, tmp_path: Path) -> None:
-    write_adapter(tmp_path / "adapter", trained.adapter)
+    trained.write(tmp_path / "adapter")
     again = read_adapter(tmp_path / "adapter")
     assert same(again, trained.adapter) and again.card == trained.adapter.card
     assert again.fingerprint == trained.adapter.fingerprint
@@ -258,7 +257,7 @@ def test_a_lesson_passes_seven_modules_of_this_room_on_its_way_to_an_adapter() -
         if (name := waiting.pop()) not in entered:
             entered.add(name)
             waiting += re.findall(r"skydraft\.learning\.(\w+)", (room / f"{name}.py").read_text(encoding="utf-8"))
-    assert entered == {"collect", "lessons", "dataset", "halves", "training", "adapter"}
+    assert entered == {"collect", "lessons", "dataset", "halves", "training"}
 
 
 def test_transformers_draws_no_bar_of_its_own_below_ours(capsys: pytest.CaptureFixture[str]) -> None:

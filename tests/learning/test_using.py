@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skydraft.cli.main import run
+from skydraft.engines.adapter import read_adapter, write_adapter
 from skydraft.gating.calibration import read_calibration
-from skydraft.learning.adapter import read_adapter, write_adapter
 from skydraft.learning.dataset import Usable, choose, prompt_digest
 from skydraft.learning.lessons import Store
+from skydraft.models.applied import all_applied, apply
 
+from ..engines.adapters import change
 from ..later import later
 from .conftest import prompts
-from .test_apply import adapter_for
 
 later("peft")
 later("sklearn")
@@ -56,11 +57,11 @@ TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02")
 def test_trained_applied_used_calibrated_and_taken_back(
     call: Call, pair: tuple[Any, Any], taught: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "adapter.safetensors"
+    out = tmp_path / "adapter.gguf"
     status, said, err = call("learn", "train", str(taught), "--out", str(out), *TRAIN)
     assert status == 0, said + err
     assert "α on held-out answers" in said and "α on general prompts" in said and out.is_file()
-    assert not out.with_name("adapter.safetensors.state").exists()
+    assert not out.with_name("adapter.gguf.state").exists()
 
     before = call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q")[1]
     with_it = call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q", "--edge-adapter", str(out))[1]
@@ -89,7 +90,7 @@ def test_trained_applied_used_calibrated_and_taken_back(
 
 
 def test_an_adapter_is_calibrated_on_answers_that_it_has_not_seen(call: Call, taught: Path, tmp_path: Path) -> None:
-    out = tmp_path / "adapter.safetensors"
+    out = tmp_path / "adapter.gguf"
     assert call("learn", "train", str(taught), "--out", str(out), *TRAIN)[0] == 0
     lessons = choose(Store(taught), Usable()).lessons
     trained_on = set(read_adapter(out).card.trained_on)
@@ -137,92 +138,47 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
     assert status == 1 and "peft is not installed" in err and "skydraft[learn]" in err
 
 
-def test_what_was_merged_and_is_gone_is_named(call: Call, taught: Path, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    write_adapter(tmp_path / "a.safetensors", adapter_for(pair[0].fingerprint, (32, 32)))
-    assert call("learn", "apply", str(tmp_path / "a.safetensors"))[0] == 0
-    shutil.rmtree(tmp_path / "home" / "adapted")
-    status, _, err = call("generate", "今天", "--mode", "edge", "-n", "4")
-    assert status == 1 and "is gone or damaged" in err and "learn apply" in err
+def written(pair: tuple[Any, Any], path: Path, seed: int = 1) -> str:
+    """The file of an adapter of the draft model."""
+    write_adapter(path, change(pair[0].fingerprint, {"model.layers.1.self_attn.q_proj": (32, 32)}, seed))
+    return str(path)
 
 
-def adapters(pair: tuple[Any, Any], folder: Path, *sizes: float) -> list[str]:
-    """Files of adapters of the draft model, each another one."""
-    paths = [str(folder / f"{size}.safetensors") for size in sizes]
-    for size, path in zip(sizes, paths, strict=True):
-        write_adapter(Path(path), adapter_for(pair[0].fingerprint, (32, 32), size))
-    return paths
-
-
-def adapted(home: Path) -> list[str]:
-    return sorted(path.name for path in (home / "adapted").iterdir() if path.is_dir())
-
-
-def listed(call: Call, home: Path) -> list[str]:
-    """The lines of `models list` about adapted models."""
-    return [line for line in call.bare("models", "list")[1].splitlines() if any(n in line for n in adapted(home))]
-
-
-def test_an_adapter_that_is_applied_replaces_the_one_before(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    one, other = adapters(pair, tmp_path, 0.3, 0.31)
-    assert call("learn", "apply", one)[0] == 0
-    (first,) = adapted(tmp_path / "home")
-    made = (tmp_path / "home" / "adapted" / first).stat().st_mtime_ns
-    assert call("learn", "apply", one)[0] == 0
-    assert adapted(tmp_path / "home") == [first]
-    assert (tmp_path / "home" / "adapted" / first).stat().st_mtime_ns == made  # used again, not made again
-    assert call("learn", "apply", other)[0] == 0
-    (second,) = adapted(tmp_path / "home")
-    assert second != first
-    assert call("learn", "revert")[0] == 0
-    assert adapted(tmp_path / "home") == []
-
-
-def test_what_another_model_is_used_with_stays(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    one, other = adapters(pair, tmp_path, 0.3, 0.31)
-    assert call("learn", "apply", one)[0] == 0
-    named = ("--edge-model", f"{pair[0].path}/")  # the same weights by another name
-    assert call.bare("learn", "apply", one, *named, "--threads", "1")[0] == 0
-    (first,) = adapted(tmp_path / "home")
-    assert call("learn", "apply", other)[0] == 0
-    assert len(adapted(tmp_path / "home")) == 2
-    assert call("learn", "revert")[0] == 0
-    assert adapted(tmp_path / "home") == [first]
-    assert call.bare("learn", "revert", *named)[0] == 0
-    assert adapted(tmp_path / "home") == []
-
-
-def test_an_adapter_that_was_trained_again_leaves_nothing_of_its_former_self(
+def test_the_last_adapter_that_was_applied_to_a_model_is_used(
     call: Call, tmp_path: Path, pair: tuple[Any, Any]
 ) -> None:
-    path, other = adapters(pair, tmp_path, 0.3, 0.32)
-    for size in (0.3, 0.31):
-        write_adapter(Path(path), adapter_for(pair[0].fingerprint, (32, 32), size))
-        assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", path)[0] == 0
-        assert len(adapted(tmp_path / "home")) == 1
-    assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", other)[0] == 0
-    assert len(adapted(tmp_path / "home")) == 2
-
-
-def test_adapted_models_are_listed_and_removed(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    one, other = adapters(pair, tmp_path, 0.3, 0.31)
-    assert call("learn", "apply", one)[0] == 0
-    (applied,) = adapted(tmp_path / "home")
-    assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", other)[0] == 0
-    (tried,) = set(adapted(tmp_path / "home")) - {applied}
-    lines = {name: line for line in listed(call, tmp_path / "home") for name in (applied, tried) if name in line}
-    assert one in lines[applied] and other in lines[tried]
-    assert " MB" in lines[tried] and str(pair[0].path) in lines[applied]
-    status, out, _ = call.bare("models", "remove", tried)
-    assert status == 0 and tried in out and adapted(tmp_path / "home") == [applied]
-    status, _, err = call.bare("models", "remove", applied)
-    assert status == 2 and "learn revert" in err and adapted(tmp_path / "home") == [applied]
+    ask = ("generate", "今天", "--mode", "edge", "-n", "16", "-q")
+    files = [written(pair, tmp_path / f"{seed}.gguf", seed) for seed in (1, 2)]
+    bare, *alone = [call(*ask, *given)[1] for given in ((), *(("--edge-adapter", file) for file in files))]
+    assert len({bare, *alone}) == 3
+    for file, expected in zip((*files, files[0]), (*alone, alone[0]), strict=True):
+        assert call("learn", "apply", file)[0] == 0
+        assert call(*ask)[1] == expected
+    named = ("--edge-model", f"{pair[0].path}/", "--threads", "1", "--context", "640")  # the same weights
+    assert call.bare(*ask, *named)[1] == bare
+    assert call.bare("learn", "apply", files[1], *named)[0] == 0
+    Path(files[0]).unlink()  # a copy is used
+    lines = call.bare("models", "list")[1]
+    assert f"{pair[0].path} " in lines and f"{pair[0].path}/ " in lines and "1.gguf" in lines and "2.gguf" in lines
     assert call("learn", "revert")[0] == 0
-    assert listed(call, tmp_path / "home") == []
+    assert (call(*ask)[1], call.bare(*ask, *named)[1]) == (bare, alone[1])
+    assert "2.gguf" in call.bare("models", "list")[1]
+
+
+def test_models_that_are_applied_at_once_are_all_noted(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.gguf").write_text(name)
+    models = [f"org/model-{number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: apply(tmp_path / "a.gguf", name, tmp_path), models))
+        list(pool.map(lambda name: apply(tmp_path / f"{name}.gguf", "one", tmp_path), "abababab"))
+    assert list(all_applied(tmp_path)) == sorted(["one", *models])
 
 
 def test_an_adapter_of_another_base_is_refused_in_one_line(call: Call, tmp_path: Path) -> None:
-    write_adapter(tmp_path / "a.safetensors", adapter_for("f" * 32, (32, 32)))
-    for args in (("learn", "apply", str(tmp_path / "a.safetensors")),
-                 ("generate", "今天", "--edge-adapter", str(tmp_path / "a.safetensors"))):  # fmt: skip
+    write_adapter(tmp_path / "a.gguf", change("f" * 32, {"model.layers.1.self_attn.q_proj": (32, 32)}))
+    for args in (("learn", "apply", str(tmp_path / "a.gguf")),
+                 ("generate", "今天", "--edge-adapter", str(tmp_path / "a.gguf"))):  # fmt: skip
         status, _, err = call(*args)
         assert status == 2 and "was trained for draft" in err and err.count("\n") == 1
+    assert not (tmp_path / "home" / "adapters").exists()
