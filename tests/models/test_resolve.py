@@ -89,12 +89,6 @@ def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(place: Path, 
     assert resolved.path is not None and resolved.path.read_bytes() == world.published.content
 
 
-def test_a_known_name_offline(world: FakeWorld) -> None:
-    with pytest.raises(NetworkUnavailable):
-        resolve("tiny", world.cache, offline=True, sources=world.sources(), models={"tiny": world.published.model})
-    assert world.asked == []
-
-
 def test_the_packaged_names_are_the_default(world: FakeWorld) -> None:
     with pytest.raises(NetworkUnavailable, match="is not on this machine"):
         resolve("qwen2.5-coder-0.5b", world.cache, sources=world.sources())
