@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
+import io
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skydraft.engines.checkpoint import check_device, first_line, load_checkpoint, load_library, quiet
 from skydraft.engines.options import EngineOptions
-from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
+from skydraft.errors import BrokenModel, EngineError, OptionError, importing
 
 # Architectures whose matrices lie in a GGUF file as they do in a checkpoint: those of llama permute q and k.
 _PLAIN = ("qwen2", "qwen3")
@@ -53,28 +52,13 @@ class TrainableModel:
         return f"blk.{number}.{_PARTS[part]}.weight"
 
 
-def check_trainable(path: Path) -> None:
-    """Raise MissingDependency where a package is not there that training needs for this file. Imports nothing."""
-    needed = ["torch", "transformers", "peft", "gguf", *(["accelerate"] if path.suffix == ".gguf" else [])]
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        raise MissingDependency(
-            f"Training needs {', '.join(needed)}, and {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not installed.",
-            hint="Run: pip install 'skydraft[learn]'.",
-        )
-
-
-@contextmanager
-def _without_bar() -> Iterator[None]:
-    """Hide the progress bar of dequantising, which the setting of transformers does not reach."""
-    from transformers import modeling_gguf_pytorch_utils as reader
-
-    drawn = vars(reader).get("tqdm")
-    vars(reader)["tqdm"] = lambda tensors, **_: tensors
-    try:
-        yield
-    finally:
-        vars(reader)["tqdm"] = drawn
+def check_trainable() -> None:
+    """Raise MissingDependency where a package is not there that training needs."""
+    with importing("Training needs", "learn"):
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import peft  # noqa: F401
+    load_library()
 
 
 def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -> TrainableModel:
@@ -90,7 +74,7 @@ def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -
     device = check_device(torch, device_name)
     if path.suffix == ".gguf":
         try:
-            with quiet(transformers), _without_bar():
+            with quiet(transformers), redirect_stderr(io.StringIO()):  # which draws a bar of its own
                 model = transformers.AutoModelForCausalLM.from_pretrained(
                     path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True
                 )
