@@ -4,7 +4,7 @@
     python -m bench.learn --out DIR --sizes 240 --dev 0 --alpha --layers 4    # another setting, α alone
 
 300 prompts of one domain (descriptions of products): the first 240 are answered in mode `quality` with --learn, and
-for each size an adapter is trained on the answers to as many of them, merged, and calibrated. Then the held-out prompts
+for each size an adapter is trained on the answers to as many of them, and calibrated. Then the held-out prompts
 are answered before and after; of the dev set of mixed prompts, with the largest size, only α is measured. Figures are
 paired over prompts, with intervals of 95 %. What is done is kept in DIR: started again, it goes on.
 """
@@ -30,13 +30,13 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.scoring import Scorer
 from skydraft.evaluation.summary import Resamples
 from skydraft.evaluation.texts import indicators
-from skydraft.learning.adapter import merged_with, read_adapter
 from skydraft.learning.collect import Collector
 from skydraft.learning.lessons import Store
-from skydraft.models import cache_dir, default_pair
+from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
@@ -189,10 +189,10 @@ def main() -> None:
             before = _both(given, "before", edge, cloud, held_out, dev)
         for size in sizes:
             name = f"{size}-{setting_of(given)}"
-            merged = learned(given, size, prompts, name, calibrates=not given.alpha)
-            if merged is None:
+            adapter = learned(given, size, prompts, name, calibrates=not given.alpha)
+            if adapter is None:
                 continue
-            with closing(skydraft.load(merged)) as trained:
+            with closing(skydraft.load(given.edge_model, EngineOptions(adapter=adapter))) as trained:
                 after = _both(given, name, trained, cloud, held_out, dev if size == sizes[-1] else [])
             show(f"{size} answers: held-out prompts of the domain", before[0], after[0])
             if after[1]:
@@ -228,8 +228,8 @@ def _both(
 def learned(
     given: argparse.Namespace, size: int, prompts: Sequence[str], name: str, *, calibrates: bool = True
 ) -> Path | None:
-    """The draft model with what it learned of the first `size` prompts; None where nothing was kept."""
-    adapter = given.out / f"adapter-{name}.safetensors"
+    """An adapter with what was learned of the first `size` prompts; None where nothing was kept."""
+    adapter = given.out / f"adapter-{name}.gguf"
     models = ["--edge-model", given.edge_model, "--cloud-model", given.cloud_model]
     with closing(skydraft.load(given.edge_model)) as edge:
         folder = part_of(given.out / "lessons", size, edge, prompts)
@@ -242,7 +242,7 @@ def learned(
             return None
     if calibrates and run(["learn", "calibrate", str(folder), *models, "--edge-adapter", str(adapter)]):
         print(f"{size} answers: not calibrated", file=sys.stderr)
-    return merged_with(read_adapter(adapter), skydraft.load(given.edge_model), cache_dir())
+    return adapter
 
 
 if __name__ == "__main__":

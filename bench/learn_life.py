@@ -15,7 +15,6 @@ import argparse
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ import skydraft
 from bench.learn import PRODUCTS, add_settings, learned, prompts_of, setting_of
 from skydraft.config import mode_spec
 from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.summary import Resamples
 from skydraft.gating.fitting import LabelledText, walk
 from skydraft.gating.gates import parse_gate
@@ -98,14 +98,14 @@ def main() -> None:
         ids = [read_prompt(edge, asked(prompt)).edge.token_ids for prompt in prompts]
     lessons = [by_prompt[each] for each in ids if each in by_prompt]
     days: list[tuple[list[Row], list[Row]]] = []
-    newest: Any = given.edge_model
+    newest: Path | None = None
     for begin in range(0, len(lessons), given.every):
         stretch = lessons[begin : begin + given.every]
         with closing(skydraft.load(given.edge_model)) as edge:
             before = rows_of(edge, stretch)
         if begin:
             newest = learned(given, begin, prompts, f"{begin}-{setting_of(given)}", calibrates=False) or newest
-        with closing(skydraft.load(newest)) as edge:
+        with closing(skydraft.load(given.edge_model, EngineOptions(adapter=newest))) as edge:
             days.append((before, rows_of(edge, stretch) if begin else before))
     drawn = show(days, given.every)
     if given.plot:

@@ -67,6 +67,7 @@ def load(
     offline = offline or local_only
     resolved = resolve(os.fspath(model), cache, engine_names=names, offline=offline, source=source, progress=progress)
     engine = open_engine(resolved.kind, resolved.spec, resolved.path, options)
+    engine.name += f"+{options.adapter.stem}" if options.adapter else ""
     engine.is_local_only = local_only
     if not engine.is_probed:
         key = f"{resolved.kind}|{resolved.spec}|{engine.fingerprint}|{cpu_model()}"

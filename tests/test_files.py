@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from skydraft.cli.main import run
-from skydraft.errors import ModelFilesError
 from skydraft.files import open_named, read_file, write_whole
-from skydraft.models.adapted import Applied, applied, set_applied
 
 ROOT = Path(__file__).parent.parent / "skydraft"
 
@@ -47,39 +45,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
 
 
-DAMAGED = {
-    "cut": b'{"a": {"adapter": "x", "mer', "empty": b"", "a list": b"[1]", "deep": b"[" * 100_000,
-    "not text": b"\xff\xfe{}", "a number": b'{"a": 5}',
-    "wrong types": b'{"a": {"adapter": 5, "merged": [], "trained_on": "abc"}}',
-    "many digits": b'{"a": ' + b"9" * 6000 + b"}", "nothing": b"\0" * 40,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_file_of_adapters_is_set_aside_with_a_line(
-    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "adapters.json").write_bytes(content)
-    assert applied(tmp_path) == {}
-    (line,) = caplog.messages
-    assert "adapters.json" in line and "\n" not in line
-    (aside,) = tmp_path.glob("adapters.json.damaged*")
-    assert aside.read_bytes() == content
-    set_applied(tmp_path, "model", entry := Applied("a", "m"))
-    assert applied(tmp_path) == {"model": entry} and len(caplog.messages) == 1
-
-
-def test_a_file_that_may_not_be_read_is_an_error_and_stays(tmp_path: Path) -> None:
-    (tmp_path / "adapters.json").mkdir()
-    with pytest.raises(ModelFilesError, match="cannot be read"):
-        applied(tmp_path)
-    assert (tmp_path / "adapters.json").is_dir()
-
-
 # What is no state of ours: files that users name, that grow by lines, or that are made in a scratch folder; downloads.
 OTHERS = {
-    "engines/trainable.py", "evaluation/records.py", "evaluation/report/page.py",
-    "models/fetch.py", "cli/caption.py", "learning/adapter.py", "evaluation/tasks/jail.py",
+    "evaluation/records.py", "evaluation/report/page.py", "models/fetch.py", "cli/caption.py",
+    "evaluation/tasks/jail.py",
 }  # fmt: skip
 
 
@@ -121,12 +90,6 @@ def test_a_pipe_instead_of_a_file_is_one_clear_line(
     assert run([str(tmp_path / "pipe") if word == "PIPE" else word for word in words.split()])
     said = capsys.readouterr().err
     assert "is not a file" in said and said.count("\n") <= 2 and time.monotonic() - began < 10, said
-
-
-def test_adapters_json_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "adapters.json")
-    with pytest.raises(ModelFilesError, match="is not a file"):
-        applied(tmp_path)
 
 
 def test_pipes_of_the_shell_are_read() -> None:

@@ -27,8 +27,8 @@ from skydraft.errors import SkydraftError
 from skydraft.gating.calibration import read_calibration
 from skydraft.gating.hand_back import HandBack
 from skydraft.learning.lessons import Store, encode
-from skydraft.models.adapted import Applied, applied, merged_models, set_applied
 
+from .engines.adapters import change
 from .gating.test_calibration import written as calibration
 from .learning.lessons import lesson
 from .mutating import as_bytes, flipped, mutated
@@ -41,20 +41,6 @@ def calibrations(folder: Path, rng: random.Random) -> None:
     (folder / "c.json").write_bytes(as_bytes(mutated(calibration(), rng), rng))
     found = read_calibration(folder / "c.json")
     assert 0 <= found.limit(found.curves[0].points[0].agreement, 5, HandBack()) < float("inf")
-
-
-def adapters_json(folder: Path, rng: random.Random) -> None:
-    entries = {
-        "toy": {"adapter": "/a", "merged": "/m", "trained_on": ["1" * 32]},
-        "other": {"adapter": "b", "merged": "n"},
-    }
-    (folder / "adapters.json").write_bytes(as_bytes(mutated(entries, rng), rng))
-    (folder / "adapted").mkdir(exist_ok=True)
-    (folder / "adapted" / "m.gguf").touch()
-    (folder / "adapted" / ".m.gguf.json").write_bytes(as_bytes(mutated({"adapter": "/a", "num_bytes": 1}, rng), rng))
-    assert all(isinstance(each.adapter, str) for each in merged_models(folder))
-    set_applied(folder, "new", entry := Applied("a", "m"))
-    assert applied(folder)["new"] == entry
 
 
 def lessons(folder: Path, rng: random.Random) -> None:
@@ -105,28 +91,24 @@ def messages(folder: Path, rng: random.Random) -> None:
 
 
 def adapters(folder: Path, rng: random.Random) -> None:
-    pytest.importorskip("safetensors")
-    from skydraft.learning.adapter import read_adapter
+    pytest.importorskip("gguf")
+    from skydraft.engines.adapter import read_adapter, write_adapter
 
-    header = {
-        "__metadata__": {"skydraft-adapter": json.dumps(mutated(_CARD, rng) if rng.random() < 0.5 else _CARD)},
-        "m.lora_A": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-        "m.lora_B": {"dtype": "F32", "shape": [4, 2], "data_offsets": [24, 56]},
-    }
-    head = as_bytes(mutated(header, rng) if rng.random() < 0.7 else header, rng)
-    data = len(head).to_bytes(8, "little") + head + bytes(56)
-    (folder / "a").write_bytes(flipped(data, rng) if rng.random() < 0.3 else data)
+    if not (folder / "whole").exists():
+        write_adapter(folder / "whole", change("b" * 32, {"blk.0.attn_q.weight": (4, 3)}))
+    whole = (folder / "whole").read_bytes()
+    card = whole[whole.index(b'{"base"') : whole.index(b"}") + 1]
+    changed = as_bytes(mutated(json.loads(card), rng), rng)
+    changed += b" " * ((len(card) - len(changed)) % 32)  # what follows is aligned
+    data = whole.replace(len(card).to_bytes(8, "little") + card, len(changed).to_bytes(8, "little") + changed)
+    (folder / "a").write_bytes(rng.choice([data, flipped(whole, rng)]))
     read = read_adapter(folder / "a")
-    assert read.fingerprint and all(read.change(name).ndim == 2 for name in read.pairs)
+    assert read.fingerprint and all(low.ndim == high.ndim == 2 for low, high in read.pairs.values())
 
 
-_CARD = {
-    "schema": 1, "base": "b" * 32, "base_name": "draft", "vocab": "v", "target": "t", "scale": 2.0, "num_trained": 1,
-    "held_out": [0.1, 0.2], "guard": [0, 0], "trained_on": ["1" * 32],
-}  # fmt: skip
 TOY = open_toy("toy")
 READERS: list[Callable[[Path, random.Random], None]] = [
-    calibrations, adapters_json, lessons, profiles, config, messages, adapters
+    calibrations, lessons, profiles, config, messages, adapters
 ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.probe", "engines.registry"},
     "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "origins", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "cloud.shares"},
-    "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.trainable"},
+    "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.adapter", "engines.trainable"},
     "cli": _CONTRACT
     | _QUESTIONS
     | _MACHINERY
@@ -49,9 +49,8 @@ ALLOWED: dict[str, set[str]] = {
 HEAVY: dict[str, tuple[str, ...]] = {
     "torch": ("engines", "learning"),
     "transformers": ("engines",),
-    "peft": ("learning",),
+    "peft": ("engines",),
     "gguf": ("engines",),
-    "safetensors": ("learning",),
     "llama_cpp": ("engines",),
     "soundfile": ("prompts",),
     "soxr": ("prompts",),

@@ -20,16 +20,18 @@ from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, 
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, bar, counted
 from skydraft.errors import OptionError, SkydraftError
-from skydraft.models import cache_dir
+from skydraft.gating.fitting import agreement
+from skydraft.learning import training
+from skydraft.learning.calibrating import calibrate_lessons, trained_on, write_calibration
+from skydraft.learning.dataset import MIN_GENERATIONS, OnProgress, TrainingTask, choose, prepare, trainable_file
+from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, WRONG, Lesson, Store, summaries
+from skydraft.models import applied, cache_dir
 from skydraft.types import short_weights
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
     from skydraft.engines.base import Engine
     from skydraft.engines.vocab import Vocab
-    from skydraft.learning.dataset import OnProgress, TrainingTask
-    from skydraft.learning.lessons import Lesson, Taught
-    from skydraft.learning.training import Trained, TrainSettings
 
 
 folder_argument = click.argument("folder", metavar="DIR", type=Path)
@@ -48,33 +50,29 @@ def learn() -> None:
 @folder_argument
 def status(folder: Path) -> None:
     """Show the answers collected in DIR, and how many can be used."""
-    from skydraft.learning.dataset import MIN_GENERATIONS
-    from skydraft.learning.lessons import Store, summaries
-
     store, skipped = Store(folder), Counter[str]()
-    size, taught_by_pair = store.size(), summaries(store, skipped)
-    click.echo(f"{folder}: {size.num_bytes / 1e6:.1f} MB in {_files(size.num_files)}.")
-    for (target, draft, _), taught in sorted(taught_by_pair.items(), key=lambda item: -item[1].num_lessons):
-        click.echo(_line(target, draft, taught))
-        if (missing := MIN_GENERATIONS - taught.num_lessons) > 0:
+    (num_files, num_bytes), by_pair = store.size(), summaries(store, skipped)
+    click.echo(f"{folder}: {num_bytes / 1e6:.1f} MB in {_files(num_files)}.")
+    for (target, draft), taught in sorted(by_pair.items(), key=lambda item: -len(item[1])):
+        click.echo(_line(target, draft, len(taught), sum(taught, Counter())))
+        if (missing := MIN_GENERATIONS - len(taught)) > 0:
             click.echo(f"  {missing} more answers are needed to train with them.")
-    if not taught_by_pair:
+    if not by_pair:
         click.echo(f"No answers yet. Collect with: skydraft generate PROMPT --learn {folder}")
     for what, number in sorted(skipped.items()):
         click.echo(f"{number} lines are {what}, and are left out.")
 
 
-def _line(target: str, draft: str, taught: Taught) -> str:
+def _line(target: str, draft: str, number: int, marks: Counter[str]) -> str:
     drafted = f"draft model {short_weights(draft)}" if draft else "no draft model"
-    name = one_line(short_weights(target))
-    agreed = (
-        "" if taught.alpha is None else f" Both models agree on {taught.alpha:.0%} of {taught.num_opinions} tokens."
+    num_known, num_opinions = (sum(marks[mark] for mark in wanted) for wanted in (KNOWN, OPINIONS))
+    line = (
+        f"{number} {'answer' if number == 1 else 'answers'} ({drafted}, target {one_line(short_weights(target))}): "
+        f"{marks.total()} tokens. The target's choice is known for {num_known}; {marks[WRONG]} differ from it."
     )
-    return (
-        f"{taught.num_lessons} {'answer' if taught.num_lessons == 1 else 'answers'} ({drafted}, target {name}): "
-        f"{taught.marks.total()} tokens. The target's choice is known for {taught.num_known}; "
-        f"{taught.num_wrong} differ from it.{agreed}"
-    )
+    if num_opinions:
+        line += f" Both models agree on {marks[AGREED] / num_opinions:.0%} of {num_opinions} tokens."
+    return line
 
 
 def _files(number: int) -> str:
@@ -93,8 +91,6 @@ _export_section = Section("export", "Export", lambda out, text: (out, text), [
 @models_section
 def export(folder: Path, export: tuple[Path | None, bool], models: ModelChoice) -> None:
     """Write everything collected in DIR as lines of JSON."""
-    from skydraft.learning.lessons import Store
-
     out, with_text = export
     skipped = Counter[str]()
     vocab = models.load_edge().vocab if with_text else None
@@ -118,10 +114,8 @@ def _exported(lesson: Lesson, vocab: Vocab | None) -> str:
 @folder_argument
 def forget(folder: Path) -> None:
     """Delete everything collected in DIR. Adapters trained on it are separate files and stay."""
-    from skydraft.learning.lessons import Store
-
-    size = Store(folder).forget()
-    click.echo(f"{size.num_bytes / 1e6:.1f} MB in {_files(size.num_files)} deleted.")
+    num_files, num_bytes = Store(folder).forget()
+    click.echo(f"{num_bytes / 1e6:.1f} MB in {_files(num_files)} deleted.")
 
 
 _train_section = Section("train", "Training", lambda out, **settings: (out, settings), [
@@ -149,9 +143,6 @@ def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, 
     abilities. The adapter is kept only if the draft model agrees with the target on significantly more held-out tokens
     and on no fewer general ones; else the exit status is 1. Ctrl-C stops; the same command continues.
     """
-    from skydraft.learning import training
-    from skydraft.learning.adapter import write_adapter
-
     out, given = train
     if not out.parent.is_dir():
         raise OptionError(f"There is no folder {out.parent}.", hint="Make it, or choose another --out.")
@@ -160,7 +151,10 @@ def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, 
     state = out.with_name(f"{out.name}.state")  # a stopped training continues from here
     deadline = time.monotonic() + 60 * settings.minutes if settings.minutes else float("inf")
     try:
-        result = _trained(folder, cloud, models, settings, state, deadline)
+        task = _prepared(folder, cloud, models, deadline)
+        with _shown("loading") as progress:
+            run_on = (models.options.device, models.options.num_threads)
+            result = training.train(task, settings, run_on, state, progress, deadline)
     except TimeoutError as error:
         click.echo(f"{settings.minutes:g} minutes are not enough: {error}.")
         return 1
@@ -172,32 +166,17 @@ def train(folder: Path, train: tuple[Path, dict[str, Any]], cloud: CloudChoice, 
     if result.objection:
         click.echo(f"Not kept: {result.objection}. Collect more answers, or try other --layers and --rate.")
         return 1
-    write_adapter(out, result.adapter)
+    result.write(out)
     if result.is_whole:
         state.unlink(missing_ok=True)
     click.echo(f"Written to {out}. Use it with: skydraft learn apply {out}")
     return 0
 
 
-def _trained(
-    folder: Path, cloud: CloudChoice, models: ModelChoice, settings: TrainSettings, state: Path, deadline: float
-) -> Trained:
-    """Train on a folder. Raises TimeoutError if time, by `time.monotonic`, is over before training begins."""
-    from skydraft.learning import training
-
-    task = _prepared(folder, cloud, models, deadline)
-    run_on = (models.options.device, models.options.num_threads)
-    with _shown("loading") as progress:
-        return training.train(task, settings, run_on, state, progress, deadline)
-
-
 def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice, deadline: float) -> TrainingTask:
     """Load both models, compute the training data with them, and close them."""
-    from skydraft.learning.dataset import Usable, choose, prepare, trainable_file
-    from skydraft.learning.lessons import Store
-
     store = Store(folder)
-    choose(store, Usable(), deadline)  # fails on too few answers before a model is loaded
+    choose(store, deadline=deadline)  # fails on too few answers before a model is loaded
     with contextlib.ExitStack() as stack:
         edge = stack.enter_context(models.load(models.edge_model))
         trainable_file(edge)  # fails on a missing file before the target is loaded
@@ -210,7 +189,7 @@ def _prepared(folder: Path, cloud: CloudChoice, models: ModelChoice, deadline: f
             task = prepare(store, edge, target, cache_dir() / "guard", progress, deadline)
     if task.left_out:
         TERMINAL.say(f"left out: {task.left_out}.")
-    numbers = len(task.data.trained), len(task.data.held_out), len(task.data.guard)
+    numbers = len(task.trained), len(task.held_out), len(task.guard)
     click.echo("{} answers to learn from, {} held out, {} general ones.".format(*numbers), err=True)
     return task
 
@@ -238,14 +217,14 @@ _apply_section = Section("folder", "Calibration", lambda learn: learn, [
 @_apply_section
 @models_section
 def apply(adapter: Path, folder: Path | None, models: ModelChoice) -> None:
-    """Use the draft model with ADAPTER from now on. The merged model is kept beside the others.
+    """Use the draft model with ADAPTER from now on. A copy of the file is kept beside the models.
 
     A calibration of the old model does not fit the new one; --learn DIR makes a new one at once.
     """
-    from skydraft.learning.adapter import apply as apply_adapter
-
-    merged = apply_adapter(adapter, models.edge_model, models.load(models.edge_model), cache_dir())
-    click.echo(f"{models.edge_model} is used with {adapter} from now on: {merged}")
+    with models.load(models.edge_model, adapter):
+        pass  # it fits
+    applied.apply(adapter, models.edge_model, cache_dir())
+    click.echo(f"{models.edge_model} is used with {adapter} from now on.")
     click.echo(f"Undo it with: skydraft learn revert --edge-model {models.edge_model}")
     if folder is None:
         click.echo("Mode auto needs a calibration again: skydraft learn calibrate DIR, or skydraft calibrate.")
@@ -260,10 +239,8 @@ def apply(adapter: Path, folder: Path | None, models: ModelChoice) -> None:
 @models_section
 def revert(models: ModelChoice) -> None:
     """Use the draft model as it was before `learn apply`. The adapter's file stays."""
-    from skydraft.learning.adapter import revert as revert_adapter
-
-    entry = revert_adapter(models.edge_model, cache_dir())
-    click.echo(f"{models.edge_model} is used as it was. The adapter is still there: {entry.adapter}")
+    applied.revert(models.edge_model, cache_dir())
+    click.echo(f"{models.edge_model} is used as it was. The file that you applied is still there.")
 
 
 @learn.command(cls=Command)
@@ -279,15 +256,9 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
 
 
 def _calibrate(folder: Path, models: ModelChoice) -> None:
-    from skydraft.gating.fitting import agreement
-    from skydraft.learning.adapter import trained_on
-    from skydraft.learning.calibrating import calibrate_lessons, write_calibration
-    from skydraft.learning.dataset import Usable, choose
-    from skydraft.learning.lessons import Store
-
-    learned_from = trained_on(models.learned)
+    learned_from = trained_on(models.adapter)
     with models.load_edge() as edge:
-        chosen = choose(Store(folder), Usable(edge.vocab.fingerprint, edge.vocab.size))
+        chosen = choose(Store(folder), edge.vocab)
         if chosen.skipped:
             click.echo(f"Left out: {chosen.left_out}.", err=True)
         with counted(len(chosen.lessons), "answers") as done:

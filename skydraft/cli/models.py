@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,16 @@ from skydraft.models import (
     remove,
     verify,
 )
-from skydraft.models.adapted import applied, merged_models
+from skydraft.models.applied import all_applied
 from skydraft.models.manifest import known_model
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names, all checked before the first is used."""
-    merged = {each.path.name for each in merged_models(cache_dir())}
     for name in names:
         if name in EMBEDDED:
             raise UnknownModel(f"{name} comes with skydraft: it is always here and cannot be removed.")
-        if name not in merged:
-            known_model(name)
+        known_model(name)
     return names
 
 
@@ -63,7 +60,7 @@ _list_section = Section("listing", "Output", lambda json: json, [
 @_list_section
 def list_models(listing: bool) -> None:
     """Show the known models, which of them are on this machine, and the adapters in use."""
-    rows, folder = list(_rows()), cache_dir()
+    rows, folder = _rows(), cache_dir()
     if listing:
         click.echo(json_line({"folder": str(folder), "models": rows}))
         return
@@ -75,27 +72,26 @@ def list_models(listing: bool) -> None:
     console.print(f"\nAll files are in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder.")
 
 
-def _rows() -> Iterator[dict[str, Any]]:
-    """Each model; `adapter` is the one that is applied to it, or that it was merged with."""
-    cache, entries = cache_dir(), applied(cache_dir())
-
-    def row(name: str, size: int, license: str, path: Path | None, kind: str, **more: Any) -> dict[str, Any]:
-        entry = {"name": name, "bytes": size, "license": license, "path": str(path) if path else None, "kind": kind}
-        return entry | {"adapter": entries[name].adapter if name in entries else None} | more
-
-    for known in installed(cache):
-        yield row(known.name, known.bytes, known.license, known.path if known.present else None, "known")
-    for name in EMBEDDED:
-        yield row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included")
-    for each in merged_models(cache):
-        more = {"adapter": each.adapter, "applied_to": each.applied_to}
-        yield row(each.path.name, _bytes_in(each.path), "as its base", each.path, "merged", **more)
+def _rows() -> list[dict[str, Any]]:
+    """Each known or included model, and others that an adapter is applied to; `adapter` is the file of that."""
+    adapters = all_applied(cache_dir())
+    rows: list[tuple[str, int, str, Path | None, str]] = [
+        (known.name, known.bytes, known.license, known.path if known.present else None, "known")
+        for known in installed(cache_dir())
+    ]
+    rows += [(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included") for name in EMBEDDED]
+    others = adapters.keys() - {row[0] for row in rows}
+    rows += [(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
+    return [
+        {
+            "name": name, "bytes": size, "license": license, "path": str(path) if path else None, "kind": kind,
+            "adapter": str(adapters[name]) if name in adapters else None,
+        }
+        for name, size, license, path, kind in rows
+    ]  # fmt: skip
 
 
 def _state(row: dict[str, Any]) -> str:
-    if row["kind"] == "merged":
-        used = f"applied to {', '.join(row['applied_to'])}" if row["applied_to"] else "not applied"
-        return f"merged with {row['adapter'] or 'an adapter'}; {used}"
     state = row["path"] or f"not here; get it with: skydraft models fetch {row['name']}"
     if row["kind"] == "included":
         state = "always here: a toy for speech, trained on synthetic voices"
@@ -132,7 +128,7 @@ def show_path(names: tuple[str, ...]) -> None:
 @models.command("remove", cls=Command)
 @_names
 def remove_models(names: tuple[str, ...]) -> None:
-    """Delete models from this machine: known ones, and merged ones that are not applied."""
+    """Delete known models from this machine."""
     for name in names:
         for path in remove(name, cache_dir()):
             click.echo(f"Removed {path}")

@@ -19,7 +19,7 @@ from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.files import read_file, warn_if_shared
 from skydraft.models import SourceName, cache_dir, default_pair, progress_on
-from skydraft.models.adapted import Applied, applied
+from skydraft.models.applied import applied
 from skydraft.protocol.address import is_url, parse_addresses
 
 if TYPE_CHECKING:
@@ -55,18 +55,13 @@ class ModelChoice:
         return self.cloud_model or _PAIR.target
 
     @property
-    def learned(self) -> Path | Applied | None:
+    def adapter(self) -> Path | None:
         """The adapter of the draft model: the given file, or the applied one, or None."""
-        return self.edge_adapter or applied(cache_dir()).get(self.edge_model)
+        return self.edge_adapter or applied(self.edge_model, cache_dir())
 
     def load_edge(self) -> Engine:
         """Open the draft model with its adapter, if any."""
-        learned = self.learned
-        if learned is None:
-            return self.load(self.edge_model)
-        from skydraft.learning.adapter import open_learned
-
-        return open_learned(self.edge_model, learned, self.load, cache_dir())
+        return self.load(self.edge_model, self.adapter)
 
     def load_pair(self) -> tuple[Engine, Engine]:
         """Open both models. Raises VocabularyMismatch, or a loading error."""
@@ -74,12 +69,12 @@ class ModelChoice:
         check_same(edge.vocab, target.vocab)
         return edge, target
 
-    def load(self, name: str) -> Engine:
-        """Open a model without an adapter."""
+    def load(self, name: str, adapter: Path | None = None) -> Engine:
+        """Open a model, with an adapter of its own or without."""
+        options = replace(self.options, adapter=adapter)
         return load_engine(
-            name, self.options, offline=self.offline, local_only=self.local_only, source=self.source,
-            quiet=self.is_quiet,
-        )  # fmt: skip
+            name, options, offline=self.offline, local_only=self.local_only, source=self.source, quiet=self.is_quiet
+        )
 
 
 def load_engine(

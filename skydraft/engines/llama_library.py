@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_uint8, c_uint32, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "context_default_params": (ContextParams,),
     "init_from_model": (c_void_p, c_void_p, ContextParams),
     "free": (None, c_void_p),
+    "adapter_lora_init": (c_void_p, c_void_p, c_char_p),
+    "set_adapters_lora": (c_int32, c_void_p, POINTER(c_void_p), c_size_t, POINTER(c_float)),
     "get_memory": (c_void_p, c_void_p),
     "memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
     "memory_seq_rm": (c_bool, c_void_p, c_int32, c_int32, c_int32),

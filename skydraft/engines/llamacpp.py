@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from skydraft.config import num_cores
+from skydraft.engines.adapter import read_adapter
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.floor import Floor
@@ -24,7 +25,7 @@ from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import BrokenModel, EngineError
+from skydraft.errors import BrokenModel, EngineError, OptionError
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
@@ -86,6 +87,7 @@ class LlamaCppEngine(Engine):
         check_gguf(self._lib, path)
         self.fingerprint = weights_fingerprint([path])
         self._model = load_model(self._lib, path, options.gpu_layers)
+        self._adapter = self._load_adapter(options.adapter) if options.adapter else None
         _forget_mapped_pages(path)
         self.vocab = _read_vocab(self._lib, self._model, self.floor)
         self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
@@ -97,6 +99,16 @@ class LlamaCppEngine(Engine):
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
         self._profile = profile_of(self, self._profile_key(options), options)
+
+    def _load_adapter(self, path: Path) -> Any:
+        """An adapter of this model, and the fingerprint of both. Raises OptionError for an adapter of another base."""
+        adapter = read_adapter(path)
+        adapter.check_base(self.fingerprint, self.name)
+        self.fingerprint = adapter.fingerprint
+        loaded = self._lib.adapter_lora_init(self._model, os.fsencode(path))
+        if not loaded:
+            raise OptionError(f"{path} does not fit {self.name}.", hint="Train another.")
+        return loaded
 
     def _open_context(self, options: EngineOptions) -> Any:
         params = self._lib.context_default_params()
@@ -115,6 +127,8 @@ class LlamaCppEngine(Engine):
             raise EngineError(
                 f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint="Lower --context."
             )
+        if self._adapter:  # a context has one at a time; other contexts of the model may have others
+            self._lib.set_adapters_lora(context, (ctypes.c_void_p * 1)(self._adapter), 1, (ctypes.c_float * 1)(1.0))
         return context
 
     def _profile_key(self, options: EngineOptions) -> str:
@@ -244,6 +258,6 @@ def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
 KIND = EngineKind(
     "a GGUF model",
     lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
-    takes=frozenset({"num_threads", "gpu_layers"}),
+    takes=frozenset({"num_threads", "gpu_layers", "adapter"}),
     claims=Path.is_file,
 )

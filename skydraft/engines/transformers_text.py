@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from skydraft.engines import adapter
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import first_line, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
@@ -48,6 +49,8 @@ class TransformersEngine(Engine):
         if options.num_threads:
             torch.set_num_threads(options.num_threads)
         model, tokenizer = load_checkpoint(path, self._model_class, options, unused=self._unused)
+        if options.adapter:
+            self.fingerprint = adapter.add_to(model, options.adapter, self.fingerprint, self.name)
         self._model, self._device = model, model.device
         self.vocab = read_vocab(tokenizer, model.generation_config)
         config = model.config.get_text_config(decoder=True)
@@ -159,6 +162,6 @@ TAKES = frozenset({"num_threads", "device", "dtype", "quantization"})
 KIND = EngineKind(
     "a transformers checkpoint",
     lambda spec, path, options: TransformersEngine(path, options, name=spec),
-    takes=TAKES,
+    takes=TAKES | {"adapter"},
     claims=Path.is_dir,
 )

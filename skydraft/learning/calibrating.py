@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -16,10 +16,11 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.adapter import read_adapter
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, RecordsError
 from skydraft.files import write_whole
-from skydraft.gating.calibration import Calibration, PairSide, read_calibration
+from skydraft.gating.calibration import Calibration, PairSide
 from skydraft.gating.fitting import LabelledText, fit
 from skydraft.gating.gates import measure
 from skydraft.learning.dataset import Chosen, prompt_digest
@@ -80,6 +81,11 @@ def label_texts(
     return texts
 
 
+def trained_on(adapter: Path | None) -> frozenset[str]:
+    """Digests of the prompts that an adapter was trained on; none for no adapter. Raises a UsageError."""
+    return frozenset(read_adapter(adapter).card.trained_on) if adapter else frozenset()
+
+
 def side_of(engine: Engine) -> PairSide:
     """Name a model as calibrations do."""
     return PairSide(name=engine.name, fingerprint=engine.fingerprint)
@@ -114,8 +120,9 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
 
     Returns its file. Raises OptionError.
     """
-    folder = cache / "calibrations"
-    out = out or _earlier(folder, made) or folder / _file_name(made.draft, made.target)
+    pair = hashlib.sha256(f"{made.draft.fingerprint} {made.target.fingerprint}".encode()).hexdigest()[:8]
+    folder, names = cache / "calibrations", re.sub(r"[^\w.-]", "_", f"{made.draft.name}--{made.target.name}")[:100]
+    out = out or next(folder.glob(f"*-{pair}.json"), folder / f"{names}-{pair}.json")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, f"{made.model_dump_json(by_alias=True, indent=1)}\n".encode())
@@ -124,23 +131,3 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
             f"{out} cannot be written: {error.strerror}.", hint="Choose another file with --out."
         ) from error
     return out
-
-
-def _earlier(folder: Path, made: Calibration) -> Path | None:
-    """Return the file of a calibration of exactly this pair."""
-    for path in sorted(folder.glob("*.json")):
-        with suppress(RecordsError):
-            if _pair(read_calibration(path)) == _pair(made):
-                return path
-    return None
-
-
-def _pair(of: Calibration) -> tuple[str, str]:
-    return of.draft.fingerprint, of.target.fingerprint
-
-
-def _file_name(draft: PairSide, target: PairSide) -> str:
-    """The name of the file for a pair: pairs whose models only have the same names have different files."""
-    names = re.sub(r"[^\w.-]", "_", f"{draft.name}--{target.name}")[:100]
-    pair = hashlib.sha256(f"{draft.fingerprint} {target.fingerprint}".encode()).hexdigest()
-    return f"{names}-{pair[:8]}.json"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
-from skydraft.errors import CloudError, RecordsError, SkydraftError
-from skydraft.learning.lessons import AGREED, CORRECTED, TAUGHT, UNJUDGED, WRONG, Lesson, Store, encode, params_entry
+from skydraft.errors import CloudError, SkydraftError
+from skydraft.learning.lessons import AGREED, CORRECTED, TAUGHT, UNJUDGED, WRONG, Lesson, Store, params_entry
 from skydraft.types import Round
 
 _FACTS_S = 0.5  # how long a server is asked for what it runs
-_MAX_WAITING = 64  # lessons that could not be written yet
 
 
 def marks_of(rounds: Iterable[Round], *, top: int = 0) -> str:
@@ -65,8 +63,8 @@ def lesson_of(generation: Generation, draft: str, target: str, vocab: str) -> Le
 class Collector:
     """An observer that keeps lessons in a folder. From any thread.
 
-    A lesson that cannot be written waits for the next one; generations go on. `notify` gets a line when that begins and
-    when lessons are lost. Raises OptionError or NotEnoughDisk where the folder cannot be written from the start.
+    A lesson that cannot be written is lost; generations go on. `notify` gets a line for the first one, and at the end
+    how many were lost. Raises OptionError or NotEnoughDisk where the folder cannot be written from the start.
     """
 
     def __init__(self, folder: Path | str, *, notify: Callable[[str], None] = lambda line: None) -> None:
@@ -74,8 +72,7 @@ class Collector:
         self.store.prepare()
         self._notify = notify
         self._lock = threading.Lock()
-        self._waiting: deque[bytes] = deque()  # lines
-        self._is_failing = False
+        self._num_lost = 0
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
         return request
@@ -111,38 +108,17 @@ class Collector:
         return True
 
     def add(self, lesson: Lesson) -> None:
-        """Write a lesson, or let it wait. One that is too long is dropped."""
+        """Write a lesson, or say that it is lost."""
         try:
-            line = encode(lesson)
-        except RecordsError as error:
-            self._notify(error.line)
-            return
-        with self._lock:
-            self._waiting.append(line)
-            try:
-                while self._waiting:
-                    self.store.append(self._waiting[0])
-                    self._waiting.popleft()
-                self._is_failing = False
-            except SkydraftError as error:
-                if not self._is_failing:
-                    self._notify(f"{error.line} What is learned waits in memory until it can be written.")
-                self._is_failing = True
-            if len(self._waiting) > _MAX_WAITING:
-                self._waiting.popleft()
-                self._notify(f"The oldest of {_MAX_WAITING} answers that wait to be written is lost.")
+            self.store.add(lesson)
+        except SkydraftError as error:
+            with self._lock:
+                self._num_lost += 1
+                is_first = self._num_lost == 1
+            if is_first:
+                self._notify(f"{error.line} Answers that cannot be written are not learned from.")
 
     def close(self) -> None:
-        """Try once more to write each lesson that waits; say how many are lost."""
-        lost: list[SkydraftError] = []
-        with self._lock:
-            for line in self._waiting:
-                try:
-                    if lost and isinstance(lost[-1], RecordsError):
-                        raise lost[-1]  # the folder is in use, which took seconds to find out
-                    self.store.append(line)
-                except SkydraftError as error:
-                    lost.append(error)
-            self._waiting.clear()
-        if lost:
-            self._notify(f"{lost[0].line} {len(lost)} answers could not be kept to learn from.")
+        """Say how many lessons were lost, if any."""
+        if self._num_lost:
+            self._notify(f"{self._num_lost} answers could not be kept to learn from.")

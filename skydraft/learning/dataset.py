@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,10 +21,11 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
+from skydraft.engines.adapter import AdapterCard
 from skydraft.engines.base import Engine
 from skydraft.engines.trainable import check_trainable
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, RecordsError
-from skydraft.learning.adapter import AdapterCard, file_of
 from skydraft.learning.collect import lesson_of
 from skydraft.learning.lessons import Lesson, Store, encode
 from skydraft.prompts.messages import asked
@@ -38,29 +39,9 @@ MAX_GENERATIONS = 4000  # the newest; they are in memory while they are used
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
 _GUARD_FILE, GUARD_TOKENS = "guard_prompts.txt", 32
-_SCALE = 2.0  # of low-rank changes, alpha / rank in the words of peft
 
 # What is under way, how much of it is done, of how much, and a note: "α 0.71".
 OnProgress: TypeAlias = Callable[[str, int, int, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Usable:
-    """Usable lessons have one vocabulary of `vocab_size` tokens and one target. None, or size 0, means any."""
-
-    vocab: str | None = None
-    vocab_size: int = 0
-    target: str | None = None
-
-    def refusal(self, lesson: Lesson) -> str:
-        """Say why a lesson is not usable; "" where it is."""
-        if self.vocab is not None and lesson.vocab != self.vocab:
-            return "of another vocabulary"
-        if self.target is not None and lesson.target != self.target:
-            return "of another target"
-        if self.vocab_size and max(max(lesson.prompt_ids), max(lesson.token_ids)) >= self.vocab_size:
-            return "with tokens that the vocabulary does not have"
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +50,7 @@ class Chosen:
 
     lessons: tuple[Lesson, ...]
     target: str
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str]
 
     @property
     def left_out(self) -> str:
@@ -77,41 +58,47 @@ class Chosen:
         return ", ".join(f"{number} {what}" for what, number in sorted(self.skipped.items()))
 
 
-def _usable_lessons(store: Store, usable: Usable, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
-    for lesson in store.lessons(skipped):
-        if time.monotonic() > deadline:
-            raise TimeoutError("stopped at reading the answers; give more --minutes")
-        if refusal := usable.refusal(lesson):
-            skipped[refusal] += 1
-        else:
-            yield lesson
+def choose(
+    store: Store, vocab: Vocab | None = None, target: str | None = None, deadline: float = float("inf")
+) -> Chosen:
+    """Choose the newest lessons of one vocabulary and one target that have tokens of the target's.
 
-
-def choose(store: Store, usable: Usable, deadline: float = float("inf")) -> Chosen:
-    """Choose the newest usable lessons that have tokens of the target's; equal lessons count once.
-
-    Where `usable` names no target, it is the one that judged most lessons. Raises RecordsError for too few, and
-    TimeoutError after `deadline`, by `time.monotonic`.
+    Equal lessons count once. No vocabulary means any, no target the one that judged most lessons. Raises RecordsError
+    for too few, and TimeoutError after `deadline`, by `time.monotonic`.
     """
-    if usable.target is None:
-        found = _usable_lessons(store, usable, Counter(), deadline)
+    if target is None:
+        found = _of_vocab(store, vocab, Counter(), deadline)
         targets = Counter(lesson.target for lesson in found if lesson.known)
-        if not targets:
-            raise _too_few(store, 0)
-        usable = Usable(usable.vocab, usable.vocab_size, targets.most_common(1)[0][0])
+        target = targets.most_common(1)[0][0] if targets else ""
     skipped: Counter[str] = Counter()
     newest: deque[Lesson] = deque(maxlen=MAX_GENERATIONS)
     seen: set[bytes] = set()
-    for lesson in _usable_lessons(store, usable, skipped, deadline):
+    for lesson in _of_vocab(store, vocab, skipped, deadline):
         key = _digest(*lesson.prompt_ids, -1, *lesson.token_ids)
-        if not lesson.known or key in seen:
+        if lesson.target != target:
+            skipped["of another target"] += 1
+        elif not lesson.known or key in seen:
             skipped["that say nothing new"] += 1
-            continue
-        seen.add(key)
-        newest.append(lesson)
+        else:
+            seen.add(key)
+            newest.append(lesson)
     if len(newest) < MIN_GENERATIONS:
         raise _too_few(store, len(newest))
-    return Chosen(tuple(newest), usable.target or "", skipped)
+    return Chosen(tuple(newest), target, skipped)
+
+
+def _of_vocab(store: Store, vocab: Vocab | None, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
+    for lesson in store.lessons(skipped):
+        if time.monotonic() > deadline:
+            raise TimeoutError("stopped at reading the answers; give more --minutes")
+        if vocab is None:
+            yield lesson
+        elif lesson.vocab != vocab.fingerprint:
+            skipped["of another vocabulary"] += 1
+        elif max(*lesson.prompt_ids, *lesson.token_ids) >= vocab.size:
+            skipped["with tokens that the vocabulary does not have"] += 1
+        else:
+            yield lesson
 
 
 def _too_few(store: Store, number: int) -> RecordsError:
@@ -151,7 +138,7 @@ def split(lessons: Iterable[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
 
 
 def prompt_digest(lesson: Lesson) -> str:
-    """Return 16 hex digits that stand for a lesson's prompt; an adapter lists those that it was trained on."""
+    """16 hex digits that stand for a lesson's prompt; an adapter lists those that it was trained on."""
     return _digest(*lesson.prompt_ids).hex()[:16]
 
 
@@ -168,7 +155,7 @@ def guard_prompts() -> tuple[str, ...]:
 def guard_lessons(
     folder: Path, edge: Engine, cloud: Engine | Cloud, weights: str, progress: OnProgress
 ) -> list[Lesson]:
-    """Return the target's greedy answers to the guard's prompts, as the draft model reads them.
+    """The target's greedy answers to the guard's prompts, as the draft model reads them.
 
     `weights` names the target. Its answers are kept in `folder`, so that it is asked once. Raises a SkydraftError.
     """
@@ -196,15 +183,23 @@ def guard_lessons(
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingData:
-    """Lessons to train with, held out, and of the guard."""
+class TrainingTask:
+    """All that a training needs, so that both models can be closed before it begins.
 
+    `path` is the draft model's file, `card` becomes its adapter's card, `vocab_size` is the length of the tokenizer.
+    `left_out` says in words which lessons are not in it.
+    """
+
+    path: Path
+    card: AdapterCard
+    vocab_size: int
     trained: Sequence[Lesson]
     held_out: Sequence[Lesson]
     guard: Sequence[Lesson]
+    left_out: str = ""
 
     def digest(self) -> str:
-        """Return a name for exactly these lessons."""
+        """A name for exactly these lessons."""
         total = hashlib.sha256()
         for part in (self.trained, self.held_out, self.guard):
             for lesson in part:
@@ -213,28 +208,16 @@ class TrainingData:
         return total.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingTask:
-    """All that a training needs, so that both models can be closed before it begins.
-
-    `path` is the draft model's file, `card` becomes its adapter's card, `vocab_size` is the length of the tokenizer.
-    `left_out` says in words which lessons are not in `data`.
-    """
-
-    path: Path
-    card: AdapterCard
-    data: TrainingData
-    vocab_size: int
-    left_out: str = ""
-
-
 def trainable_file(engine: Engine) -> Path:
-    """Return the file of a model that can be trained. Raises OptionError, or MissingDependency."""
+    """The file of a model that can be trained. Raises OptionError, or MissingDependency."""
     if engine.takes_audio:
         hint = "Name a draft model of text with --edge-model."
         raise OptionError(f"{engine.name} takes speech, and only models of text are trained.", hint=hint)
-    path = file_of(engine)
-    check_trainable(path)
+    path = getattr(engine, "path", None)
+    if not isinstance(path, Path):
+        hint = "Name a .gguf file or a checkpoint."
+        raise OptionError(f"{engine.name} has no weights that can be trained.", hint=hint)
+    check_trainable()
     return path
 
 
@@ -255,11 +238,9 @@ def prepare(
             "The server does not tell which model it runs, so its answers cannot be learned from.",
             hint="Name its model there.",
         )
-    chosen = choose(store, Usable(edge.vocab.fingerprint, edge.vocab.size, weights), deadline)
+    chosen = choose(store, edge.vocab, weights, deadline)
     trained, held_out = split(chosen.lessons)
     guard = guard_lessons(guard_folder, edge, cloud, weights, progress)
-    card = AdapterCard(
-        base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights, scale=_SCALE,
-        num_trained=0, held_out=(0.0, 0.0), guard=(0.0, 0.0),
-    )  # fmt: skip
-    return TrainingTask(path, card, TrainingData(trained, held_out, guard), edge.vocab.size, chosen.left_out)
+    vocab = edge.vocab.fingerprint
+    card = AdapterCard(base=edge.fingerprint, base_name=edge.name, vocab=vocab, target=weights)
+    return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, chosen.left_out)

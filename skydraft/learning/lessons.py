@@ -23,10 +23,10 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -37,22 +37,16 @@ from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftEr
 MAX_LINE_BYTES = 16 << 20  # what is longer was not written by us
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
 KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
-OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and the draft model's choice is known to be it or not
+OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and it is known whether both models agree
 MAX_BYTES = 256 << 20
 _NUM_FILES = 16  # so that a sixteenth is lost when the oldest goes
 _LOCK, _FILES = "lessons.lock", re.compile(r"lessons-\d{8,}\.jsonl", re.ASCII)
 _LOCK_S = 10.0  # others hold it for milliseconds
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Fingerprint = Annotated[str, Field(max_length=128)]
-Weights = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-
-class Lesson(_Line):
+class Lesson(BaseModel):
     """`marks` has one mark for each token of the text.
 
     `draft` and `target` name weights, `vocab` the vocabulary; `draft` is "" where the target wrote alone, and `target`
@@ -60,10 +54,12 @@ class Lesson(_Line):
     default. The prompt is what the draft model reads.
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
     schema_number: Literal[1] = Field(default=1, alias="schema")
-    draft: Fingerprint
-    target: Weights
-    vocab: Fingerprint
+    draft: str
+    target: str = Field(min_length=1)
+    vocab: str
     prompt_ids: tuple[TokenId, ...] = Field(min_length=1)
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
     marks: str
@@ -71,7 +67,7 @@ class Lesson(_Line):
 
     @model_validator(mode="after")
     def _check(self) -> Lesson:
-        if len(self.marks) != len(self.token_ids) or set(self.marks) - set("actw-"):
+        if len(self.marks) != len(self.token_ids) or set(self.marks) - {*KNOWN, WRONG, UNJUDGED}:
             raise ValueError("there is not one mark for each token")
         try:
             _ = self.decoding
@@ -91,13 +87,9 @@ class Lesson(_Line):
 
 
 def params_entry(params: DecodingParams) -> dict[str, Any]:
-    """Return the parameters that are not the default, as JSON."""
-    off = DecodingParams()
-    return {
-        each.name: json.loads(json.dumps(value))
-        for each in fields(params)
-        if (value := getattr(params, each.name)) != getattr(off, each.name)
-    }
+    """The parameters that are not the default, as JSON."""
+    values, off = asdict(params), asdict(DecodingParams())
+    return {name: json.loads(json.dumps(value)) for name, value in values.items() if value != off[name]}
 
 
 def encode(lesson: Lesson) -> bytes:
@@ -117,17 +109,7 @@ def decode(line: bytes) -> Lesson:
     try:
         return Lesson.model_validate_json(data)
     except ValidationError as error:
-        is_nobodys = error.errors()[0]["loc"] == ("target",)
-        raise RecordsError(
-            "without the name of their target" if is_nobodys else "not a lesson of this version"
-        ) from error
-
-
-class StoreSize(NamedTuple):
-    """How many files a folder holds, and how large they are together."""
-
-    num_files: int
-    num_bytes: int
+        raise RecordsError("not a lesson of this version") from error
 
 
 class Store:
@@ -148,13 +130,13 @@ class Store:
         named = (path for path in self.folder.glob("lessons-*.jsonl") if _FILES.fullmatch(path.name))
         return sorted(named, key=lambda path: (len(path.name), path.name))
 
-    def size(self) -> StoreSize:
-        """Measure the folder; files that vanish meanwhile are not counted."""
+    def size(self) -> tuple[int, int]:
+        """(number of files, bytes); files that vanish meanwhile are not counted."""
         sizes = list[int]()
         for path in self.files():
             with suppress(FileNotFoundError):
                 sizes.append(path.stat().st_size)
-        return StoreSize(len(sizes), sum(sizes))
+        return len(sizes), sum(sizes)
 
     def prepare(self) -> None:
         """Make the folder, and try to write. Raises OptionError or NotEnoughDisk."""
@@ -164,11 +146,11 @@ class Store:
             pass
 
     def add(self, lesson: Lesson) -> None:
-        """Append a lesson. Raises what `encode` and `append` raise."""
-        self.append(encode(lesson))
+        """Append a lesson whole, or nothing.
 
-    def append(self, line: bytes) -> None:
-        """Append a lesson's line whole, or nothing. Raises OptionError, NotEnoughDisk; RecordsError if it is in use."""
+        Raises OptionError, NotEnoughDisk; RecordsError if the folder is in use or the lesson is too long.
+        """
+        line = encode(lesson)
         self.prepare()
         with self._locked():
             path = self._file_for(len(line))
@@ -189,10 +171,9 @@ class Store:
         files = self.files()
         total = sum(path.stat().st_size for path in files)
         for path in files[:-1]:
-            if total <= self._max_bytes:
-                return
-            total -= path.stat().st_size
-            path.unlink()
+            if total > self._max_bytes:
+                total -= path.stat().st_size
+                path.unlink()
 
     def lessons(self, skipped: Counter[str]) -> Iterator[Lesson]:
         """Read all lessons, the oldest first, one at a time. Raises OptionError.
@@ -208,10 +189,10 @@ class Store:
             with file:
                 yield from _lessons(file, skipped)
 
-    def forget(self) -> StoreSize:
-        """Delete all lessons; returns what there was. Nothing else in the folder is touched."""
+    def forget(self) -> tuple[int, int]:
+        """Delete all lessons; returns the size that there was. Nothing else in the folder is touched."""
         if not self.folder.is_dir():
-            return StoreSize(0, 0)
+            return 0, 0
         with self._locked(), _errors_named(self.folder):
             size = self.size()
             for path in self.files():
@@ -283,39 +264,9 @@ def _errors_named(folder: Path) -> Iterator[None]:
         ) from error
 
 
-@dataclass
-class Taught:
-    """Counts over lessons of one draft model and one target."""
-
-    num_lessons: int = 0
-    marks: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def num_known(self) -> int:
-        """Tokens of which the target's choice is known."""
-        return sum(self.marks[mark] for mark in KNOWN)
-
-    @property
-    def num_wrong(self) -> int:
-        """Tokens of the text that the target would not have written."""
-        return self.marks[WRONG]
-
-    @property
-    def num_opinions(self) -> int:
-        """Tokens at which it is known whether both models agree."""
-        return sum(self.marks[mark] for mark in OPINIONS)
-
-    @property
-    def alpha(self) -> float | None:
-        """Share of those tokens on which both models agree; None where there are none."""
-        return self.marks[AGREED] / self.num_opinions if self.num_opinions else None
-
-
-def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str, str], Taught]:
-    """Count lessons by (target, draft, vocabulary), and in `skipped` the lines of which nothing is learned."""
-    counts: dict[tuple[str, str, str], Taught] = {}
+def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str], list[Counter[str]]]:
+    """The marks of each lesson, counted, by (target, draft model); in `skipped` the lines that hold no lesson."""
+    counts: dict[tuple[str, str], list[Counter[str]]] = {}
     for lesson in store.lessons(skipped):
-        taught = counts.setdefault((lesson.target, lesson.draft, lesson.vocab), Taught())
-        taught.num_lessons += 1
-        taught.marks.update(lesson.marks)
+        counts.setdefault((lesson.target, lesson.draft), []).append(Counter(lesson.marks))
     return counts

@@ -11,26 +11,27 @@ import hashlib
 import io
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from skydraft.engines.adapter import Adapter, inject, write_adapter, write_private
 from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError
-from skydraft.learning.adapter import Adapter, write_private
-from skydraft.learning.dataset import OnProgress, TrainingData, TrainingTask, prompt_digest
+from skydraft.learning.dataset import OnProgress, TrainingTask, prompt_digest
 from skydraft.learning.halves import MAX_LEN, Activations, Halves
 from skydraft.learning.lessons import Lesson
 
 MAX_GUARD_LOSS = 0.01
+_SCALE = 2.0  # of low-rank changes: alpha / rank
 _NUM_RIVALS = 4  # the draft model's best tokens at each place, which training makes less likely
 _MAX_NORM = 1.0
 _MANY, _FEW_LAYERS, _MANY_LAYERS = 150, 4, 12
 _NUM_RESAMPLES, _LEVEL = 2000, 0.95
 _SAVE_EVERY = 4  # steps
-_PASSES = 3  # a text in a step costs as much as so often forward alone
+_BATCH, _SMOOTHING = 8, 0.05
 
 T = TypeVar("T")
 Counts: TypeAlias = Sequence[tuple[int, int]]  # of each lesson: (right, known)
@@ -46,22 +47,19 @@ class TrainSettings:
     rank: int = 16
     num_layers: int | None = None
     epochs: int = 4
-    batch: int = 8
     rate: float = 1.5e-4
-    smoothing: float = 0.05
     seed: int = 0
     minutes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("num_layers", 1), ("epochs", 1), ("batch", 1), ("minutes", 0)):
+        for name, least in (("rank", 1), ("num_layers", 1), ("epochs", 1), ("minutes", 0)):
             if (value := getattr(self, name)) is not None and not value >= least:
-                flag = name.removeprefix("num_").replace("_", "-")
-                raise OptionError(f"--{flag} must be {least} or more, not {value:g}.")
+                raise OptionError(f"--{name.removeprefix('num_')} must be {least} or more, not {value:g}.")
         if not 0 < self.rate < 1:
             raise OptionError(f"--rate must be above 0 and below 1, not {self.rate:g}.")
 
     def layers_for(self, num_trained: int) -> int:
-        """Return how many upper layers learn from this many answers; NOTES.md has the measurements."""
+        """How many upper layers learn from this many answers; NOTES.md has the measurements."""
         return self.num_layers or (_MANY_LAYERS if num_trained >= _MANY else _FEW_LAYERS)
 
 
@@ -125,6 +123,10 @@ class Trained:
             return f"on general prompts it is worse by more than {MAX_GUARD_LOSS:g}"
         return ""
 
+    def write(self, path: Path) -> None:
+        """Write the adapter's file. Raises OptionError."""
+        write_adapter(path, self.adapter)
+
 
 @dataclass
 class _State:
@@ -145,15 +147,13 @@ class Training:
     ) -> None:  # fmt: skip
         import torch
 
-        data = task.data
         self._torch, self._trainable, self._settings = torch, trainable, settings
-        self._card, self._path, self._progress = task.card, state, progress
-        self._deadline = deadline
+        self._path, self._progress, self._deadline = state, progress, deadline
         self._measuring_s = 0.0  # before training; as much twice more at its end
-        self._step_s = 0.0  # of the longest step, before the first one a guess
-        self._key = hashlib.sha256(f"{task.card.base} {astuple(settings)[:-1]} {data.digest()}".encode()).hexdigest()
-        self._halves = Halves(trainable, settings.layers_for(len(data.trained)), task.vocab_size)
-        self._data = TrainingData(*(_short(part) for part in (data.trained, data.held_out, data.guard)))
+        self._key = hashlib.sha256(f"{task.card.base} {astuple(settings)[:-1]} {task.digest()}".encode()).hexdigest()
+        self._halves = Halves(trainable, settings.layers_for(len(task.trained)), task.vocab_size)
+        trained, held_out, guard = _short(task.trained), _short(task.held_out), _short(task.guard)
+        self._task = replace(task, trained=trained, held_out=held_out, guard=guard)
         self._state = _State()
 
     def run(self) -> Trained:
@@ -162,25 +162,30 @@ class Training:
         No step is begun after which the deadline would leave too little time to measure. Raises TimeoutError if it
         leaves none for the first one.
         """
-        trained = self._lower(self._data.trained, "reading what to learn")
-        held_out = self._lower(self._data.held_out, "reading what is held out")
-        guard = self._lower(self._data.guard, "reading the guard")
+        task = self._task
+        trained = self._lower(task.trained, "reading what to learn")
+        held_out = self._lower(task.held_out, "reading what is held out")
+        guard = self._lower(task.guard, "reading the guard")
         vocab = self._occurring(trained)
-        before = self._counts_before(held_out, "held out, before"), self._counts_before(guard, "guard, before")
-        self._step_s = _PASSES * self._settings.batch * self._measuring_s / (len(held_out) + len(guard))
+        began = time.monotonic()
+        before = [
+            [self._halves.num_right(text) for text in self._each(texts, f"{what}, before")]
+            for texts, what in ((held_out, "held out"), (guard, "guard"))
+        ]
+        self._measuring_s = time.monotonic() - began
         self._check_time("training")
-        self._inject()
-        self._optimizer = self._torch.optim.AdamW(list(self._lora().values()), lr=self._settings.rate)
+        self._lora = self._inject()
+        self._optimizer = self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
         self._resume()
         is_whole = self._train(trained, held_out, vocab)
         self._put(self._state.best or {})
         after = self._counts(held_out, "held out, after"), self._counts(guard, "guard, after")
-        held_gain = gain(before[0], after[0], [lesson.prompt_ids for lesson in self._data.held_out])
-        guard_gain = gain(before[1], after[1], [each.prompt_ids for each in self._data.guard]) if guard else None
+        held_gain = gain(before[0], after[0], [lesson.prompt_ids for lesson in task.held_out])
+        guard_gain = gain(before[1], after[1], [lesson.prompt_ids for lesson in task.guard]) if guard else None
         return Trained(self._adapter(held_gain, guard_gain), held_gain, guard_gain, is_whole)
 
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
-        """Give the items one by one, and report progress."""
+        """Give the items one by one, and report progress. Raises TimeoutError when time is over."""
         for number, item in enumerate(items):
             self._check_time(what)
             self._progress(what, number, len(items), "")
@@ -191,60 +196,43 @@ class Training:
             raise TimeoutError(f"stopped at '{what}'; give more --minutes")
 
     def _lacks_time(self) -> bool:
-        """Say whether another step and measuring would end after the deadline."""
-        return time.monotonic() + 2 * self._measuring_s + self._step_s > self._deadline
+        """Whether measuring at the end would come too late if something else were begun now."""
+        return time.monotonic() + 2 * self._measuring_s > self._deadline
 
     def _lower(self, lessons: Sequence[Lesson], what: str) -> list[Activations]:
         return [self._halves.activations(lesson) for lesson in self._each(lessons, what)]
 
-    def _counts_before(self, texts: Sequence[Activations], what: str) -> Counts:
-        """Count, and note how long it takes. Raises TimeoutError once that is too long."""
-        counts: list[tuple[int, int]] = []
-        began = time.monotonic()
-        for each in self._each(texts, what):
-            counts.append(self._halves.num_right(each))
-            began, past = time.monotonic(), began
-            self._measuring_s += began - past
-        return counts
-
     def _counts(self, texts: Sequence[Activations], what: str) -> Counts:
         counts: list[tuple[int, int]] = []
-        for number, each in enumerate(texts):
+        for number, text in enumerate(texts):
             self._progress(what, number, len(texts), f"α {alpha(counts):.3f}" if counts else "")
-            counts.append(self._halves.num_right(each))
+            counts.append(self._halves.num_right(text))
         return counts
 
     def _occurring(self, texts: Sequence[Activations]) -> Any:
-        """Return the token ids that the loss is over, rising: labels, and the draft model's best at the same places."""
+        """The token ids that the loss is over, rising: labels, and the draft model's best at the same places."""
         token_ids = []
         for each in self._each(texts, "looking for rivals"):
             token_ids += [each.labels, self._halves.choices(each, _NUM_RIVALS).flatten()]
         return self._torch.unique(self._torch.cat(token_ids))
 
-    def _inject(self) -> None:
-        from peft import LoraConfig, inject_adapter_in_model
-
+    def _inject(self) -> dict[str, Any]:
+        """Give the upper layers' matrices changes that are 0 yet; returns their parameters by name."""
         torch, name = self._torch, self._trainable.layers_name
         prefixes = tuple(f"{name}.{index}." for index in range(self._halves.first, len(self._trainable.layers)))
-        targets = [
+        matrices = [
             name
             for name, module in self._trainable.model.named_modules()
             if name.startswith(prefixes) and isinstance(module, torch.nn.Linear)
         ]
-        rank = self._settings.rank
-        config = LoraConfig(r=rank, lora_alpha=round(self._card.scale * rank), target_modules=targets, lora_dropout=0.0)
         with torch.random.fork_rng():
             torch.manual_seed(self._settings.seed)
-            inject_adapter_in_model(config, self._trainable.model)
-
-    def _lora(self) -> dict[str, Any]:
-        """The parameters that are trained, by name."""
-        return {name: value for name, value in self._trainable.model.named_parameters() if value.requires_grad}
+            return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
 
     def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> bool:
         """Train to the end, or until α stops rising. Returns False where time was over before that."""
         settings, state = self._settings, self._state
-        per_epoch = -(-len(texts) // settings.batch)
+        per_epoch = -(-len(texts) // _BATCH)
         last = per_epoch * settings.epochs
         while state.step < last and not self._is_enough():
             if self._lacks_time():
@@ -252,13 +240,11 @@ class Training:
                 if state.step % per_epoch or not state.history:  # else it was measured just now
                     self._evaluate(held_out)
                 return False
-            began = time.monotonic()
             epoch, index = divmod(state.step, per_epoch)
             note = f"α {state.history[-1]:.3f}" if state.history else ""
             self._progress(f"training, epoch {epoch + 1}", state.step, last, note)
-            batch = self._order(len(texts), epoch)[index * settings.batch :][: settings.batch]
+            batch = self._order(len(texts), epoch)[index * _BATCH :][:_BATCH]
             self._step([texts[number] for number in batch], vocab, settings.rate * (1 - state.step / last))
-            self._step_s = max(self._step_s, time.monotonic() - began)
             state.step += 1
             if state.step % per_epoch == 0:
                 self._evaluate(held_out)
@@ -267,7 +253,7 @@ class Training:
         return True
 
     def _is_enough(self) -> bool:
-        """Say whether the last two epochs brought nothing."""
+        """Whether the last two epochs brought nothing."""
         history = self._state.history
         return len(history) > 2 and max(history[-2:]) <= max(history[:-2])
 
@@ -288,11 +274,11 @@ class Training:
         for each in texts:
             logits = torch.nn.functional.linear(self._halves.rows(each), weight, bias)
             loss = torch.nn.functional.cross_entropy(
-                logits, torch.searchsorted(vocab, each.labels), label_smoothing=self._settings.smoothing,
+                logits, torch.searchsorted(vocab, each.labels), label_smoothing=_SMOOTHING,
                 reduction="sum",
             )  # fmt: skip
             (loss / num_labels).backward()
-        torch.nn.utils.clip_grad_norm_(list(self._lora().values()), _MAX_NORM)
+        torch.nn.utils.clip_grad_norm_(list(self._lora.values()), _MAX_NORM)
         optimizer.step()
 
     def _evaluate(self, held_out: Sequence[Activations]) -> None:
@@ -300,16 +286,16 @@ class Training:
         self._state.history.append(measured)
         if measured > self._state.best_alpha:
             self._state.best_alpha = measured
-            self._state.best = {name: value.detach().clone() for name, value in self._lora().items()}
+            self._state.best = {name: value.detach().clone() for name, value in self._lora.items()}
 
     def _put(self, values: dict[str, Any]) -> None:
         with self._torch.no_grad():
-            for name, value in self._lora().items():
+            for name, value in self._lora.items():
                 if name in values:
                     value.copy_(values[name])
 
     def _save(self) -> None:
-        lora = {name: value.detach() for name, value in self._lora().items()}
+        lora = {name: value.detach() for name, value in self._lora.items()}
         values = {"key": self._key, "state": vars(self._state), "optimizer": self._optimizer.state_dict(), "lora": lora}
         data = io.BytesIO()
         self._torch.save(values, data)
@@ -331,20 +317,22 @@ class Training:
             self._progress("what was begun before is of other lessons or settings: beginning anew", 0, 0, "")
 
     def _adapter(self, held_out: Gain, guard: Gain | None) -> Adapter:
-        pairs: dict[str, dict[str, Any]] = {}
-        for name, value in self._lora().items():
-            matrix, _, side = name.partition(".lora_")
-            pairs.setdefault(matrix, {})[side[0]] = value.detach().float().cpu().numpy().copy()
-        guarded = (guard.before, guard.after) if guard else (0.0, 0.0)
-        card = self._card.model_copy(
+        sides: dict[str, list[Any]] = {}
+        for name, value in self._lora.items():  # A before B
+            matrix = self._trainable.name_in_file(name.partition(".lora_")[0])
+            sides.setdefault(matrix, []).append(value.detach().float().cpu().numpy().copy())
+        trained = self._task.trained
+        card = self._task.card.model_copy(
             update={
-                "num_trained": len(self._data.trained),
-                "trained_on": tuple(sorted({prompt_digest(lesson) for lesson in self._data.trained})),
+                "architecture": self._trainable.model.config.model_type,
+                "num_trained": len(trained),
+                "trained_on": tuple(sorted(set(map(prompt_digest, trained)))),
                 "held_out": (round(held_out.before, 5), round(held_out.after, 5)),
-                "guard": (round(guarded[0], 5), round(guarded[1], 5)),
+                "guard": (round(guard.before, 5), round(guard.after, 5)) if guard else (0.0, 0.0),
             }
         )
-        return Adapter(card, {name: (sides["A"], sides["B"]) for name, sides in pairs.items()})
+        pairs = {name: (low, high) for name, (low, high) in sides.items()}
+        return Adapter(card, _SCALE * self._settings.rank, pairs)
 
 
 def train(

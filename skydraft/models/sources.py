@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,30 +92,22 @@ def _hub_failures(what: str) -> Iterator[None]:
 
     try:
         yield
-    except LocalEntryNotFoundError as error:
-        raise _no_hub(what, error) from error
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
-        raise UnknownModel(
-            f"The Hugging Face hub has no {what}, or you have no access to it.",
-            hint="Check the spelling; for a private or gated one run `hf auth login`.",
+    except Exception as error:  # the hub's client passes on errors of its HTTP library, which differs between versions
+        is_local = isinstance(error, LocalEntryNotFoundError)
+        if isinstance(error, RepositoryNotFoundError | EntryNotFoundError) and not is_local:
+            raise UnknownModel(
+                f"The Hugging Face hub has no {what}, or you have no access to it.",
+                hint="Check the spelling; for a private or gated one run `hf auth login`.",
+            ) from error
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise NotEnoughDisk(
+                f"Writing {error.filename or what} failed ({error.strerror}).",
+                hint="Make room there, or set HF_HOME to a folder that has room.",
+            ) from error
+        reason = _one_line(str(error)) or type(error).__name__
+        raise NetworkUnavailable(
+            f"The Hugging Face hub does not provide {what} ({reason}).", hint="Check the connection and try again."
         ) from error
-    except OSError as error:
-        if error.errno not in _DISK:
-            raise _no_hub(what, error) from error
-        raise NotEnoughDisk(
-            f"Writing {error.filename or what} failed ({error.strerror}).",
-            hint="Make room there, or set HF_HOME to a folder that has room.",
-        ) from error
-    except Exception as error:
-        # The hub's client passes on errors of its HTTP library, which differs between versions.
-        raise _no_hub(what, error) from error
-
-
-def _no_hub(what: str, error: Exception) -> NetworkUnavailable:
-    reason = _one_line(str(error)) or type(error).__name__
-    return NetworkUnavailable(
-        f"The Hugging Face hub does not provide {what} ({reason}).", hint="Check the connection and try again."
-    )
 
 
 def pip_wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
@@ -187,13 +180,7 @@ def _pip_reason(stderr: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= 160 else f"{flat[:159]}…"
+    return textwrap.shorten(text, 160, placeholder="…")
 
 
-def free_bytes(folder: Path) -> int:
-    """Free space on the disk of `folder`, in bytes."""
-    return shutil.disk_usage(folder).free
-
-
-PUBLIC_SOURCES = Sources(hub_cached, hub_file, hub_folder, pip_wheel, free_bytes)
+PUBLIC_SOURCES = Sources(hub_cached, hub_file, hub_folder, pip_wheel, lambda folder: shutil.disk_usage(folder).free)

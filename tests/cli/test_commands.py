@@ -15,7 +15,7 @@ import pytest
 from skydraft.cli.doctor import PURPOSES
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import cache_dir, known_models
-from skydraft.models.adapted import Applied, merged_dir, set_applied
+from skydraft.models.applied import applied, apply
 from skydraft.models.cache import model_path
 
 from .conftest import Invoke, Refused
@@ -49,21 +49,20 @@ def test_a_model_is_removed_and_says_which_file_that_was(invoke: Invoke) -> None
     assert err == f"skydraft: {SMALL} is not on this machine, so there is nothing to remove.\n"
 
 
-def test_models_are_listed_as_json_and_one_a_line(invoke: Invoke) -> None:
-    cache = cache_dir()
-    adapter = "/a/place/with/a/long/name/that/no/line/of/eighty/columns/holds/phone.adapter"
-    made = merged_dir(cache) / f"{SMALL}-0123.gguf"
-    made.parent.mkdir(parents=True)
-    made.write_bytes(bytes(1000))
-    set_applied(cache, SMALL, Applied(adapter, str(made)))
+def test_models_are_listed_as_json_and_one_a_line(invoke: Invoke, tmp_path: Path) -> None:
+    cache, others = cache_dir(), "/models/一个 100% 很长的名字.gguf"
+    (tmp_path / "phone.gguf").write_bytes(b"GGUF")
+    for model in (SMALL, others):
+        apply(tmp_path / "phone.gguf", model, cache)
     said = json.loads(invoke("models", "list", "--json")[1])
     assert said["folder"] == str(cache)
     rows = {row["name"]: row for row in said["models"]}
-    assert (rows[SMALL]["adapter"], rows[SMALL]["path"]) == (adapter, None)
-    assert rows[made.name]["applied_to"] == [SMALL] and rows[made.name]["bytes"] == 1000
+    adapter = str(applied(SMALL, cache))
+    assert (rows[SMALL]["adapter"], rows[SMALL]["path"]) == (adapter, None) and adapter.endswith("/phone.gguf")
+    assert (rows[others]["adapter"], rows[others]["kind"]) == (str(applied(others, cache)), "own")
     assert rows["tiny-omni-edge"]["adapter"] is None
     lines = invoke("models", "list")[1].splitlines()
-    assert [line.split()[0] for line in lines[: len(rows)]] == list(rows)
+    assert all(line.startswith(name) for line, name in zip(lines, rows, strict=False))
     assert any(line.endswith(f"used with the adapter {adapter}") for line in lines)
 
 

@@ -64,9 +64,9 @@ def prompts(number: int, seed: int = 0) -> list[str]:
     return ["".join(rng.choice(_WORDS, 4)) + str(index) for index in range(number)]
 
 
-def collected(pair: tuple[Any, Any], folder: Path, plan: Plan, max_new_tokens: int) -> Path:
+def collected(pair: tuple[Any, Any], folder: Path, plan: Plan, number: int, max_new_tokens: int) -> Path:
     collector = Collector(folder)
-    for prompt in prompts(96):
+    for prompt in prompts(number):
         request = GenerateRequest(asked(prompt), plan=plan, params=DecodingParams(max_new_tokens=max_new_tokens))
         skydraft.start(request, edge=pair[0], cloud=pair[1], observers=[collector]).run()
     return folder
@@ -75,11 +75,11 @@ def collected(pair: tuple[Any, Any], folder: Path, plan: Plan, max_new_tokens: i
 @pytest.fixture(scope="session")
 def taught(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of lessons, collected lossless."""
-    return collected(pair, tmp_path_factory.mktemp("taught"), make_plan(k=3), 12)
+    return collected(pair, tmp_path_factory.mktemp("taught"), make_plan(k=3), 96, 12)
 
 
 @pytest.fixture(scope="session")
 def written_on(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of lessons, collected with a gate and a target that writes on."""
     plan = make_plan(gate="prob:0.1", k=3, hand_back="agree:3")
-    return collected(pair, tmp_path_factory.mktemp("written"), plan, 20)
+    return collected(pair, tmp_path_factory.mktemp("written"), plan, 60, 20)

