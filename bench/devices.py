@@ -36,7 +36,7 @@ import numpy as np
 import skydraft
 from bench.kept_draft import KeptDraft, KeptRows
 from bench.workload import machine, prompts
-from skydraft.cloud.limits import Limits
+from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions, serve
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams

@@ -136,7 +136,6 @@ def test_what_does_not_fit_ends_the_stream_and_not_the_session(server: Serving, 
 def test_thousands_of_broken_messages_get_clean_answers_while_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("skydraft.cloud.access._CALLS_PER_S", 10**6)  # the others have the same address
     with serving(open_toy("toy"), metrics_port=free_port()) as server:
         break_thousands(server)
         assert_serves(server.address)

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.limits import Limits
-from skydraft.cloud.served import Served
-from skydraft.cloud.sessions import CloudSession, Sessions
+from skydraft.access.limits import Limits
+from skydraft.cloud.sessions import CloudSession, Served, Sessions
 from skydraft.config import DecodingParams
 from skydraft.errors import (
     BaseMismatch,

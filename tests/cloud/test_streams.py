@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.server import ServeOptions
+from skydraft.cloud.options import ServeOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import BaseMismatch, ProtocolError
 from skydraft.protocol import codec

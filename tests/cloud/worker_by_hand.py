@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from skydraft.access.limits import Limits
 from skydraft.choosing.chooser import Chooser
 from skydraft.cloud.docket import Answer, Job
-from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
 from skydraft.decoding.target import LocalVerifier
@@ -115,9 +115,6 @@ class Tally:
     def __init__(self) -> None:
         self.num_jobs = self.num_sessions = self.num_evicted = self.num_expired = self.num_judged = 0
 
-    def queued(self, num_jobs: int, num_sessions: int) -> None:
-        self.num_jobs, self.num_sessions = num_jobs, num_sessions
-
     def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
         """The engine notes them itself."""
 
@@ -127,7 +124,8 @@ class Tally:
     def judged(self, *_: Any) -> None:
         self.num_judged += 1
 
-    def closed(self, num_evicted: int, num_expired: int) -> None:
+    def state(self, num_jobs: int, num_sessions: int, num_evicted: int, num_expired: int) -> None:
+        self.num_jobs, self.num_sessions = num_jobs, num_sessions
         self.num_evicted, self.num_expired = num_evicted, num_expired
 
 
@@ -159,9 +157,6 @@ class Desk:
 
     def stop_writing(self, asked: Asked) -> None:
         self.worker.post(partial(self.docket.stop_writing, asked.job))
-
-    def leave(self, asked: Asked) -> None:
-        self.worker.post(partial(self.docket.leave, asked.job))
 
     def close(self, number: int, owner: str = "ann") -> None:
         self.worker.post(partial(self.docket.close, number, owner))

@@ -175,8 +175,8 @@ def test_llama_cpp_copies_to_the_bit(shared_cache: bool) -> None:
 
 def test_what_a_session_is_told_to_be_cached_is_never_anothers_text() -> None:
     """The server's side of it: two labels, one prompt."""
+    from skydraft.access.limits import Limits
     from skydraft.cloud.docket import Job
-    from skydraft.cloud.limits import Limits
     from skydraft.cloud.worker import Worker
     from skydraft.config import DecodingParams
     from skydraft.protocol.codec import short_fingerprint
