@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -84,21 +84,18 @@ def collecting() -> Iterator[Collector]:
         server.server_close()
 
 
-def request(
-    mode: str = "edge", prompt: str = "你好", *, header: str = "", num: int = 4, **given: Any
-) -> GenerateRequest:
+def request(mode: str = "edge", prompt: str = "你好", header: str = "", num: int = 4, **given: Any) -> GenerateRequest:
     params = skydraft.DecodingParams(max_new_tokens=num, **given)
     return GenerateRequest(asked(prompt), make_plan(mode), params, traceparent=header)
 
 
-def run(asked_for: GenerateRequest, collector: Collector | None = None, cloud: Any = None, **options: Any) -> Any:
+def run(asked_for: GenerateRequest, collector: Collector | None = None, cloud: Any = None) -> Any:
     """Write a text; its trace goes to the collector, if there is one."""
-    start = partial(skydraft.start, asked_for, edge=open_toy("toy:drift=0.2"), cloud=cloud)
-    if collector is None:
-        with start() as generation:
-            return generation.run()
-    with closing(Tracing("device", collector.url, **options)) as tracing:
-        with start(observers=[TraceObserver(tracing)]) as generation:
+    with ExitStack() as stack:
+        observers = []
+        if collector:
+            observers = [TraceObserver(stack.enter_context(closing(Tracing("device", collector.url))))]
+        with skydraft.start(asked_for, edge=open_toy("toy:drift=0.2"), cloud=cloud, observers=observers) as generation:
             return generation.run()
 
 

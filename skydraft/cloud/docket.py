@@ -55,7 +55,7 @@ class Job:
         self.work: SequenceVerification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
         self._charge = charge
-        self._delivers = [deliver]
+        self.delivers = [deliver]
 
     @property
     def target(self) -> TargetSession:
@@ -63,22 +63,10 @@ class Job:
         assert self.session is not None  # the docket has admitted this job
         return self.session.target
 
-    def asks_the_same(self, other: Job) -> bool:
-        """Whether one answer serves both jobs; a text that the target writes has one reader."""
-        return not (self.num_to_write or other.num_to_write) and (self.owner, self.call) == (other.owner, other.call)
-
-    def is_superseded_by(self, job: Job) -> bool:
-        """Whether a later call of the same session shows that the client no longer waits for this answer."""
-        return self.key == job.key and (job.call.epoch > self.call.epoch or self.num_to_write > 0)
-
-    def join(self, other: Job) -> None:
-        """Send this answer also to the caller of `other`, which asks the same."""
-        self._delivers += other._delivers
-
     def answer(self, answer: Answer, *, is_last: bool = True) -> None:
         assert not self.is_answered
         self.is_answered = is_last
-        for deliver in self._delivers:
+        for deliver in self.delivers:
             deliver(answer, is_last)
 
     def begin(self, session: CloudSession) -> Answer | None:
@@ -205,10 +193,11 @@ class Docket:
             self.end(job, error)
             return
         for other in self.jobs:
-            if other.asks_the_same(job):
-                other.join(job)
+            writes = other.num_to_write > 0
+            if (other.owner, other.call) == (job.owner, job.call) and not writes and not job.num_to_write:
+                other.delivers += job.delivers  # one answer serves both; a text that is written has one reader
                 return
-            if other.is_superseded_by(job):
+            if other.key == job.key and (writes or job.call.epoch > other.call.epoch):  # nobody waits for it any more
                 self.end(other, SessionNotFound(f"Session {job.call.session} was asked for something else."))
         self._served.enter(job.owner, (other.owner for other in self.jobs))
         self._waiting.append(job)

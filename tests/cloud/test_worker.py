@@ -166,7 +166,7 @@ def test_forwards_that_fail_cost_no_token(
     engine.fails = lambda feeds: EngineError("The device was lost.") if len(engine.batches) in fail_at else None
     Play(desk, data.draw(edges(seed))).run(script)
     desk.check_batches()
-    desk.tally()  # the next tick releases what failed in a forward
+    desk.tick()  # the next tick releases what failed in a forward
     assert engine.num_open == desk.num_sessions
 
 
