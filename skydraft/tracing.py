@@ -1,4 +1,4 @@
-"""Traces in OpenTelemetry's format: one for each answer, across the device and the cloud.
+"""Traces in OpenTelemetry's format: on a device a span for each answer, on a server one for each request of it.
 
 The W3C header `traceparent` says which trace something belongs to; to a server it travels as metadata, once for each
 call or stream. A trace holds names, numbers and times, never a text or a token.
@@ -10,8 +10,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,10 +20,7 @@ from skydraft.errors import MissingDependency, OptionError
 HEADER = "traceparent"
 _PATH = "/v1/traces"
 _HEADER = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-Attributes = Mapping[str, str | int | float | bool]
 _SEND_S = 2.0  # for one batch, and at the end for what is left: a collector that is gone must not hold anybody up
-_QUEUE = 16384  # spans that may wait; a thousand rounds are three thousand
-_BATCH = 512
 
 
 def is_traceparent(text: str) -> bool:
@@ -39,21 +35,18 @@ class TraceSpan:
         self._span = span
         self.header = header
 
-    def note(self, attributes: Attributes) -> None:
-        """Add attributes."""
+    def note(self, attributes: Mapping[str, str | int | float | bool]) -> None:
         self._span.set_attributes(dict(attributes))
 
     def end(self, error: BaseException | None = None) -> None:
         """End it. An error makes it a failed one and names the kind of error; the error's words may be a user's."""
-        from asyncio import CancelledError  # a tenth of a second, which commands without traces need not wait for
+        from opentelemetry.trace import StatusCode
 
-        from opentelemetry.trace import Status, StatusCode
-
-        if isinstance(error, GeneratorExit | CancelledError):  # the client has left, which is no failure
+        if type(error).__name__ in ("GeneratorExit", "CancelledError"):  # the client has left, which is no failure
             self.note({"skydraft.left": True})
         elif error is not None:
-            self._span.set_attribute("error.type", type(error).__name__)
-            self._span.set_status(Status(StatusCode.ERROR))
+            self.note({"error.type": type(error).__name__})
+            self._span.set_status(StatusCode.ERROR)
         self._span.end()
 
 
@@ -87,11 +80,10 @@ class Tracing:
         self._where = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
         self._notify = notify
         self._has_lost = False
-        self._provider = _provider(os.environ.get("OTEL_SERVICE_NAME") or service, endpoint, self.lost)
+        self._provider = _provider(os.environ.get("OTEL_SERVICE_NAME") or service, endpoint, self._lost)
         self._tracer = self._provider.get_tracer("skydraft")
 
-    def lost(self) -> None:
-        """Say, once, that spans are lost."""
+    def _lost(self) -> None:
         if not self._has_lost:
             self._has_lost = True
             self._notify(
@@ -99,36 +91,14 @@ class Tracing:
                 "Is a collector there that takes OTLP over HTTP (usually port 4318, not 4317)?"
             )
 
-    @contextmanager
-    def span(self, name: str, parent: str = "", *, serves: bool = False) -> Iterator[TraceSpan]:
-        """A span around the block; `parent` is a header, or "" for a trace of its own. An error fails it and is raised.
-
-        `serves` says that it answers another process.
-        """
-        span = self.begin(name, parent, serves=serves)
-        try:
-            yield span
-        except BaseException as error:
-            span.end(error)
-            raise
-        span.end()
-
-    def add(self, name: str, parent: str, begin_ns: int, end_ns: int, attributes: Attributes) -> str:
-        """Add a span that is over; times are nanoseconds since 1970. Returns its header."""
-        span = self.begin(name, parent, begin_ns)
-        span.note(attributes)
-        span._span.end(end_ns)
-        return span.header
-
-    def begin(self, name: str, parent: str = "", begin_ns: int | None = None, *, serves: bool = False) -> TraceSpan:
-        """A span that is to be ended; `parent` and `serves` as in `span`."""
+    def begin(self, name: str, parent: str = "", *, serves: bool = False) -> TraceSpan:
+        """A span that is to be ended, below that of the header `parent`. `serves`: it answers another process."""
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         propagator = TraceContextTextMapPropagator()
         context = propagator.extract({HEADER: parent})  # an invalid header: a trace of its own
-        kind = SpanKind.SERVER if serves else SpanKind.INTERNAL
-        span = self._tracer.start_span(name, context, kind, start_time=begin_ns)
+        span = self._tracer.start_span(name, context, SpanKind.SERVER if serves else SpanKind.INTERNAL)
         carrier: dict[str, str] = {}
         propagator.inject(carrier, set_span_in_context(span))
         return TraceSpan(span, carrier.get(HEADER, ""))  # none where the variables turn tracing off
@@ -140,7 +110,7 @@ class Tracing:
         ending.start()
         ending.join(_SEND_S)
         if ending.is_alive():
-            self.lost()
+            self._lost()
 
 
 def _provider(service: str, endpoint: str, lost: Callable[[], None]) -> Any:
@@ -155,8 +125,6 @@ def _provider(service: str, endpoint: str, lost: Callable[[], None]) -> Any:
         ) from error
 
     class Exporter(OTLPSpanExporter):  # type: ignore[misc,unused-ignore]
-        """Tells when spans are lost, and raises nothing."""
-
         def export(self, spans: Any) -> Any:
             try:
                 result = super().export(spans)
@@ -168,6 +136,5 @@ def _provider(service: str, endpoint: str, lost: Callable[[], None]) -> Any:
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # of lost spans it would print a traceback each
     provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
-    exporter = Exporter(endpoint=endpoint, timeout=_SEND_S)
-    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_QUEUE, max_export_batch_size=_BATCH))
+    provider.add_span_processor(BatchSpanProcessor(Exporter(endpoint=endpoint, timeout=_SEND_S)))
     return provider

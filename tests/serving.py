@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from skydraft.cloud.limits import Limits
+from skydraft.access.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
 from skydraft.cloud.worker import Worker
 from skydraft.decoding.generation import Generation

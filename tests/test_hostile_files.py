@@ -17,9 +17,9 @@ from pathlib import Path
 import click
 import pytest
 
+from skydraft.access.keys import Keyring
 from skydraft.cli.main import run
 from skydraft.cli.serve import serve
-from skydraft.cloud.access import Keyring
 from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.engines.probe import profile_of
 from skydraft.engines.toy import open_toy

@@ -32,17 +32,18 @@ ALLOWED: dict[str, set[str]] = {
     "prompts": _CONTRACT,
     "protocol": _LEAVES,
     "models": {"errors", "files"},
+    "access": {"errors", "config", "files"},
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},
-    "cloud": _CONTRACT | {"choosing", "decoding", "protocol", "__version__"},
+    "cloud": _CONTRACT | {"access", "choosing", "decoding", "protocol", "__version__"},
     "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.probe", "engines.registry"},
     "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "origins", "__version__"},
-    "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "cloud.shares"},
+    "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"access", "api"},
     "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.adapter", "engines.trainable"},
     "cli": _CONTRACT
     | _QUESTIONS
     | _MACHINERY
-    | {"api", "evaluation", "cloud", "gateway", "learning", "origins", "__version__"},
+    | {"access", "api", "evaluation", "cloud", "gateway", "learning", "origins", "__version__"},
     "__init__": _LEAVES - {"characters", "files"} | {"api", "decoding", "engines.base", "engines.options", "prompts"},
 }
 # library: rooms that may import it, and whether only inside of functions
@@ -123,13 +124,14 @@ PLANTED = [
     ("prompts", "from skydraft.engines.llamacpp import LlamaCppEngine"),
     ("protocol", "from skydraft.edge.channel import Channel"),
     ("models", "from skydraft.api import load"),
+    ("access", "from skydraft.protocol.values import Opening"),
     ("decoding", "from skydraft.edge.cloud import Cloud"),
-    ("edge", "from skydraft.cloud.limits import Limits"),
+    ("edge", "from skydraft.cloud.worker import Worker"),
     ("cloud", "def late(): from skydraft.edge.channel import Channel"),
     ("api", "from skydraft.evaluation.records import Records"),
     ("evaluation", "from skydraft.cli.terminal import counted"),
     ("cli", "from skydraft.engines.registry import open_engine"),
-    ("gateway", "from skydraft.cloud.access import Keyring"),
+    ("gateway", "from skydraft.cloud.options import ServeOptions"),
     ("learning", "from skydraft.evaluation.scoring import Scorer"),
     ("api", "def late(): from skydraft.learning.collect import Collector"),
     ("learning", "import torch"),

@@ -8,7 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import skydraft
-from skydraft.cloud.server import ServeOptions
+from skydraft.cloud.options import ServeOptions
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.traced import TraceObserver
@@ -25,7 +26,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, UsageError
 from skydraft.prompts.messages import asked
 from skydraft.protocol import codec
-from skydraft.protocol.values import OpenCall, Opening, VerifyCall
+from skydraft.protocol.values import Opening, VerifyCall
 from skydraft.tracing import Tracing, check_collector, is_traceparent
 from skydraft.types import Prompt
 
@@ -62,12 +63,7 @@ class Collector(http.server.ThreadingHTTPServer):
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert self.path == "/v1/traces" and isinstance(self.server, Collector)
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            import gzip
-
-            body = gzip.decompress(body)
-        self.server.bodies.append(body)
+        self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
 
@@ -88,16 +84,19 @@ def collecting() -> Iterator[Collector]:
         server.server_close()
 
 
-@contextmanager
-def traced(collector: Collector, max_new_tokens: int = 4, **given: Any) -> Iterator[skydraft.Generation]:
-    """A generation of a device alone, whose trace goes to the collector."""
-    params = skydraft.DecodingParams(max_new_tokens=max_new_tokens, **given)
-    request = GenerateRequest(asked("你好"), make_plan("edge"), params)
-    with (
-        closing(Tracing("device", collector.url)) as tracing,
-        skydraft.start(request, edge=open_toy("toy"), observers=[TraceObserver(tracing)]) as generation,
-    ):
-        yield generation
+def request(mode: str = "edge", prompt: str = "你好", header: str = "", num: int = 4, **given: Any) -> GenerateRequest:
+    params = skydraft.DecodingParams(max_new_tokens=num, **given)
+    return GenerateRequest(asked(prompt), make_plan(mode), params, traceparent=header)
+
+
+def run(asked_for: GenerateRequest, collector: Collector | None = None, cloud: Any = None) -> Any:
+    """Write a text; its trace goes to the collector, if there is one."""
+    with ExitStack() as stack:
+        observers = []
+        if collector:
+            observers = [TraceObserver(stack.enter_context(closing(Tracing("device", collector.url))))]
+        with skydraft.start(asked_for, edge=open_toy("toy:drift=0.2"), cloud=cloud, observers=observers) as generation:
+            return generation.run()
 
 
 def figures(span: Any) -> dict[str, Any]:
@@ -107,102 +106,66 @@ def figures(span: Any) -> dict[str, Any]:
 @pytest.mark.usefixtures("fixed_k")
 @pytest.mark.parametrize("mode", ["lossless", "quality", "cloud"])
 def test_a_trace_goes_from_the_device_to_the_server(mode: str) -> None:
-    request = GenerateRequest(
-        asked(PROMPT), make_plan(mode), skydraft.DecodingParams(max_new_tokens=24), traceparent=OUTER
-    )
-    edge = open_toy("toy:drift=0.2")
     with collecting() as collector:
-        with (
-            serving(open_toy("toy"), otlp=collector.url) as server,
-            closing(skydraft.connect(server.address)) as cloud,
-            closing(Tracing("device", collector.url)) as tracing,
-            skydraft.start(request, edge=edge, cloud=cloud, observers=[TraceObserver(tracing)]) as generation,
-        ):
-            generation.run()
+        with serving(open_toy("toy"), otlp=collector.url) as server, closing(skydraft.connect(server.address)) as cloud:
+            generation = run(request(mode, PROMPT, header=OUTER, num=24), collector, cloud)
         spans = collector.spans()
         assert all(PROMPT.encode() not in body and generation.text.encode() not in body for body in collector.bodies)
     assert {span.trace_id for _, span in spans} == {TRACE_ID}
-    (whole,) = [span for _, span in spans if span.name == "generate" and span.parent_span_id.hex() == OUTER[36:52]]
-    stats = generation.stats
-    assert figures(whole)["gen_ai.usage.output_tokens"] == stats.num_tokens
-    assert figures(whole)["skydraft.mode"] == mode
-    assert figures(whole)["skydraft.hand_back"] == ("agree:4" if mode == "quality" else "0")
-    rounds = [span for service, span in spans if service == "device" and span.name == "round"]
-    assert len(rounds) == stats.num_rounds
-    assert all(whole.start_time_unix_nano <= span.start_time_unix_nano for span in rounds)
-    assert all(span.end_time_unix_nano <= whole.end_time_unix_nano for span in rounds)
-    assert {span.parent_span_id for span in rounds} == {whole.span_id}
+    ((service, whole),) = [each for each in spans if each[1].name == "generate"]
+    assert service == "device" and whole.parent_span_id.hex() == OUTER[36:52]
+    stats, found = generation.stats, figures(whole)
+    assert (found["skydraft.mode"], found["skydraft.num_rounds"]) == (mode, stats.num_rounds)
+    assert found["gen_ai.usage.output_tokens"] == stats.num_tokens and found["skydraft.wait_ms"] > 0
+    assert found["skydraft.hand_back"] == ("agree:4" if mode == "quality" else "0")
     served = [span for service, span in spans if service == "skydraft-serve"]
-    assert {span.parent_span_id for span in served} == {whole.span_id}
-    verified = {figures(span)["skydraft.base"] for span in served if span.name == "verify"}
-    judged = {figures(s)["skydraft.base"] for s in rounds if figures(s)["skydraft.outcome"] == "verified"}
+    assert len(served) == len(spans) - 1 and {span.parent_span_id for span in served} == {whole.span_id}
+    verified = [figures(span) for span in served if span.name == "verify"]
+    judged = {record.base for record in generation.records if record.outcome == "verified"}
     if mode == "cloud":
-        assert [span.name for span in served] == ["verify"] and verified == {0}
-        assert figures(served[0])["skydraft.num_tokens"] == stats.num_tokens
+        assert [each["skydraft.base"] for each in verified] == [0] and len(served) == 1
+        assert verified[0]["skydraft.num_tokens"] == stats.num_tokens
     else:
-        assert verified == judged != set()
+        assert {each["skydraft.base"] for each in verified} == judged != set()
+        assert sum(each["skydraft.num_accepted"] for each in verified) == stats.num_accepted_tokens
 
 
-def test_a_trace_says_that_costs_decide_the_hand_back() -> None:
-    request = GenerateRequest(asked("你好"), make_plan("lossless"), skydraft.DecodingParams(max_new_tokens=4))
-    with collecting() as collector:
-        with (
-            closing(Tracing("device", collector.url)) as tracing,
-            skydraft.start(
-                request, edge=open_toy("toy:drift=0.2"), cloud=open_toy("toy"), observers=[TraceObserver(tracing)]
-            ) as generation,
-        ):
-            generation.run()
-        (whole,) = [span for _, span in collector.spans() if span.name == "generate"]
-    assert (figures(whole)["skydraft.k"], figures(whole)["skydraft.hand_back"]) == ("auto", "auto")
-
-
-def test_a_trace_ends_where_another_one_begins() -> None:
+def test_a_trace_says_that_costs_decide_and_ends_where_another_one_begins() -> None:
     """One connection, three generations: with a trace, without one, and with one again."""
-    edge = open_toy("toy:drift=0.2")
+    other = OUTER.replace("0af7", "1bf8")
     with collecting() as collector:
         with serving(open_toy("toy"), otlp=collector.url) as server, closing(skydraft.connect(server.address)) as cloud:
-            for header in (OUTER, "", OUTER.replace("0af7", "1bf8")):
-                params = skydraft.DecodingParams(max_new_tokens=8)
-                request = GenerateRequest(asked("你好"), make_plan("lossless"), params, traceparent=header)
-                with skydraft.start(request, edge=edge, cloud=cloud) as generation:
-                    generation.run()
-        ids = [span.trace_id for _, span in collector.spans()]
-    assert set(ids) == {TRACE_ID, bytes.fromhex(OUTER[3:35].replace("0af7", "1bf8"))}
-    assert ids.count(TRACE_ID) == len(ids) / 2  # that in the middle left none
+            run(request("lossless", header=OUTER, num=8), collector, cloud)
+            run(request("lossless", num=8), cloud=cloud)
+            run(request("lossless", header=other, num=8), cloud=cloud)
+        spans = [span for _, span in collector.spans()]
+    whole = next(figures(span) for span in spans if span.name == "generate")
+    assert (whole["skydraft.k"], whole["skydraft.hand_back"]) == ("auto", "auto")
+    assert {span.trace_id for span in spans} == {TRACE_ID, bytes.fromhex(other[3:35])}
 
 
 def test_a_failure_is_in_the_trace_without_its_words_and_passes() -> None:
     with collecting() as collector:
-        with pytest.raises(UsageError, match=PROMPT), traced(collector, grammar=f"regex:({PROMPT}") as generation:
-            generation.run()
+        with pytest.raises(UsageError, match=PROMPT):
+            run(request(grammar=f"regex:({PROMPT}"), collector)
         ((_, span),) = collector.spans()
         assert all(PROMPT.encode() not in body for body in collector.bodies)
     assert span.status.code == span.status.STATUS_CODE_ERROR and figures(span)["error.type"] == "GrammarRefused"
 
 
-@pytest.mark.parametrize("breaks_off", [False, True])
-def test_whoever_leaves_a_text_has_not_failed(breaks_off: bool) -> None:
+def test_whoever_leaves_a_text_has_not_failed_and_a_header_that_is_none_makes_no_span() -> None:
     params = skydraft.DecodingParams(max_new_tokens=3500, min_new_tokens=3500)
-    request = GenerateRequest(asked("你好"), make_plan("cloud"), params, traceparent=OUTER)
     with collecting() as collector:
-        with serving(open_toy("toy"), otlp=collector.url) as server:
-            if breaks_off:
-                opening = Opening(server.server.info().fingerprint, Prompt((1,)), params=params)
-                call = VerifyCall(1, 0, 0, (), (), codec.digest(np.array([1])), opening, write=3500)
-                with grpc.insecure_channel(server.address) as channel:
-                    stream = RawSession(channel, traceparent=OUTER)
-                    assert all((stream.ask(codec.encode_verify(call)), *(stream.answer() for _ in range(6))))
-                    stream.end()
-            else:
-                with (
-                    closing(skydraft.connect(server.address)) as cloud,
-                    skydraft.start(request, edge=open_toy("toy"), cloud=cloud) as generation,
-                ):
-                    assert len([None for _, _ in zip(generation, range(6), strict=False)]) == 6
-        (span,) = [span for _, span in collector.spans()]
-    assert span.name == "verify" and not span.status.code
-    assert figures(span).get("skydraft.left", False) is breaks_off
+        with serving(open_toy("toy"), otlp=collector.url) as server, grpc.insecure_channel(server.address) as channel:
+            opening = Opening(server.server.info().fingerprint, Prompt((1,)), params=params)
+            call = VerifyCall(1, 0, 0, (), (), codec.digest(np.array([1])), opening, write=3500)
+            for header in ("zzzz", OUTER):
+                stream = RawSession(channel, traceparent=header)
+                assert all((stream.ask(codec.encode_verify(call)), *(stream.answer() for _ in range(6))))
+                stream.end()
+        ((_, span),) = collector.spans()
+    assert (span.trace_id, span.name) == (TRACE_ID, "verify")
+    assert not span.status.code and figures(span)["skydraft.left"]
     assert 6 <= figures(span)["skydraft.num_tokens"] < 3500
 
 
@@ -216,8 +179,7 @@ def test_the_gateway_takes_a_client_s_trace() -> None:
                 answer = httpx.post(f"{running.v1}/chat/completions", json=body, headers=headers, timeout=30)
                 assert answer.status_code == 200
         tracing.close()
-        whole = [span for _, span in collector.spans() if span.name == "generate"]
-    assert [span.trace_id == TRACE_ID for span in whole] == [True, False, False]
+        assert [span.trace_id == TRACE_ID for _, span in collector.spans()] == [True, False, False]
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -226,61 +188,26 @@ def test_a_collector_that_is_gone_or_silent_costs_one_line_and_no_answer(
 ) -> None:
     monkeypatch.setattr("skydraft.tracing._SEND_S", 0.3)
     lines: list[str] = []
-    request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=400))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = free_port() if answers else silent.getsockname()[1]
         tracing = Tracing("device", f"http://me:secret@127.0.0.1:{port}", lines.append)
         for _ in range(3):
-            with skydraft.start(request, edge=open_toy("toy"), observers=[TraceObserver(tracing)]) as generation:
+            observers = [TraceObserver(tracing)]
+            with skydraft.start(request(num=40), edge=open_toy("toy"), observers=observers) as generation:
                 assert generation.run().finish_reason
         began = time.monotonic()
         tracing.close()
-        assert time.monotonic() - began < 5  # three batches, each waited for, and then the library's own thread
+        assert time.monotonic() - began < 5  # the library waits longer
     (line,) = lines
     assert line.startswith(f"Traces cannot be sent to http://127.0.0.1:{port}; they are lost.") and "secret" not in line
-
-
-def test_a_long_text_has_spans_of_its_first_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skydraft.decoding.traced._MAX_ROUNDS", 3)
-    with collecting() as collector:
-        with traced(collector, 40, min_new_tokens=40) as generation:
-            generation.run()
-        spans = [span for _, span in collector.spans()]
-    assert [span.name for span in spans].count("round") == 3
-    left_out = figures(next(span for span in spans if span.name == "generate"))["skydraft.num_rounds_left_out"]
-    assert left_out == generation.stats.num_rounds - 3
-
-
-def test_a_trace_that_cannot_be_made_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skydraft.decoding.traced._figures", lambda record: 1 / 0)
-    lines: list[str] = []
-    request = GenerateRequest(asked("你好"), make_plan("edge"), skydraft.DecodingParams(max_new_tokens=4))
-    with (
-        collecting() as collector,
-        closing(Tracing("device", collector.url, lines.append)) as tracing,
-        skydraft.start(request, edge=open_toy("toy"), observers=[TraceObserver(tracing)]) as generation,
-    ):
-        assert generation.run().finish_reason
-    assert len(lines) == 1
 
 
 def test_the_standard_s_variables_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting() as collector:
         for name, value in (("OTEL_SERVICE_NAME", "kitchen"), ("OTEL_SDK_DISABLED", "true")):
             monkeypatch.setenv(name, value)
-            with traced(collector) as generation:
-                assert generation.run().finish_reason
-        assert {service for service, _ in collector.spans()} == {"kitchen"}
-
-
-def test_a_header_that_is_none_makes_no_span_on_the_server() -> None:
-    with collecting() as collector:
-        with serving(open_toy("toy"), otlp=collector.url) as server, grpc.insecure_channel(server.address) as channel:
-            for header in ("zzzz", OUTER):
-                stream = RawSession(channel, traceparent=header)
-                stream.ask(codec.encode_open(OpenCall(1, 0, Opening(server.server.info().fingerprint, Prompt((1,))))))
-                stream.end()
-        assert [span.trace_id for _, span in collector.spans()] == [TRACE_ID]
+            assert run(request(), collector).finish_reason
+        assert [service for service, _ in collector.spans()] == ["kitchen"]
 
 
 def test_a_command_belongs_to_the_trace_in_the_environment_and_a_gateway_to_none(
@@ -298,7 +225,7 @@ def test_a_command_belongs_to_the_trace_in_the_environment_and_a_gateway_to_none
         assert {(service, span.trace_id) for service, span in collector.spans()} == {("skydraft-generate", TRACE_ID)}
         with pytest.raises(ZeroDivisionError):
             run(["gateway", *where])
-        assert seen[0].observers[0]._parent == ""
+        assert seen[0].observers[0].parent == ""
 
 
 NO_ADDRESSES = (
@@ -308,10 +235,9 @@ NO_ADDRESSES = (
 
 @pytest.mark.parametrize("url", NO_ADDRESSES)
 def test_an_address_that_is_none_is_one_line(url: str) -> None:
-    with pytest.raises(OptionError, match="not the address of a collector"):
-        Tracing("device", url)
-    with pytest.raises(OptionError, match="not the address of a collector"):
-        ServeOptions(otlp=url)
+    for made in (partial(Tracing, "device", url), partial(ServeOptions, otlp=url)):
+        with pytest.raises(OptionError, match="not the address of a collector"):
+            made()
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skydraft.access.keys import Keyring
 from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.sections import Command, Section, configured, listening, option
-from skydraft.cloud.access import Keyring
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from skydraft.access.limits import Limits
 from skydraft.cli.pair_options import ModelChoice, served_model_section
 from skydraft.cli.sections import Command, Section, configured, listening, option
-from skydraft.cloud.limits import Limits
+from skydraft.cloud.options import ServeOptions
 from skydraft.config import Execution
 from skydraft.models.manifest import KNOWN
 from skydraft.protocol.address import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from skydraft.cloud.server import ServeOptions
     from skydraft.cloud.worker import Worker
 
 
 _DEFAULT = Limits()
 
 
-def _server(**given: Any) -> ServeOptions:
-    from skydraft.cloud.server import ServeOptions  # gRPC takes a while to import
-
-    return ServeOptions(**given)
-
-
-_server_section = Section("server", "Server", _server, [
+_server_section = Section("server", "Server", ServeOptions, [
     *listening(DEFAULT_PORT),
     option("--token-file", "FILE", "Accept only clients with a token from FILE (lines: LABEL TOKEN).", type=Path),
     option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),

@@ -10,23 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from skydraft.cloud.limits import Limits
-from skydraft.cloud.served import Served
-from skydraft.cloud.sessions import CloudSession, Sessions
-from skydraft.cloud.shares import WorkShares
-from skydraft.decoding.verification import Verification
+from skydraft.access.limits import Limits
+from skydraft.access.shares import WorkShares
+from skydraft.cloud.sessions import CloudSession, Served, Sessions
+from skydraft.decoding.verification import TargetSession, Verification
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import (
-    CloudDraining,
-    CloudFailure,
-    CloudLost,
-    EngineError,
-    GrammarRefused,
-    SessionNotFound,
-    SkydraftError,
-)
+from skydraft.errors import CloudDraining, CloudFailure, EngineError, GrammarRefused, SessionNotFound, SkydraftError
 from skydraft.protocol.values import OpenCall, Opened, VerifyCall, Written
-from skydraft.types import Cost, DraftBlock, FinishReason, Verdict
+from skydraft.types import Cost, DraftBlock, Verdict
 
 if TYPE_CHECKING:
     from skydraft.cloud.metrics import Metrics
@@ -53,95 +44,68 @@ class Job:
     ) -> None:  # fmt: skip
         self.call = call
         self.owner = owner
-        self.turn = arrived
+        self.key = call.session, owner
+        self.turn = self._arrived = arrived
         self.num_to_write = call.write if isinstance(call, VerifyCall) else 0
         self.is_answered = False
-        self.has_session = False
         self.has_verdict = False  # the verdict was sent; the target writes now
         self.verdict: Verdict | None = None  # computed for this job, not remembered from an earlier one
         self.num_written = 0  # tokens after the verdict
+        self.session: CloudSession | None = None
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
-        self._arrived = arrived
-        self._charge = charge
-        self._session: CloudSession | None = None
-        self._delivers = [deliver]
         self.cost = Cost()  # so far, of the answer under way
+        self._charge = charge
+        self.delivers = [deliver]
 
     @property
-    def key(self) -> tuple[int, str]:
-        """Number and owner of the job's session."""
-        return self.call.session, self.owner
+    def target(self) -> TargetSession:
+        """The target's side of the session."""
+        assert self.session is not None  # the docket has admitted this job
+        return self.session.target
 
-    @property
-    def session(self) -> CloudSession:
-        """The job's session. Raises CloudFailure before `begin`."""
-        if self._session is None:
-            raise CloudFailure("This request has no session yet.")
-        return self._session
-
-    def asks_the_same(self, other: Job) -> bool:
-        """Whether one answer serves both jobs; a text that the target writes has one reader."""
-        return not (self.num_to_write or other.num_to_write) and (self.owner, self.call) == (other.owner, other.call)
-
-    def is_superseded_by(self, job: Job) -> bool:
-        """Whether a later call of the same session shows that the client no longer waits for this answer."""
-        return self.key == job.key and (job.call.epoch > self.call.epoch or self.num_to_write > 0)
-
-    def join(self, other: Job) -> None:
-        """Send this answer also to the caller of `other`, which asks the same."""
-        self._delivers += other._delivers
-
-    def answer(self, answer: Answer) -> None:
-        """Deliver the last answer. Raises CloudFailure if the job was answered before."""
-        if self.is_answered:
-            raise CloudFailure("This request was answered before.")
-        self.is_answered = True
-        for deliver in self._delivers:
-            deliver(answer, True)
+    def answer(self, answer: Answer, *, is_last: bool = True) -> None:
+        assert not self.is_answered
+        self.is_answered = is_last
+        for deliver in self.delivers:
+            deliver(answer, is_last)
 
     def begin(self, session: CloudSession) -> Answer | None:
         """Attach the session. Returns the last answer if it is already known."""
-        self._session, self.has_session = session, True
+        self.session = session
         if isinstance(self.call, VerifyCall):
             if (known := session.recall(self.call)) is not None:
-                return self._repeat(known, self.call)
+                return self._repeat(session, known, self.call)
             session.check(self.call)
         self.cost += session.target.take_prefill_cost()  # mostly of tokens that were in the cache
         return None
 
-    def _repeat(self, known: Verdict, call: VerifyCall) -> Answer | None:
+    def _repeat(self, session: CloudSession, known: Verdict, call: VerifyCall) -> Answer | None:
         """Send a remembered verdict and the tokens written after it; then continue writing."""
         if not self._writes_after(known, call.block):
             return known
-        self._say(known)
-        base, target = call.base + known.num_tokens, self.session.target
-        return self._say_written(base, self.session.written_after(base), target.finish, Cost())
+        base = call.base + known.num_tokens
+        return self._say_written(Written(base, session.written_after(base), session.target.finish))
 
     def _writes_after(self, verdict: Verdict, block: DraftBlock) -> bool:
-        """Whether the target continues after this verdict."""
+        """Whether the target continues after this verdict, which then is not the last answer and is sent."""
         self.num_to_write *= verdict.hands_over(block)
-        return self.num_to_write > 0
+        self.has_verdict = self.num_to_write > 0
+        if self.has_verdict:
+            self.answer(verdict, is_last=False)
+        return self.has_verdict
 
-    def _say_written(
-        self, base: int, token_ids: tuple[int, ...], finish: FinishReason | None, cost: Cost
-    ) -> Written | None:
+    def _say_written(self, written: Written) -> Written | None:
         """Deliver tokens that the target wrote; the final tokens are returned, as the last answer."""
-        self.num_to_write = max(self.num_to_write - len(token_ids), 0)
-        written = Written(base, token_ids, finish, finish is not None or not self.num_to_write, cost)
-        if written.is_last:
-            return written
-        if token_ids:
-            self._say(written)
+        self.num_to_write = max(self.num_to_write - len(written.token_ids), 0)
+        if written.finish is not None or not self.num_to_write:
+            return replace(written, is_last=True)
+        if written.token_ids:
+            self.answer(written, is_last=False)
         return None
-
-    def _say(self, answer: Answer) -> None:
-        self.has_verdict = True
-        for deliver in self._delivers:
-            deliver(answer, False)
 
     def ready(self) -> Answer | None:
         """Begin to judge, as the prompt is in the cache; a call without a block gets its answer here."""
-        target = self.session.target
+        target = self.target
         if isinstance(self.call, OpenCall):
             return Opened(target.base, self.cost)
         if self.has_verdict:
@@ -158,25 +122,22 @@ class Job:
 
     def commit(self, now: float) -> Answer | None:
         """Commit the judged block. Returns the last answer, or None if the target continues to write."""
-        if self.work is None or not isinstance(self.call, VerifyCall):
-            raise CloudFailure("This request has judged nothing.")
+        assert self.work and self.session and isinstance(self.call, VerifyCall)  # it was in the batch
         done, self.work = self.work, None
         queue_ms = max((now - self._arrived) * 1e3 - self.cost.forward_ms, 0.0)
-        verdict = self.session.target.commit(done, replace(self.cost, queue_ms=queue_ms))
+        verdict = self.target.commit(done, replace(self.cost, queue_ms=queue_ms))
         if verdict.finish:
-            self.session.target.close()  # a finished text gives its seat back
+            self.target.close()  # a finished text gives its seat back
         if self.has_verdict:
             token_ids = verdict.commits(done.block)
             self.num_written += len(token_ids)
             pause_s = self._charge(len(done.block.token_ids) + 1)
-            last = self._say_written(verdict.base, token_ids, verdict.finish, verdict.cost)
+            last = self._say_written(Written(verdict.base, token_ids, verdict.finish, cost=verdict.cost))
             return last or self._go_on(now + pause_s)
         self.verdict = verdict
         self.session.remember(self.call, verdict)
-        if not self._writes_after(verdict, done.block):
-            return verdict
-        self._say(verdict)
-        return self._go_on(now)  # the rows of the verdict were charged with the request
+        # The rows of the verdict were charged with the request.
+        return self._go_on(now) if self._writes_after(verdict, done.block) else verdict
 
     def _go_on(self, turn: float) -> Answer | None:
         """Wait for a turn to write the next token."""
@@ -217,39 +178,38 @@ class Docket:
         """Numbers of the sessions that serve a job now."""
         return frozenset(job.call.session for job in self._active)
 
+    def count(self, kind: str, error: Exception | None = None) -> None:
+        """Count a request that was answered or refused. Any thread may call this."""
+        if self.metrics:
+            self.metrics.asked(kind, error)
+
     def take(self, job: Job) -> None:
         """Queue a job. A repeated job shares the answer of the first; a superseding job ends the older one."""
-        if self.is_stopping:
-            job.answer(CloudDraining("The server is shutting down."))
-            return
         try:
-            if job.call.opening:
-                self.sessions.check_vocabulary(job.call.opening)  # before ids: another vocabulary changes their meaning
-            if isinstance(job.call, VerifyCall):  # here, as `admit` may try a job many times
-                self.sessions.check_ids(job.call.catch_up_ids, job.call.draft_ids)
+            if self.is_stopping:
+                raise CloudDraining("The server is shutting down.")
+            self.sessions.check(job.call)  # here, as `admit` may try a job many times
         except SkydraftError as error:
             self.end(job, error)
             return
         for other in self.jobs:
-            if other.asks_the_same(job):
-                other.join(job)
+            writes = other.num_to_write > 0
+            if (other.owner, other.call) == (job.owner, job.call) and not writes and not job.num_to_write:
+                other.delivers += job.delivers  # one answer serves both; a text that is written has one reader
                 return
-            if other.is_superseded_by(job):
+            if other.key == job.key and (writes or job.call.epoch > other.call.epoch):  # nobody waits for it any more
                 self.end(other, SessionNotFound(f"Session {job.call.session} was asked for something else."))
         self._served.enter(job.owner, (other.owner for other in self.jobs))
         self._waiting.append(job)
 
     def stop_writing(self, job: Job) -> None:
-        """End the writing of a job at the client's request; its session and the written tokens stay."""
-        job.num_to_write = 0
-        if job.has_verdict and not job.is_answered:
-            self.end(job, Written(job.session.target.base, (), None, is_last=True))
+        """End the writing of a job: its client wants no more, or is gone. Session and written tokens stay.
 
-    def leave(self, job: Job) -> None:
-        """Note that the client disconnected: writing ends, but a verdict is computed, as it may be asked for again."""
+        A verdict that was not sent yet is computed, as it may be asked for again.
+        """
         job.num_to_write = 0
         if job.has_verdict and not job.is_answered:
-            self.end(job, CloudLost("The client disconnected."))
+            self.end(job, Written(job.target.base, (), is_last=True))
 
     def close(self, number: int, owner: str) -> None:
         """End a session: at once, or after the answer to its open job."""
@@ -266,15 +226,15 @@ class Docket:
         if num_expired := self.sessions.expire(self.busy):
             log.info("expired", extra={"sessions": num_expired})
         if self.metrics:
-            self.metrics.queued(len(self.jobs), len(self.sessions))
-            self.metrics.closed(self.sessions.num_evicted, self.sessions.num_expired)
+            sessions = self.sessions
+            self.metrics.state(len(self.jobs), len(sessions), sessions.num_evicted, sessions.num_expired)
 
     def admit(self) -> None:
         """Attach sessions to waiting jobs, as far as the sessions are idle and seats are free."""
         seatless: set[str] = set()  # owners without a free seat now: their further openings wait
         # A call without an opening goes first: its session must not be evicted for another while it waits.
         for job in sorted(self._waiting, key=lambda job: (job.call.opening is not None, *self._order(job))):
-            is_theirs = self.sessions.is_theirs(job.call.session, job.owner)
+            is_theirs = self.sessions.is_theirs(*job.key)
             is_blocked = job.owner in seatless if is_theirs is None else is_theirs and job.call.session in self.busy
             if not is_blocked and not self._try_to_seat(job):
                 seatless.add(job.owner)
@@ -290,7 +250,7 @@ class Docket:
             answer = job.begin(session)
         except Exception as error:
             if isinstance(error, EngineError) or not isinstance(error, SkydraftError):
-                self.fail([job], error)
+                self.fail(job, error)
                 return True
             answer = error
         if answer is not None:
@@ -316,10 +276,10 @@ class Docket:
     def make_ready(self, job: Job) -> None:
         """Begin to judge a job whose prompt is in the cache."""
         try:
-            if not job.session.target.needs_prefill and (answer := job.ready()) is not None:
+            if not job.target.needs_prefill and (answer := job.ready()) is not None:
                 self.end(job, answer)
         except Exception as error:
-            self.fail([job], error)
+            self.fail(job, error)
 
     def _order(self, job: Job) -> tuple[float, float]:
         return self._served.of(job.owner), job.turn
@@ -355,7 +315,7 @@ class Docket:
             try:
                 answer = job.commit(self._clock())
             except Exception as error:
-                self.fail([job], error)
+                self.fail(job, error)
                 continue
             if answer is not None:
                 self.end(job, answer)
@@ -368,23 +328,23 @@ class Docket:
         if job.key in self._close_later and not any(other.key == job.key for other in self.jobs):
             self._close_later.discard(job.key)
             self.sessions.close(*job.key)
-        if job.has_session:
-            job.session.touch(self._clock())
+        if job.session:
+            job.session.used_at = self._clock()
         job.answer(answer)
         if self.metrics and isinstance(job.call, VerifyCall):
             self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written)
 
-    def fail(self, jobs: Iterable[Job], error: Exception) -> None:
-        """End jobs with an error, and close their sessions, whose state may be inconsistent.
+    def fail(self, job: Job, error: Exception) -> None:
+        """End a job with an error, and close its session, whose state may be inconsistent.
 
         A grammar that needs too much is the client's fault: its error goes to the client.
         """
-        refused = error if isinstance(error, GrammarRefused) else None
-        if not refused:
+        self.sessions.close(*job.key, failed=True)
+        if isinstance(error, GrammarRefused):
+            self.end(job, error)
+        else:
             log.error("a job failed", exc_info=error)
-        for job in jobs:
-            self.sessions.close(*job.key, failed=True)
-            self.end(job, refused or CloudFailure("The server failed; its log says why."))
+            self.end(job, CloudFailure("The server failed; its log says why."))
 
     def stop(self) -> None:
         """Answer all open jobs, and refuse later ones."""

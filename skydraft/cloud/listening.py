@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 
-from skydraft.cloud.access import MOST_PENDING, Calls, Keyring
+from skydraft.access.keys import Keyring
+from skydraft.cloud.calls import Calls
 from skydraft.cloud.certificate import check_certificate
-from skydraft.cloud.connections import ConnectionWatch
+from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.questions import QUESTION_S
 from skydraft.errors import OptionError
 from skydraft.files import warn_if_shared
 from skydraft.protocol.values import FEW_FRAMES
 
-if TYPE_CHECKING:
-    from skydraft.cloud.server import ServeOptions
-
 _ONE_LISTENER = ("grpc.so_reuseport", 0)  # two servers on one port would split the calls of a session
+# Of one connection, cancelled ones that were not looked at yet included: who floods takes turns with the others. The
+# texts of a device, and its pings, share one connection.
+_MOST_CALLS = ("grpc.max_concurrent_streams", 256)
+# Calls that nobody has looked at yet; gRPC cancels those beyond.
+_MOST_PENDING = (("grpc.server.max_pending_requests", 400), ("grpc.server.max_pending_requests_hard_limit", 400))
 _INT32_MAX = 2**31 - 1  # of gRPC's settings
 _MAX_CONNECTIONS, _FILES_LEFT = 8192, 128  # an idle one takes 17 KB
 
@@ -93,12 +94,12 @@ class Listener:
         self._most_bytes = min(options.limits.message_bytes(takes_audio=takes_audio), _INT32_MAX)
         self.keyring = Keyring(options.token_file)
         self.calls = Calls()
-        self._watching: asyncio.Future[None] | None = None
+        self.port = 0  # from `start` on
+        self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
         """Bind; returns the port. Raises OptionError."""
-        limits = self._options.limits
-        self._server = grpc.aio.server(
+        self._server = server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._most_bytes),
                 _ONE_LISTENER,
@@ -106,21 +107,20 @@ class Listener:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
                 ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
-                ("grpc.max_connection_idle_ms", int(min(limits.session_ttl_s * 1e3, _INT32_MAX))),  # one without a call
-                *MOST_PENDING,
-                ("grpc.max_allowed_incoming_connections", most := _most_connections()),
+                # Of a connection without a call.
+                ("grpc.max_connection_idle_ms", int(min(self._options.limits.session_ttl_s * 1e3, _INT32_MAX))),
+                *_MOST_PENDING,
+                _MOST_CALLS,
+                ("grpc.max_allowed_incoming_connections", _most_connections()),
             ]
         )
-        self._server.add_generic_rpc_handlers((self.calls,))
-        self.calls.port = port = bind(self._server, self._options)
-        await self._server.start()
-        watch = ConnectionWatch(port, most, lambda: set(self.calls.known()))
-        self._watching = asyncio.ensure_future(watch.watch())
-        return port
+        server.add_generic_rpc_handlers((self.calls,))
+        self.port = bind(server, self._options)
+        await server.start()
+        return self.port
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, and end the others after `grace_s` seconds, unless it was stopped before."""
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None  # gRPC would crash the second time
-            await self._server.stop(grace_s)
+        server, self._server = self._server, None  # gRPC would crash the second time
+        if server is not None:
+            await server.stop(grace_s)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
-from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from skydraft.config import MAX_K
 from skydraft.types import Verdict
 
-_MAX_SCRAPES = 16
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 
@@ -22,8 +16,6 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
-        self._scraped = make_wsgi_app(self.registry)
-        self._server: WSGIServer | None = None
         spec, labels = "skydraft_spec_decode_num_", ("model",)
         own = self.registry
         self._drafts = Counter(f"{spec}drafts", "Blocks judged", labels, registry=own).labels(model)
@@ -47,10 +39,12 @@ class Metrics:
             "skydraft_verify_seconds", "Verification on the server", buckets=_LATENCY_S, registry=own
         )
 
-    def queued(self, num_jobs: int, num_sessions: int) -> None:
-        """Set the number of jobs and of seated sessions."""
+    def state(self, num_jobs: int, num_sessions: int, num_evicted: int, num_expired: int) -> None:
+        """Set the numbers of jobs, of seated sessions, and of those evicted and expired so far."""
         self._queue.set(num_jobs)
         self._sessions.set(num_sessions)
+        self._evicted.set(num_evicted)
+        self._expired.set(num_expired)
 
     def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
         """Count a forward."""
@@ -75,55 +69,11 @@ class Metrics:
             self._verify_s.observe((verdict.cost.queue_ms + verdict.cost.forward_ms) / 1e3)
         self._emitted.inc(num_written)
 
-    def closed(self, num_evicted: int, num_expired: int) -> None:
-        """Set the numbers of evicted and expired sessions."""
-        self._evicted.set(num_evicted)
-        self._expired.set(num_expired)
-
     def serve(self, port: int, host: str) -> None:
-        """Serve /metrics from a new thread until `close`. Raises OSError."""
-        self._server = make_server(host, port, self._respond, _Bounded, handler_class=_Silent)
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
-
-    def _respond(self, environ: dict[str, Any], start_response: Any) -> Any:
-        if environ.get("PATH_INFO") not in ("/", "/metrics"):
-            start_response("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"Metrics are at /metrics.\n"]
-        return self._scraped(environ, start_response)
+        """Serve them from a new thread until `close`. Raises OSError."""
+        self._server, _ = start_http_server(port, host, self.registry)
 
     def close(self) -> None:
         """Free the port."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-
-
-class _Bounded(ThreadingWSGIServer):
-    """Answers few scrapes at a time and hangs up on more: each takes a thread and a file, and anybody may ask."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._free = threading.Semaphore(_MAX_SCRAPES)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that are slow or gone."""
-
-
-class _Silent(WSGIRequestHandler):
-    timeout = 5.0  # for a request to come, and for its answer to be read
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log no scrapes."""
+        self._server.shutdown()
+        self._server.server_close()

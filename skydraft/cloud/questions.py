@@ -6,25 +6,24 @@ Anybody can begin such a call and send nothing, so each has a time limit, and no
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import grpc
 
-from skydraft.cloud.access import Calls, Keyring, Method, RpcContext
+from skydraft.access.keys import Keyring
+from skydraft.cloud.calls import Calls, Method, RpcContext, abort, said
 from skydraft.cloud.worker import Worker
-from skydraft.errors import CloudFailure, CloudTimeout, SkydraftError
+from skydraft.errors import CloudTimeout, NotAuthorized
 from skydraft.protocol.info import encode_info
-from skydraft.protocol.status import to_status
 from skydraft.protocol.values import SERVICE, ServerInfo
 
-log = logging.getLogger("skydraft.cloud")
 QUESTION_S = 10.0  # for a question and its answer
 _LAST_WORDS_S = 0.2  # the same when the server ends
-# grpc.health.v1: HealthCheckRequest with a service, "" for all; HealthCheckResponse with SERVING.
-_HEALTH, _NAMES = "grpc.health.v1.Health", (b"", b"\n\0", b"\n" + bytes((len(SERVICE),)) + SERVICE.encode())
+_HEALTH = "/grpc.health.v1.Health/Check"
+# HealthCheckRequest with a service, "" for all; HealthCheckResponse with SERVING.
+_NAMES = (b"", b"\n\0", b"\n" + bytes((len(SERVICE),)) + SERVICE.encode())
 _SERVING = b"\x08\x01"
 
 
@@ -32,8 +31,7 @@ class Questions:
     """Answers questions about a server, as some of its `calls`."""
 
     def __init__(self, worker: Worker, info: Callable[[], ServerInfo], keyring: Keyring, calls: Calls) -> None:
-        named = ((SERVICE, "GetInfo", self._get_info), (_HEALTH, "Check", self._check))
-        calls.add({f"/{service}/{name}": self._answering(how) for service, name, how in named})
+        calls.add({f"/{SERVICE}/GetInfo": self._answering(self._get_info), _HEALTH: self._answering(self._check)})
         self._worker = worker
         self._info = info
         self._keyring = keyring
@@ -51,15 +49,12 @@ class Questions:
         return _SERVING
 
     async def _get_info(self, asked: bytes, context: RpcContext) -> bytes:
-        metrics = self._worker.docket.metrics
         try:
-            self._keyring.label(authorization(context))
-        except Exception as error:
-            if metrics:
-                metrics.asked("info", error)
+            self._keyring.label(said(context, "authorization"))
+        except NotAuthorized as error:
+            self._worker.docket.count("info", error)
             raise
-        if metrics:
-            metrics.asked("info", None)
+        self._worker.docket.count("info")
         return encode_info(self._info())
 
     def _answering(self, how: Callable[[bytes, RpcContext], Awaitable[bytes]]) -> Method:
@@ -80,19 +75,3 @@ class Questions:
                 self._limits.discard(limit)
 
         return answer
-
-
-def authorization(context: RpcContext) -> str:
-    """What a call says about who it comes from."""
-    return str(dict(context.invocation_metadata() or ()).get("authorization", ""))
-
-
-async def abort(context: RpcContext, error: Exception) -> None:
-    """End the call with the status of an error. An unexpected error is logged; the client gets no details."""
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if not isinstance(error, SkydraftError):
-        log.exception("a request failed")
-        error = CloudFailure("The server failed; its log says why.")
-    status = to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)

@@ -9,67 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from skydraft import __version__
-from skydraft.cloud.limits import Limits
 from skydraft.cloud.listening import Listener
+from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.questions import Questions
 from skydraft.cloud.service import VerifierService
 from skydraft.cloud.worker import Worker
-from skydraft.config import Execution, check_execution
 from skydraft.errors import EngineError, OptionError, importing
-from skydraft.protocol.address import DEFAULT_PORT, is_loopback
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import ServerInfo
-from skydraft.tracing import Tracing, check_collector
+from skydraft.tracing import Tracing
 
 log = logging.getLogger("skydraft.cloud")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Options of a server. `port` 0 takes a free port; `metrics_port` 0 serves no metrics.
-
-    Plaintext beyond this machine needs `insecure`. At the end, open requests have `grace_s` seconds to finish.
-    `otlp` is the URL of an OpenTelemetry collector that gets traces.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    token_file: Path | None = None
-    insecure: bool = False
-    execution: Execution = "exact"
-    metrics_port: int = 0
-    grace_s: float = 30.0
-    log_prompts: bool = False
-    otlp: str | None = None
-    limits: Limits = field(default_factory=Limits)
-
-    def __post_init__(self) -> None:
-        check_execution(self.execution)
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or none.")
-        if self.tls_cert is not None and self.insecure:
-            raise OptionError(
-                "--insecure turns encryption off, so --tls-cert does not apply.", hint="Remove one of them."
-            )
-        if not 0 <= self.grace_s < float("inf"):
-            raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
-        if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
-            raise OptionError("Ports (--port, --metrics-port) must be from 0 to 65535.")
-        if self.otlp is not None:
-            check_collector(self.otlp)
-        if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
-            raise OptionError(
-                f"Listening on {self.host} without TLS would send tokens and texts unencrypted over the network.",
-                hint="Give --tls-cert and --tls-key, or --insecure if something else encrypts the link.",
-            )
 
 
 class CloudServer:
@@ -114,7 +68,7 @@ class CloudServer:
     async def start(self) -> int:
         """Begin to answer; returns the port, which is bound now if it was not before."""
         self._worker.served.engine.vocab.classes  # noqa: B018  computed now, not in the first session
-        port = self._listener.calls.port or await self._listener.start()
+        port = self._listener.port or await self._listener.start()
         self._thread.start()
         return port
 

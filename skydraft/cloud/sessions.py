@@ -7,20 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 
-from skydraft.cloud.limits import Limits
-from skydraft.cloud.served import Served
-from skydraft.cloud.shares import Shares
+from skydraft.access.limits import Limits
+from skydraft.access.shares import Shares
+from skydraft.config import Execution
 from skydraft.decoding.verification import TargetSession
+from skydraft.engines.base import Engine
 from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, TargetChanged, VocabularyMismatch
-from skydraft.protocol.codec import digest, short_fingerprint
-from skydraft.protocol.values import OpenCall, Opening, VerifyCall
+from skydraft.protocol.codec import digest, short_fingerprint, target_id
+from skydraft.protocol.values import OpenCall, Opening, TargetId, VerifyCall
 from skydraft.types import Reuse, Verdict
 
 _LEFT_S = 10.0  # seconds after which an idle session counts as abandoned
 _FINISHED_KEPT = 4  # finished sessions kept per seat, as their last verdict may be asked for again
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The target model of a server, and how its rows are computed."""
+
+    engine: Engine
+    execution: Execution = "exact"
+
+    @property
+    def target_id(self) -> TargetId:
+        """The identity of the target: everything that its choices depend on."""
+        return target_id(self.engine.fingerprint, self.execution, self.engine.context_len)
 
 
 class CloudSession:
@@ -32,17 +47,8 @@ class CloudSession:
         self.epoch = epoch
         self.opening = opening
         self.target = target
-        self._used_at = 0.0
+        self.used_at = 0.0  # by its last request or answer
         self._last: tuple[VerifyCall, Verdict] | None = None
-
-    @property
-    def used_at(self) -> float:
-        """Time of its last request or answer."""
-        return self._used_at
-
-    def touch(self, now: float) -> None:
-        """Note that the session is in use."""
-        self._used_at = now
 
     def recall(self, call: VerifyCall) -> Verdict | None:
         """The verdict on the call's block, if that was the last judged block."""
@@ -111,7 +117,7 @@ class Sessions:
             if session is None or call.epoch > session.epoch:
                 session = self._open(call, opening, owner, busy)
         if session is not None:
-            session.touch(self._clock())
+            session.used_at = self._clock()
         return session
 
     def _open(
@@ -119,67 +125,60 @@ class Sessions:
     ) -> CloudSession | None:
         before = self._table.get(call.session)
         takes_over = before is not None and before.target.is_seated
-        if not takes_over and not self._can_seat(owner, busy):
+        rivals = [] if takes_over else self._rivals(owner)
+        victims = self._victims(rivals, owner, busy)
+        if rivals and not victims:
             return None
-        target = self._new_target(opening)
-        if before and takes_over:
+        target = self._new_target(opening)  # before anybody is evicted for it
+        if before is not None and takes_over:
             target.adopt(before.target.release())  # the prompt is the same, and the rest is compared
         else:
-            self._seat(target, opening, owner, busy)
-        session = CloudSession(call.session, owner, call.epoch, opening, target)
+            if rivals:
+                self.close(victims[0].number)
+                self.num_evicted += 1
+            prompt = opening.prompt
+            target.adopt(self._engine.begin(prompt.token_ids, prompt.media, self._reuse(opening, owner)))
         self._table.pop(call.session, None)
-        self._table[call.session] = session
+        session = self._table[call.session] = CloudSession(call.session, owner, call.epoch, opening, target)
         self._forget_finished()
         return session
 
     def _new_target(self, opening: Opening) -> TargetSession:
-        self.check_vocabulary(opening)
         if opening.target and not self._served.target_id.will_do_for(opening.target):
             raise TargetChanged(
                 f"This server runs {self._engine.name} now ({self._served.execution}, a context of "
                 f"{self._engine.context_len} tokens): not what this text was begun with.",
                 hint="Begin the text again, or start the server as it was.",
             )
-        self.check_ids(opening.prompt.token_ids, opening.committed_ids)
         return TargetSession(
             self._engine, opening.prompt, opening.params, top=opening.top, committed=opening.committed_ids
         )
 
-    def check_vocabulary(self, opening: Opening) -> None:
-        """Raise VocabularyMismatch if the client's vocabulary is not the target's."""
-        if opening.fingerprint != self._fingerprint:
-            raise VocabularyMismatch(
-                f"The draft model's vocabulary ({opening.fingerprint[:8]}) is not the target's "
-                f"({self._fingerprint[:8]}): token ids would mean different things.",
-                hint="Choose a draft model of the target's family.",
-            )
-
-    def check_ids(self, *token_ids: Seq[int]) -> None:
-        """Raise ProtocolError for an id outside the target's vocabulary."""
+    def check(self, call: OpenCall | VerifyCall) -> None:
+        """Raise VocabularyMismatch if the client's vocabulary is not the target's, ProtocolError for an id outside."""
+        token_ids = list[Seq[int]]()
+        if isinstance(call, VerifyCall):
+            token_ids += [call.catch_up_ids, call.draft_ids]
+        if opening := call.opening:
+            token_ids += [opening.prompt.token_ids, opening.committed_ids]
+            if opening.fingerprint != self._fingerprint:  # before ids: another vocabulary changes their meaning
+                raise VocabularyMismatch(
+                    f"The draft model's vocabulary ({opening.fingerprint[:8]}) is not the target's "
+                    f"({self._fingerprint[:8]}): token ids would mean different things.",
+                    hint="Choose a draft model of the target's family.",
+                )
         highest = max((max(ids) for ids in token_ids if ids), default=0)
         if highest >= self._engine.vocab.size:
             raise ProtocolError(f"The vocabulary of {self._engine.vocab.size} tokens has no id {highest}.")
 
-    def _can_seat(self, owner: str, busy: Collection[int]) -> bool:
-        """Whether one more session of this owner gets a seat: a free one, or that of an idle session."""
-        return not self._rivals(owner) or bool(self._victims(owner, busy))
-
-    def _seat(self, target: TargetSession, opening: Opening, owner: str, busy: Collection[int]) -> None:
-        """Give `target` a seat; idle sessions are evicted if none is free."""
-        if self._rivals(owner):
-            self.close(self._victims(owner, busy)[0].number)
-            self.num_evicted += 1
-        prompt = opening.prompt
-        target.adopt(self._engine.begin(prompt.token_ids, prompt.media, self._reuse(opening, owner)))
-
-    def _victims(self, owner: str, busy: Collection[int]) -> list[CloudSession]:
-        """Idle sessions that may be evicted for a new session of `owner`, in the order of eviction.
+    def _victims(self, rivals: Seq[CloudSession], owner: str, busy: Collection[int]) -> list[CloudSession]:
+        """Idle ones of `rivals` that may be evicted for a new session of `owner`, in the order of eviction.
 
         Abandoned sessions go first, then those of the owner with the most seats, and of these the least recently
         used. An owner with fewer seats than `owner` loses only abandoned sessions.
         """
         seats, left = self.shares, self._clock() - _LEFT_S
-        idle = [session for session in self._rivals(owner) if session.number not in busy]
+        idle = [session for session in rivals if session.number not in busy]
         may_go = [one for one in idle if one.used_at < left or seats.gives_way(one.owner, owner)]
         may_go.sort(key=lambda one: one.used_at)
         return sorted(seats.largest_first(may_go, lambda one: one.owner), key=lambda one: one.used_at >= left)
@@ -229,6 +228,5 @@ class Sessions:
             del self._table[number]
 
     def close_all(self) -> None:
-        """Close all sessions."""
         for number in list(self._table):
             self.close(number)

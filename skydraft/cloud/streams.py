@@ -8,28 +8,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from skydraft.cloud.access import Keyring
-from skydraft.cloud.limits import Limits
-from skydraft.cloud.shares import Shares
-from skydraft.errors import CloudBusy, CloudDraining, CloudLost, NotAuthorized, SkydraftError
+from skydraft.access.keys import Keyring
+from skydraft.access.limits import Limits
+from skydraft.access.shares import Shares
+from skydraft.cloud.docket import Job
+from skydraft.errors import CloudBusy, CloudDraining, CloudLost, SkydraftError
 
 _STREAMS_PER_PLACE = 4  # of the queue: a client that is drafting has a stream without a request
-_SWEEP_S = 1.0  # how often idle streams are checked; the token file is read as often
 
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """An open stream; its client is at `port`. `is_busy` is set during a request, `is_known` and `used_at` after it."""
+    """An open stream, which `task` serves. `is_busy` is set during a request, `used_at` after it.
+
+    `requests` are those to be answered, then None; `job` is the verify under way.
+    """
 
     owner: str
     authorization: str
     task: asyncio.Task[None]
     used_at: float
-    port: int
+    requests: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    session: int = 0
+    job: Job | None = None
     is_busy: bool = False
-    is_known: bool = False  # a request of it was answered
     ended_by: SkydraftError | None = None
 
 
@@ -39,15 +43,13 @@ class Streams:
     def __init__(self, keyring: Keyring, limits: Limits, clock: Callable[[], float]) -> None:
         self._keyring = keyring
         self._most = _STREAMS_PER_PLACE * limits.max_queue
-        self._ttl_s = limits.session_ttl_s
         self._clock = clock
         self._open: set[Stream] = set()
-        self._sweeper: asyncio.TimerHandle | None = None
         self.is_draining = False
 
     @contextmanager
-    def entered(self, authorization: str, task: asyncio.Task[None], peer: str) -> Iterator[Stream]:
-        """Register the stream that `task` serves for `peer`, as gRPC names it, for the duration of the block.
+    def entered(self, authorization: str, task: asyncio.Task[None]) -> Iterator[Stream]:
+        """Register a stream for the duration of the block.
 
         Raises NotAuthorized, CloudBusy, and at the end of the block the error with which the server ended the stream.
         """
@@ -55,11 +57,8 @@ class Streams:
         if self.is_draining:
             raise CloudDraining("The server is shutting down.")
         self._make_room(owner)
-        port = peer.rpartition(":")[2]
-        stream = Stream(owner, authorization, task, self._clock(), int(port) if port.isdecimal() else 0)
+        stream = Stream(owner, authorization, task, self._clock())
         self._open.add(stream)
-        if self._sweeper is None:
-            self._sweep_later()
         try:
             yield stream
         except asyncio.CancelledError:
@@ -86,34 +85,6 @@ class Streams:
         stream.task.cancel()
         self._open.discard(stream)
 
-    def _sweep_later(self) -> None:
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
-
-    def _sweep(self) -> None:
-        """End idle streams whose token was revoked, or that were idle for as long as a session lives."""
-        self._sweeper = None
-        revoked = {each: error for each in {s.authorization for s in self._open} if (error := self._refusal(each))}
-        latest = self._clock() - self._ttl_s
-        for stream in [stream for stream in self._open if not stream.is_busy]:
-            if stream.authorization in revoked:
-                self._end(stream, revoked[stream.authorization])
-            elif stream.used_at < latest:
-                self._end(stream, CloudLost("The stream was idle for too long."))
-        if self._open:
-            self._sweep_later()
-
-    def _refusal(self, authorization: str) -> NotAuthorized | None:
-        try:
-            self._keyring.label(authorization)
-        except NotAuthorized as error:
-            return error
-        return None
-
-    @property
-    def ports(self) -> set[int]:
-        """The ports of the clients that have a session, or wait for one."""
-        return {stream.port for stream in self._open if stream.is_busy or stream.is_known}
-
     def drain(self) -> set[asyncio.Task[None]]:
         """End all idle streams and refuse new ones; returns the tasks of all streams, which end with them.
 
@@ -121,9 +92,6 @@ class Streams:
         """
         tasks = {stream.task for stream in self._open}
         self.is_draining = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
         for stream in [stream for stream in self._open if not stream.is_busy]:
             self._end(stream, CloudDraining("The server is shutting down."))
         return tasks

@@ -10,9 +10,9 @@ import queue
 import time
 from collections.abc import Callable
 
+from skydraft.access.limits import Limits
 from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
-from skydraft.cloud.limits import Limits
-from skydraft.cloud.served import Served
+from skydraft.cloud.sessions import Served
 from skydraft.config import Execution
 from skydraft.engines.base import Engine
 from skydraft.engines.rows import Rows
@@ -57,7 +57,6 @@ class Worker:
             self.docket.sessions.close_all()
 
     def close(self) -> None:
-        """Close the engine."""
         self._engine.close()
 
     def receive(self, idle_s: float = 0.0) -> None:
@@ -79,18 +78,17 @@ class Worker:
 
     def _prefill(self) -> None:
         """Feed one part of the next prompt that is not in the cache yet; other jobs get turns between the parts."""
-        job = self.docket.next_prefill()
-        if job is None:
+        if (job := self.docket.next_prefill()) is None:
             return
-        target = job.session.target
+        target = job.target
         before = target.num_in_cache
         try:
             job.cost += target.prefill()
-            self.docket.serve(job, target.num_in_cache - before)
         except Exception as error:
-            self.docket.fail([job], error)
-            return
-        self.docket.make_ready(job)
+            self.docket.fail(job, error)
+        else:
+            self.docket.serve(job, target.num_in_cache - before)
+            self.docket.make_ready(job)
 
     def _forward(self, batch: Batch) -> list[Job]:
         """Judge the rows of all jobs in one forward; returns the jobs that are done.
@@ -106,16 +104,15 @@ class Worker:
                 rows = self._engine.extend_batch([(work.sequence, feed) for _, work, feed in batch])
             except Exception as error:
                 if len(batch) == 1:
-                    self.docket.fail([batch[0][0]], error)
+                    self.docket.fail(batch[0][0], error)
                     return []
                 log.warning("a forward failed, and is tried one by one: %s", error)
                 return [done for each in batch for done in self._forward([each])]
-            seconds = self._clock() - began
-            if metrics := self.docket.metrics:
-                metrics.forward(len(batch), sum(len(feed) for *_, feed in batch), seconds)
-            return self._verify(batch, rows, seconds)
+            return self._verify(batch, rows, self._clock() - began)
 
     def _verify(self, batch: Batch, rows: list[Rows], seconds: float) -> list[Job]:
+        if metrics := self.docket.metrics:
+            metrics.forward(len(batch), sum(len(feed) for *_, feed in batch), seconds)
         done = []
         for (job, work, feed), fed in zip(batch, rows, strict=True):
             self.docket.serve(job, len(feed))
@@ -123,7 +120,7 @@ class Worker:
             try:
                 work.absorb(fed)
             except Exception as error:  # of this job alone
-                self.docket.fail([job], error)
+                self.docket.fail(job, error)
             else:
                 if work.next_feed(1) is None:
                     done.append(job)

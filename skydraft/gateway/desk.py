@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from skydraft.cloud.shares import Shares
+from skydraft.access.shares import Shares
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from skydraft.cloud.shares import Shares
+from skydraft.access.shares import Shares
 from skydraft.errors import NotAuthorized
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 

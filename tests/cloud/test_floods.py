@@ -154,7 +154,7 @@ def test_a_close_and_a_text_that_is_left_in_the_middle_of_a_prefill_stop_nobody(
         desk.close(7)
     if order.startswith("write"):
         desk.ask(edge.open())
-    desk.leave(text)
+    desk.stop_writing(text)
     desk.step(2)
     desk.close(7)
     assert is_served(desk)
@@ -220,7 +220,7 @@ def test_whatever_one_owner_does_the_other_is_answered_and_right(script: list[tu
         elif what == "close":
             desk.close(number, "eve")
         elif what == "leave" and texts:
-            desk.leave(texts.pop(rng.randrange(len(texts))))
+            desk.stop_writing(texts.pop(rng.randrange(len(texts))))
         else:
             desk.step()
     for _ in range(3):
@@ -228,5 +228,5 @@ def test_whatever_one_owner_does_the_other_is_answered_and_right(script: list[tu
         mine = judged_for(desk, victim, call)
         assert isinstance(mine.last, Verdict) and mine.last == victim.judged(call)
     for text in texts:
-        desk.leave(text)
+        desk.stop_writing(text)
     desk.finish()

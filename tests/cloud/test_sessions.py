@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.limits import Limits
-from skydraft.cloud.served import Served
-from skydraft.cloud.sessions import CloudSession, Sessions
+from skydraft.access.limits import Limits
+from skydraft.cloud.sessions import CloudSession, Served, Sessions
 from skydraft.config import DecodingParams
 from skydraft.errors import (
     BaseMismatch,
@@ -21,7 +20,6 @@ from skydraft.errors import (
     Diverged,
     EngineError,
     LimitExceeded,
-    OptionError,
     PromptError,
     ProtocolError,
     SessionNotFound,
@@ -118,7 +116,7 @@ def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
     opening = Opening(**{"fingerprint": FINGERPRINT, "prompt": Prompt((0, 3)), **fields})
     assert type(desk.answer(OpenCall(5, 1, opening))) is kind
     call = edge.call(draft=edge.likely(3))
-    assert desk.answer(call) == edge.judged(call) and desk.tally().num_evicted == 0
+    assert desk.answer(call) == edge.judged(call) and desk.tick().num_evicted == 0
 
 
 def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:
@@ -158,7 +156,7 @@ def test_a_thousand_openings_without_a_close_hold_no_more_than_the_seats() -> No
         desk.step()
         assert desk.engine.num_open <= 3
     assert all(asked.answers == [Opened(0)] for asked in desk.all_asked)
-    assert desk.tally().num_evicted == 997
+    assert desk.tick().num_evicted == 997
     crc = digest(toys.array(opening.prompt.token_ids))
     late = [desk.ask(VerifyCall(number, 1, 0, (), (), crc)) for number in range(1000)]
     desk.step(2)
@@ -203,14 +201,14 @@ def test_an_idle_session_expires_and_one_that_is_worked_on_does_not() -> None:
     opened(desk, busy)
     call = used.call()
     assert desk.answer(call) == used.judged(call)  # all three are there
-    assert desk.tally().num_expired == 1
+    assert desk.tick().num_expired == 1
     assert type(desk.answer(idle.call())) is SessionNotFound
     asked = desk.ask(late := busy.call(busy.likely(40)))
     desk.step()
     desk.clock.now += 11
     desk.finish()
     assert asked.last == busy.judged(late)
-    assert desk.tally().num_expired == 2 and desk.num_sessions == 1
+    assert desk.tick().num_expired == 2 and desk.num_sessions == 1
     assert type(desk.answer(used.call())) is SessionNotFound
 
 
@@ -228,7 +226,7 @@ def test_a_token_at_its_limit_makes_room_from_its_own_sessions_or_waits() -> Non
     assert not waits.answers and desk.num_sessions == 3
     desk.finish()
     assert [asked.last for asked in under_way] == [first.judged(calls[0]), second.judged(calls[1])]
-    assert waits.last == third.judged(opening) and desk.tally().num_evicted == 1
+    assert waits.last == third.judged(opening) and desk.tick().num_evicted == 1
     call = bobs.call()
     assert desk.answer(call, "bob") == bobs.judged(call)
 
@@ -332,11 +330,3 @@ def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(stage: str,
     again = victim.reopened(call)
     assert desk.answer(again) == victim.judged(again)
     assert desk.engine.num_open == desk.num_sessions == 2
-
-
-@pytest.mark.parametrize("name", ["max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"])
-@pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_limits_that_nobody_could_keep_are_refused_by_the_name_of_their_option(name: str, value: float) -> None:
-    with pytest.raises(OptionError, match=name) as raised:
-        Limits(**{name: value})  # type: ignore[arg-type]
-    assert "--" + name.removesuffix("_s").replace("_", "-") in raised.value.line

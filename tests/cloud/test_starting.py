@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from skydraft.cloud.limits import Limits
-from skydraft.cloud.server import ServeOptions, serve
+from skydraft.access.limits import Limits
+from skydraft.cloud.options import ServeOptions, serve
 from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineError, OptionError

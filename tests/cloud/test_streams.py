@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.server import ServeOptions
+from skydraft.cloud.options import ServeOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import BaseMismatch, ProtocolError
 from skydraft.protocol import codec
@@ -57,6 +57,7 @@ LONG_TEXT = text(type(LONG)(max_new_tokens=150, min_new_tokens=150))
 def stopped_text(stream: RawSession) -> tuple[int, ...]:
     """Tokens of a text that is stopped after its first ones."""
     verdict = verdict_of(stream.ask(long_text()))
+    stream.send(codec.encode_stop(StopCall(9)))  # of another verify
     first = codec.decode_written(stream.answer())
     stream.send(STOP)
     return verdict.token_id or 0, *first.token_ids, *tokens_written(stream)
@@ -74,7 +75,7 @@ def test_an_opening_a_verdict_and_an_end_in_one_stream(server: Serving, new: New
     server.wait_until(lambda: server.num_sessions == 0)
 
 
-@pytest.mark.parametrize("num_write", [1, 5, len(TEXT) - 1, 1000])
+@pytest.mark.parametrize("num_write", [1, len(TEXT) - 1, 1000])
 def test_after_the_verdict_come_the_targets_own_tokens_and_the_last_reply_is_marked(new: New, num_write: int) -> None:
     stream = new()
     verdict, is_last = codec.decode_verdict(stream.ask(verify_message(draft=(), write=num_write)), 0)
@@ -95,13 +96,6 @@ def test_a_verdict_with_nothing_written_after_it_is_marked_where_something_might
     assert not codec.decode_verdict(stream.ask(verify_message(1)), 0)[1]
     verdict, is_last = codec.decode_verdict(new().ask(verify_message(2, draft=TEXT, write=9)), 0)
     assert (verdict.finish, verdict.num_accepted, is_last) == ("length", len(TEXT), True)
-
-
-def test_after_a_wholly_accepted_block_nothing_is_written(new: New) -> None:
-    stream = new()
-    verdict, is_last = codec.decode_verdict(stream.ask(verify_message(draft=TEXT[:3], write=9)), 0)
-    assert (verdict.num_accepted, verdict.token_id, is_last) == (3, TEXT[3], True)
-    assert verdict_of(stream.ask(later(*TEXT[:4]))).base == 4  # the next answer is to the next block
 
 
 # Before the first reply nobody knows which of two streams comes first, so that one has ended.
@@ -132,18 +126,11 @@ def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: 
     stream = RawSession(channel)
     written = stopped_text(stream)
     assert written == LONG_TEXT[: len(written)]
-    stream.send(STOP, codec.encode_stop(StopCall(9)))  # both after the end, so that they mean nothing
+    stream.send(STOP)  # after the end, so that it means nothing
     verdict = verdict_of(stream.ask(later(*written, draft=LONG_TEXT[len(written) : len(written) + 3])))
     assert (verdict.base, verdict.num_accepted) == (len(written), 3)
     assert verdict.cost.prefill_ms == 0 and verdict.cost.num_rows == 4
     server.wait_until(lambda: server.metrics("requests_total") == {'{kind="verify",outcome="ok"}': 2})
-
-
-def test_a_stop_that_names_another_base_is_ignored(slow: Any) -> None:
-    stream = RawSession(slow[1])
-    stream.ask(long_text(60))
-    stream.send(codec.encode_stop(StopCall(1)))
-    assert tokens_written(stream) == LONG_TEXT[1:61]
 
 
 def test_a_stop_that_comes_before_the_verdict_leaves_it(new: New) -> None:
@@ -195,20 +182,6 @@ def test_a_client_that_breaks_off_while_the_target_writes_ends_that_and_keeps_it
         assert codec.decode_opened(RawSession(other).ask(codec.encode_open(epoch))).base == 3
     assert server.num_sessions == 1
     stream.end()
-    channel.close()
-
-
-@pytest.mark.parametrize("how", ["half closed", "cancelled", "cut"])
-def test_a_stream_that_ends_without_a_word_leaves_its_session(server: Serving, how: str) -> None:
-    channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
-    stream = RawSession(channel)
-    verdict = verdict_of(stream.ask(verify_message()))
-    {"half closed": lambda: stream.send(None), "cancelled": stream.end, "cut": channel.close}[how]()
-    time.sleep(0.2)
-    with grpc.insecure_channel(server.address) as other:
-        assert verdict_of(RawSession(other).ask(verify_message())) == verdict
-    assert server.num_sessions == 1
-    stream.send(None)
     channel.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.docket import Answer, Job
+from skydraft.cloud.docket import Answer
 from skydraft.errors import CloudFailure, EngineError, SessionNotFound
 from skydraft.protocol.values import VerifyCall, Written
 from skydraft.types import Cost, Verdict
@@ -166,7 +166,7 @@ def test_forwards_that_fail_cost_no_token(
     engine.fails = lambda feeds: EngineError("The device was lost.") if len(engine.batches) in fail_at else None
     Play(desk, data.draw(edges(seed))).run(script)
     desk.check_batches()
-    desk.tally()  # the next tick releases what failed in a forward
+    desk.tick()  # the next tick releases what failed in a forward
     assert engine.num_open == desk.num_sessions
 
 
@@ -202,23 +202,3 @@ def test_an_opening_and_each_token_that_is_written_say_what_they_cost(monkeypatc
     assert [cost.prefill_ms for cost in others] == [0, 0]
     assert [cost.forward_ms for cost in others] == pytest.approx([10, 10], abs=0.1)
     assert all(cost.queue_ms < 0.1 for cost in (first, *others))
-
-
-def test_a_job_is_answered_once_and_the_second_answer_reaches_nobody() -> None:
-    desk, edge = desk_of(), Edge(0, 4, ENDLESS)
-    asked = desk.ask(call := edge.call(opens=True))
-    desk.finish()
-    with pytest.raises(CloudFailure, match="answered before"):
-        asked.job.answer(EngineError("late"))
-    assert asked.answers == [edge.judged(call)]
-
-
-def test_a_job_that_has_not_begun_has_no_session_and_no_work() -> None:
-    edge = Edge(0, 4, ENDLESS)
-    for call in (edge.open(), edge.call(), edge.stream()):
-        job = Job(call, "ann", lambda answer, is_last: None, 0.0)
-        assert (job.has_session, job.work, job.is_answered, job.key) == (False, None, False, (0, "ann"))
-        with pytest.raises(CloudFailure, match="no session"):
-            job.session  # noqa: B018
-        with pytest.raises(CloudFailure):
-            job.commit(0.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.cloud.access import RowBudget
+from skydraft.access.limits import RowBudget
 from skydraft.config import DecodingParams
 from skydraft.errors import SessionNotFound
 from skydraft.protocol.values import Opened, VerifyCall, Written
@@ -80,7 +80,7 @@ def test_a_verify_that_is_repeated_gets_the_same_verdict_and_the_same_tokens(
     if how == "lost":
         desk.finish()
     elif how == "left":
-        desk.leave(first)
+        desk.stop_writing(first)
     num_lost = 0 if first.answers else desk.engine.num_rows  # the rows of a block that was not judged to its end
     again = desk.ask(call)
     desk.finish()
@@ -126,7 +126,7 @@ def test_a_text_that_made_way_goes_on_with_the_right_tokens_when_it_is_opened_ag
     edge.epoch += 1
     again = desk.ask(edge.stream(7), "eve")
     (other,) = [each for each in asked if each is not ended]
-    desk.leave(other)
+    desk.stop_writing(other)
     desk.finish()
     assert again.answers[0] == edge.judged(again.job.call)  # type: ignore[arg-type]
     edge.took(again)
@@ -197,6 +197,6 @@ def test_texts_that_are_left_were_charged(begin: Begin) -> None:
     for number in range(1, 9):  # each begins anew, hoping for a bucket of its own
         asked = desk.ask(begin(Edge(number, 4, ENDLESS)), charge=budget.charge)
         desk.step(60)
-        desk.leave(asked)
+        desk.stop_writing(asked)
     # What is judged is charged elsewhere: at most four rows of each.
     assert 100 < desk.engine.num_rows <= 100 + 50 * (desk.clock.now - 100) + (2 + 4) * 8

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from skydraft.access.limits import Limits
 from skydraft.choosing.chooser import Chooser
 from skydraft.cloud.docket import Answer, Job
-from skydraft.cloud.limits import Limits
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
 from skydraft.decoding.target import LocalVerifier
@@ -109,28 +109,6 @@ class Asked:
         return (*verdicts[0].commits(self.job.call.block), *self.written)
 
 
-class Tally:
-    """What the worker tells about itself, counted."""
-
-    def __init__(self) -> None:
-        self.num_jobs = self.num_sessions = self.num_evicted = self.num_expired = self.num_judged = 0
-
-    def queued(self, num_jobs: int, num_sessions: int) -> None:
-        self.num_jobs, self.num_sessions = num_jobs, num_sessions
-
-    def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
-        """The engine notes them itself."""
-
-    def asked(self, kind: str, error: Exception | None) -> None:
-        raise AssertionError("requests are counted by the service")
-
-    def judged(self, *_: Any) -> None:
-        self.num_judged += 1
-
-    def closed(self, num_evicted: int, num_expired: int) -> None:
-        self.num_evicted, self.num_expired = num_evicted, num_expired
-
-
 class Desk:
     """A worker without threads and network."""
 
@@ -138,11 +116,9 @@ class Desk:
         self.clock = Clock()
         self.engine = engine
         self.engine.clock = self.clock
-        self._tally = Tally()
         self.worker = Worker(engine, Limits(**limits), clock=self.clock)
         self.worker.max_rows = max_rows
         self.docket = self.worker.docket
-        self.docket.metrics = self._tally  # type: ignore[assignment]  # stands in for metrics
         self.all_asked: list[Asked] = []
 
     @property
@@ -159,9 +135,6 @@ class Desk:
 
     def stop_writing(self, asked: Asked) -> None:
         self.worker.post(partial(self.docket.stop_writing, asked.job))
-
-    def leave(self, asked: Asked) -> None:
-        self.worker.post(partial(self.docket.leave, asked.job))
 
     def close(self, number: int, owner: str = "ann") -> None:
         self.worker.post(partial(self.docket.close, number, owner))
@@ -213,11 +186,11 @@ class Desk:
         self.worker.post(self.docket.stop)
         self.worker.run()
 
-    def tally(self) -> Tally:
-        """What the worker has told, its regular news included; a second passes."""
+    def tick(self) -> Any:
+        """A second passes, in which what is regular is done; returns the sessions."""
         self.clock.now += 1
         self.step()
-        return self._tally
+        return self.docket.sessions
 
 
 class Edge:

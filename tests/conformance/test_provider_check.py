@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.cloud.access import Keyring
+from skydraft.access.keys import Keyring
 from skydraft.engines.toy import ToyEngine, character_vocab
 from skydraft.gateway.pair import Pair
 from tests.gateway.running import Running, gateway

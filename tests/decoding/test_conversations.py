@@ -11,7 +11,7 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.cloud.limits import Limits
+from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, PromptError

@@ -17,7 +17,7 @@ import pytest
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.cloud.limits import Limits
+from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy

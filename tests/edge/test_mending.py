@@ -13,7 +13,7 @@ import trustme
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.cloud.limits import Limits
+from skydraft.access.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
 from skydraft.cloud.worker import Worker
 from skydraft.engines.options import RowProfile

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from skydraft.cloud.access import Keyring
+from skydraft.access.keys import Keyring
 from skydraft.errors import OptionError
 from skydraft.gateway import connections, server
 from skydraft.gateway.server import ListenOptions

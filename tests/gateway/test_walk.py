@@ -20,7 +20,7 @@ MOST = 22
 # In the order in which they are entered first. docs/architecture.md says what each does.
 WALK = (
     "gateway.doorkeeper", "gateway.app", "gateway.requests", "gateway.schema", "prompts.messages", "gateway.pair",
-    "gateway.desk", "cloud.shares", "gateway.answers", "api", "prompts.pair", "prompts.chat_template",
+    "gateway.desk", "access.shares", "gateway.answers", "api", "prompts.pair", "prompts.chat_template",
 )  # fmt: skip
 
 

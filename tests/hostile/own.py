@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from skydraft.cloud.limits import Limits
+from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError

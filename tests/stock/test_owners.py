@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 import skydraft
-from skydraft.cloud.access import Keyring
+from skydraft.access.keys import Keyring
 from skydraft.errors import SkydraftError
 from skydraft.gateway.pair import Pair
 from tests.gateway.running import Running, gateway

@@ -25,13 +25,8 @@ class Shares:
         self._spare = spare
         self._held = Counter(held)  # places, by owner
 
-    def held(self, owner: str) -> int:
-        """Number of places of an owner."""
-        return self._held[owner]
-
     @property
     def num_free(self) -> int:
-        """Number of free places."""
         return self._total - self._held.total()
 
     def may_take(self, owner: str, num: int = 1) -> bool:
@@ -51,11 +46,9 @@ class Shares:
         return None if first is None or not self.may_take(owner_of(first)) else first
 
     def take(self, owner: str, num: int = 1) -> None:
-        """Count `num` more places for an owner."""
         self._held[owner] += num
 
     def give_back(self, owner: str, num: int = 1) -> None:
-        """Count `num` fewer places for an owner."""
         self._held[owner] -= num
         if self._held[owner] <= 0:
             del self._held[owner]
@@ -80,7 +73,6 @@ class WorkShares:
         return self._served.get(owner, 0.0)
 
     def serve(self, owner: str, work: float) -> None:
-        """Count work done for an owner."""
         self._served[owner] = self.of(owner) + work
 
     def enter(self, owner: str, present: Iterable[str]) -> None:

@@ -1,0 +1,115 @@
+"""Keys: bearer tokens from a file, each with a label, by which its owner is known."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from skydraft.errors import NotAuthorized, OptionError
+from skydraft.files import read_file, warn_if_shared
+
+log = logging.getLogger("skydraft.access")
+ANONYMOUS = "anonymous"
+_MIN_TOKEN_CHARS = 16
+_LINE = re.compile(r"(?P<label>[\w.@-]{1,64})\s+(?P<token>[\x21-\x7e]+)")
+_RELOAD_S = 1.0
+
+
+class Keyring:
+    """The tokens of a file with lines `LABEL TOKEN`; `#` begins a comment. Changes are seen within a second.
+
+    Without a file every client is "anonymous". Raises OptionError for a file that is unreadable, wrong or empty.
+    If the file becomes unreadable or wrong later, an error is logged and the old tokens stay. An empty one refuses all.
+    """
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self.has_tokens = path is not None  # else nothing distinguishes the callers
+        self._clock = clock
+        self._looked_at = clock()
+        self._stamp = _stamp(path) if path else None
+        self._labels = _read(path) if path else {}
+        self._had_several = False
+        if path and not self._labels:
+            raise OptionError(
+                f"The token file {path} holds no tokens, so every client would be refused.",
+                hint="Write lines: LABEL TOKEN.",
+            )
+        if path:
+            warn_if_shared(path)
+
+    def has_several(self) -> bool:
+        """Whether it has, or had, tokens of several labels."""
+        self._had_several = self._had_several or len(set(self._labels.values())) > 1
+        return self._had_several
+
+    def label(self, authorization: str | None) -> str:
+        """The label of the token in an authorization header. Raises NotAuthorized."""
+        if self._path is None:
+            return ANONYMOUS
+        self._reload(self._path)
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise NotAuthorized("This server requires a token.", hint="Give one with --cloud-token-file.")
+        given = token.strip().encode()
+        # Every token is compared, each in constant time, so the duration reveals nothing.
+        labels = [label for known, label in self._labels.items() if hmac.compare_digest(known.encode(), given)]
+        if not labels:
+            raise NotAuthorized("This server does not know this token.", hint="Ask the operator of the server.")
+        return labels[0]
+
+    def _reload(self, path: Path) -> None:
+        now = self._clock()
+        if now - self._looked_at < _RELOAD_S:
+            return
+        self._looked_at = now
+        stamp = _stamp(path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._labels = _read(path)
+                log.info("tokens read", extra={"tokens": len(self._labels)})
+            except OptionError as error:
+                log.error("tokens kept as they were: %s", error)
+
+
+def _stamp(path: Path) -> bytes | None:
+    """The content of the file: a replaced token need not change the file's time or size."""
+    try:
+        return hashlib.sha256(read_file(path)).digest()
+    except OSError:
+        return None
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Label by token."""
+    try:
+        lines = read_file(path).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise OptionError(
+            f"The token file {path} cannot be read: {reason}.", hint="Check its name and its permissions."
+        ) from error
+    labels: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None or len(match["token"]) < _MIN_TOKEN_CHARS:
+            raise OptionError(
+                f"Line {number} of the token file {path} must be LABEL TOKEN, with a token of at least "
+                f"{_MIN_TOKEN_CHARS} characters.",
+                hint="Make one with: openssl rand -hex 24.",
+            )
+        if match["token"] in labels:
+            raise OptionError(
+                f"Line {number} of the token file {path} has the same token as a line before it.",
+                hint="Give each label a token of its own.",
+            )
+        labels[match["token"]] = match["label"]
+    return labels

@@ -1,0 +1,78 @@
+"""Limits of one server: in total, for each session and for each token."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from skydraft.config import MAX_K
+from skydraft.errors import OptionError, RateLimited
+
+_BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
+_BURST_S = 2.0  # seconds of its rate that a token may use at once
+_MIN_BURST_ROWS = 64.0  # but always a whole block
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits in tokens, rows, bytes and seconds.
+
+    `max_sessions` limits the sessions with KV memory, `max_queue` the waiting requests, and `session_ttl_s` the time
+    that a session may be idle. `sessions_per_token` (0: no limit) and `rows_per_s` (target rows, 0: no limit) apply to
+    each bearer token.
+    """
+
+    max_sessions: int = 8
+    max_prompt: int = 4096
+    max_block: int = MAX_K
+    max_queue: int = 256
+    max_message_bytes: int = 256 * 1024
+    session_ttl_s: float = 300.0
+    sessions_per_token: int = 0
+    rows_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"--{name.removesuffix('_s').replace('_', '-')} must be positive.")
+        for name in ("sessions_per_token", "rows_per_s"):
+            if not getattr(self, name) >= 0:
+                raise OptionError(f"--{name.replace('_', '-')} must not be negative.")
+
+    def message_bytes(self, *, takes_audio: bool) -> int:
+        """The size of the largest message: with audio, features of a prompt come in one."""
+        return self.max_message_bytes + (self.max_prompt * _BYTES_PER_AUDIO_TOKEN if takes_audio else 0)
+
+
+class RowBudget:
+    """Target rows per second for each label: a bucket that fills at `rows_per_s` and holds two seconds of it."""
+
+    def __init__(self, rows_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rows_per_s
+        self._burst = max(_BURST_S * rows_per_s, _MIN_BURST_ROWS)
+        self._clock = clock
+        self._left: dict[str, tuple[float, float]] = {}  # rows and when that was, by label
+        self._lock = threading.Lock()  # requests are charged where they arrive, streams where they are computed
+
+    def spend(self, label: str, num_rows: int) -> None:
+        """Take rows from the bucket; it may go below zero once. Raises RateLimited while it is empty."""
+        if wait_s := self.charge(label, num_rows, refuses=True):
+            raise RateLimited(f"The token {label} has used up its {self._rate:g} rows a second.", retry_after_s=wait_s)
+
+    def charge(self, label: str, num_rows: int, *, refuses: bool = False) -> float:
+        """Take rows even from an empty bucket, unless it `refuses`; returns the seconds until it holds a row again.
+
+        If it refuses, this is 0 for rows that were taken.
+        """
+        if not self._rate:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            left, before = self._left.get(label, (self._burst, now))
+            left = min(left + (now - before) * self._rate, self._burst)
+            is_taken = not refuses or left > 0
+            left -= num_rows * is_taken
+            self._left[label] = left, now
+        return 0.0 if left > 0 or (refuses and is_taken) else (1 - left) / self._rate

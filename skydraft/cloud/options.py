@@ -1,0 +1,54 @@
+"""Options of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skydraft.access.limits import Limits
+from skydraft.config import Execution, check_execution
+from skydraft.errors import OptionError
+from skydraft.protocol.address import DEFAULT_PORT, is_loopback
+from skydraft.tracing import check_collector
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """`port` 0 takes a free port; `metrics_port` 0 serves no metrics.
+
+    Plaintext beyond this machine needs `insecure`. At the end, open requests have `grace_s` seconds to finish.
+    `otlp` is the URL of an OpenTelemetry collector that gets traces.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token_file: Path | None = None
+    insecure: bool = False
+    execution: Execution = "exact"
+    metrics_port: int = 0
+    grace_s: float = 30.0
+    log_prompts: bool = False
+    otlp: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        check_execution(self.execution)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or none.")
+        if self.tls_cert is not None and self.insecure:
+            raise OptionError(
+                "--insecure turns encryption off, so --tls-cert does not apply.", hint="Remove one of them."
+            )
+        if not 0 <= self.grace_s < float("inf"):
+            raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
+        if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
+            raise OptionError("Ports (--port, --metrics-port) must be from 0 to 65535.")
+        if self.otlp is not None:
+            check_collector(self.otlp)
+        if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
+            raise OptionError(
+                f"Listening on {self.host} without TLS would send tokens and texts unencrypted over the network.",
+                hint="Give --tls-cert and --tls-key, or --insecure if something else encrypts the link.",
+            )

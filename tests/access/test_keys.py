@@ -1,0 +1,134 @@
+"""Who may ask: the file of tokens as it is read and read again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from skydraft.access.keys import ANONYMOUS, Keyring
+from skydraft.errors import NotAuthorized, OptionError
+
+ANN, BOB, CARL = "a" * 16, "Bob!-token+with/signs==", "c" * 16
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(f"ann {ANN}\nbob\t{BOB}\n")
+    path.chmod(0o600)
+    return path
+
+
+def knows(keyring: Keyring, token: str) -> bool:
+    try:
+        return bool(keyring.label(f"Bearer {token}"))
+    except NotAuthorized:
+        return False
+
+
+def test_without_a_file_everybody_is_anonymous() -> None:
+    keyring = Keyring(None)
+    assert {keyring.label(given) for given in (None, "", "Bearer x", "nonsense")} == {ANONYMOUS}
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        (f"Bearer {ANN}", "ann"), (f"bearer {ANN}", "ann"), (f"BEARER  {BOB} ", "bob"),
+        *((given, None) for given in (
+            None, "", "Bearer", "Bearer ", "Bearer  ", ANN, f"Basic {ANN}", f"Bearer{ANN}", f"Bearer {ANN[:-1]}",
+            f"Bearer {ANN}a", f"Bearer {ANN.upper()}", "Bearer ann", f"Bearer {ANN} {BOB}", "Bearer 令牌",
+            f"Bearer {ANN}\0",
+        )),
+    ],
+)  # fmt: skip
+def test_a_token_is_known_by_its_label_and_nothing_else_is_let_in(path: Path, given: str | None, label: str) -> None:
+    if label:
+        assert Keyring(path).label(given) == label
+        return
+    with pytest.raises(NotAuthorized) as raised:
+        Keyring(path).label(given)
+    text = str(raised.value)
+    assert ANN not in text and BOB not in text and str(path) not in text and "\n" not in text
+
+
+def test_comments_blank_lines_and_several_tokens_of_one_label_are_fine(path: Path) -> None:
+    path.write_text(f"# who\n\n   \nann {ANN}  # her laptop\n  ann   {ANN}2\t\nbob@site.x-1_y {BOB}")
+    keyring = Keyring(path)
+    assert [keyring.label(f"Bearer {token}") for token in (ANN, ANN + "2", BOB)] == ["ann", "ann", "bob@site.x-1_y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"ann {ANN}\n{BOB}\n", "Line 2 .*LABEL TOKEN"), (f"ann {ANN[:-1]}\n", "Line 1 .*16"),
+        (f"# x\n\nann {ANN} {BOB}\n", "Line 3 .*LABEL TOKEN"), (f"a/b {ANN}\n", "Line 1 .*LABEL TOKEN"),
+        (f"{'x' * 65} {ANN}\n", "Line 1 .*LABEL TOKEN"), (f"ann {'令牌' * 9}\n", "Line 1 .*LABEL TOKEN"),
+        (f"ann {ANN}\nbob {ANN}\n", "Line 2 .*has the same token"), ("", "no tokens"), ("# nobody yet\n", "no tokens"),
+        ("\udcff\udcfe", "cannot be read: it is not text"), (None, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_clear_line_that_shows_no_token(path: Path, text: str | None, says: str) -> None:
+    path.unlink() if text is None else path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(OptionError, match=says) as raised:
+        Keyring(path)
+    message = str(raised.value)
+    assert "\n" not in message and str(path) in message
+    assert ANN not in message and BOB not in message
+
+
+def test_a_pipe_is_not_waited_for(path: Path, clock: Clock) -> None:
+    keyring = Keyring(path, clock)
+    path.unlink()
+    os.mkfifo(path)
+    clock.now += 2
+    assert knows(keyring, ANN)  # the tokens stay as they were
+    with pytest.raises(OptionError, match="it is not a file"):
+        Keyring(path)
+
+
+def test_a_change_is_seen_after_a_second_whatever_the_file_says_of_itself(path: Path, clock: Clock) -> None:
+    before, keyring = path.stat(), Keyring(path, clock)
+    path.write_text(path.read_text().replace(ANN, CARL))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    clock.now += 0.9
+    assert knows(keyring, ANN)
+    clock.now += 0.1
+    assert [knows(keyring, token) for token in (ANN, BOB, CARL)] == [False, True, True]
+    path.write_text("# nobody\n")
+    clock.now += 5
+    assert not knows(keyring, BOB)
+
+
+@pytest.mark.parametrize("text", ["ann short\n", "\0", None])
+def test_a_file_that_breaks_later_changes_nothing_is_logged_once_and_may_be_mended(
+    path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, text: str | None
+) -> None:
+    keyring = Keyring(path, clock)
+    path.unlink() if text is None else path.write_text(text)
+    with caplog.at_level(logging.INFO, "skydraft.access"):
+        for _ in range(3):
+            clock.now += 5
+            assert knows(keyring, ANN)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert ANN not in caplog.text and BOB not in caplog.text
+    path.write_text(f"bob {BOB}\n")
+    clock.now += 1
+    assert knows(keyring, BOB) and not knows(keyring, ANN)

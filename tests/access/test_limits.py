@@ -1,0 +1,82 @@
+"""What each token may use up, and limits that nobody could keep."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.access.limits import Limits, RowBudget
+from skydraft.errors import OptionError, RateLimited
+from tests.toys import law
+
+from .test_keys import Clock
+
+
+def refused_for(budget: RowBudget, label: str, num_rows: int) -> float:
+    """Spend; returns how long to wait if refused, 0 if not."""
+    try:
+        budget.spend(label, num_rows)
+    except RateLimited as error:
+        assert error.retry_after_s > 0 and "\n" not in str(error)
+        return error.retry_after_s
+    return 0.0
+
+
+# Each step: seconds that pass, whose rows, how many, and for how long they are refused.
+SPENT = {
+    "rate 0 is no limit": (0, [(0, "ann", 10**6, 0.0)] * 9),
+    "two seconds, and below zero once": (
+        100,
+        [(0, "ann", 199, 0), (0, "ann", 51, 0), (0, "ann", 1, 0.51), (0.49, "ann", 1, 0.02), (0.02, "ann", 1, 0)],
+    ),
+    "a whole block": (2, [(0, "ann", 33, 0), (0, "ann", 30, 0), (0, "ann", 1, 0), (0, "ann", 1, 0.5)]),
+    "a bucket each, which never overflows": (
+        100,
+        [(0, "ann", 500, 0), (0, "ann", 1, 3.01), (0, "bob", 200, 0), (3600, "ann", 200, 0), (0, "ann", 1, 0.01)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("rate", "steps"), SPENT.values(), ids=SPENT)
+def test_rows_are_spent(rate: float, steps: list[tuple[float, str, int, float]]) -> None:
+    budget = RowBudget(rate, clock := Clock())
+    for pause_s, label, num_rows, refused_s in steps:
+        clock.now += pause_s
+        assert refused_for(budget, label, num_rows) == pytest.approx(refused_s)
+
+
+def test_what_is_charged_is_taken_whatever_is_there_and_says_how_long_to_wait() -> None:
+    budget = RowBudget(100, Clock())
+    assert [budget.charge("ann", num) for num in (199, 51, 50)] == pytest.approx([0, 0.51, 1.01])  # and remembered
+    assert refused_for(budget, "ann", 1) == pytest.approx(1.01)
+
+
+@law(50)
+@given(
+    st.sampled_from([1.0, 30.0, 500.0]),
+    st.lists(st.tuples(st.floats(0, 3), st.integers(1, 300)), min_size=1, max_size=40),
+)
+def test_what_gets_through_is_the_rate_and_a_burst_and_who_waits_as_told_gets_through(
+    rate: float, requests: list[tuple[float, int]]
+) -> None:
+    clock = Clock()
+    budget, began, spent = RowBudget(rate, clock), clock.now, 0
+    for pause, num_rows in requests:
+        clock.now += pause
+        allowed = max(2 * rate, 64) + rate * (clock.now - began)
+        if wait := refused_for(budget, "ann", num_rows):
+            assert wait <= 301 / rate  # one request below zero at most
+            clock.now += wait
+            assert not refused_for(budget, "ann", num_rows)
+        else:
+            assert spent < allowed + 1e-6  # before this one something was left
+        spent += num_rows
+
+
+@pytest.mark.parametrize("name", ["max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_limits_that_nobody_could_keep_are_refused_by_the_name_of_their_option(name: str, value: float) -> None:
+    with pytest.raises(OptionError, match=name) as raised:
+        Limits(**{name: value})  # type: ignore[arg-type]
+    assert "--" + name.removesuffix("_s").replace("_", "-") in raised.value.line
