@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import closing
 
 from rich.console import Console
 
+from skydraft import api
 from skydraft.characters import one_line
 from skydraft.cli.pair_options import CloudChoice, ModelChoice
 from skydraft.cli.terminal import TERMINAL, counted
+from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import CostModel
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import Prices
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.stock.chat import TextDialect
-from skydraft.edge.stock.load import Examined, Steps
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, CloudLost, OptionError, RecordsError, SkydraftError
 from skydraft.evaluation import policies, replay
@@ -23,9 +26,10 @@ from skydraft.gating.calibration import find_calibration
 from skydraft.models import cache_dir
 from skydraft.protocol.address import is_url
 from skydraft.protocol.values import ServerInfo
-from skydraft.types import named_weights
+from skydraft.types import StepRecord
 
 _LOOK_S = 3.0  # for the first sign of life
+_NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what it can
 
 
 def examine_cloud(
@@ -41,7 +45,9 @@ def examine_cloud(
     if is_url(choice.address or ""):
         if not measures:
             raise OptionError("--no-measure does not apply to a server without skydraft.", hint="Leave it out.")
-        yield from _examine_stock(console, choice, models, num_devices, forward_ms)
+        if num_devices:
+            raise OptionError("--devices does not apply to a server without skydraft.", hint="Leave it out.")
+        yield from _examine_stock(console, choice, models)
         return
     for one in choice.each():
         with closing(one.connect()) as cloud:
@@ -188,68 +194,42 @@ def show_policies(
         console.print(line)
 
 
-def _examine_stock(
-    console: Console, choice: CloudChoice, models: ModelChoice, num_devices: int, forward_ms: tuple[float, ...]
-) -> Iterator[str]:
+def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -> Iterator[str]:
     """Print findings about a server without skydraft; yields steps for the user."""
     edge = models.load_edge()
     with closing(choice.connect(models.cloud_model)) as cloud:
         try:
             with TERMINAL.state(f"Asking {cloud.name}…"):
-                found = cloud.examine(edge.vocab)
+                facts = cloud.facts(None)
+                assert facts is not None
+                _, again = _written(edge, cloud), _written(edge, cloud)
         except SkydraftError as error:
             yield f"{cloud.name} cannot be used: {error.line}"
             return
-        _show_stock(console, found, edge, cloud)
-        if num_devices:
-            yield from _simulate_stock(console, cloud, edge, found.rtt_ms, num_devices, forward_ms)
-    if not found.num_cached:
+        num_cached, gap_ms = again.stats.cached_tokens.cloud, _gap_ms(again.records)
+        encryption = "encrypted" if cloud.uses_tls else "plaintext"
+        same = "the same as the draft model's"
+        if cloud.kind in ("completions", "chat"):
+            same = "compared as text: the server gives no ids"
+        console.print(f"cloud        {cloud.name}, {cloud.kind}, {encryption}, key accepted or not needed")
+        console.print(f"             {one_line(facts.name)}, not exact: its tokens may depend on other requests")
+        console.print(f"tokens       {same}")
+        console.print(f"cache        {num_cached} of {again.num_prompt_tokens} tokens of a prompt, the second time")
+        console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
+        costs = CostModel(edge.profile.forward_ms[0], (gap_ms,), 1, wire_ms=facts.wire_ms, streams=True)
+        show_policies(console, (edge.fingerprint, facts.weights), f"{edge.name} and {facts.name}", costs, cloud.prices)
+    if not num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
 
 
-def _simulate_stock(
-    console: Console, cloud: Cloud, edge: Engine, rtt_ms: float, num_devices: int, forward_ms: tuple[float, ...]
-) -> Iterator[str]:
-    """Print what each of several devices gets at a server without skydraft."""
-    try:
-        steps = Steps(tuple(enumerate(forward_ms, 1)), (), num_devices)  # given, so that nothing is measured
-        if not forward_ms:
-            with TERMINAL.state(f"Writing up to {num_devices} texts at once…"):
-                steps = cloud.steps(num_devices)
-        with TERMINAL.state(f"Answering {len(PROMPTS)} prompts in each mode…"):
-            recorded = replay.record_stock(edge, cloud, replay.stock_costs(steps, rtt_ms), replay.new_prompts())
-    except SkydraftError as error:
-        yield f"devices on {cloud.name} cannot be simulated: {error.line}"
-        return
-    most = min(num_devices, steps.num_texts)
-    _show_devices(console, recorded, most, forward_ms)
-    if most < num_devices:
-        console.print(f"             It writes at most {most} of {num_devices} texts at once; the others would wait.")
+def _written(edge: Engine, cloud: Cloud) -> Generation:
+    """A few tokens that the server writes after a prompt of some hundred tokens."""
+    prompt, params = "".join(PROMPTS) * 4, DecodingParams(max_new_tokens=_NUM_WRITTEN)
+    return api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params).run()
 
 
-def _show_stock(console: Console, found: Examined, edge: Engine, cloud: Cloud) -> None:
-    """Print what a server without skydraft is and costs."""
-    met = found.met
-    encryption = "encrypted" if cloud.uses_tls else "plaintext"
-    context = f", context {met.context_len}" if met.context_len else ""
-    console.print(f"cloud        {cloud.name}, {met.dialect.name}, {encryption}, key accepted or not needed")
-    console.print(f"             {one_line(met.model)}{context}, not exact: its tokens may depend on other requests")
-    same = (
-        "compared as text: the server gives no ids"
-        if isinstance(met.dialect, TextDialect)
-        else "the same as the draft model's"
-    )
-    console.print(f"tokens       {same}")
-    console.print(f"cache        {found.num_cached} of {found.num_sent} tokens of a prompt, the second time")
-    console.print(f"round trip   {found.rtt_ms:.1f} ms; a written token {found.costs.write_ms:.1f} ms")
-    if found.costs.check_ms:
-        does = "in one request" if met.checks(6) else "by writing, which takes less here"
-        console.print(
-            f"             a draft of 6 tokens checked in one request {found.costs.check_ms[-1]:.1f} ms: done {does}"
-        )
-    costs = CostModel(
-        edge.profile.forward_ms[0], met.forward_ms, len(met.forward_ms), wire_ms=found.rtt_ms, streams=True
-    )  # fmt: skip
-    show_policies(
-        console, (edge.fingerprint, named_weights(met.model)), f"{edge.name} and {met.model}", costs, cloud.prices
-    )
+def _gap_ms(records: Seq[StepRecord]) -> float:
+    """Milliseconds from one token of a stream to the next; of a text of one token, all that it took."""
+    if len(records) < 2:
+        return records[0].ended_ms
+    return (records[-1].ended_ms - records[0].ended_ms) / (len(records) - 1)

@@ -73,15 +73,15 @@ class Budget:
     """
 
     def __init__(
-        self, prices: Prices | None = None, max_cost: float | None = None, max_calls: int | None = None
-    ) -> None:
+        self, prices: Prices | None = None, max_cost: float | None = None, max_calls: int | None = None,
+        day_sum: DaySum | None = None,
+    ) -> None:  # fmt: skip
         if max_cost is not None and (prices is None or not max_cost > 0):
             raise OptionError("--max-cost must be above 0, and needs --price HIT,MISS,OUT.")
         if max_calls is not None and not max_calls >= 1:  # NaN is no number of calls
             raise OptionError(f"--max-calls must be 1 or more, not {max_calls}.")
-        self.prices = prices
+        self.prices, self.day_sum = prices, day_sum
         self._max_cost, self._max_calls = max_cost, max_calls
-        self.day_sum: DaySum | None = None
         self._settling = asyncio.Lock()
         self._day, self._num_calls = 0, 0
         self._settled, self._unsettled = 0.0, 0.0  # cost that is in the sum of the day, and that is not yet

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import secrets
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -22,7 +21,6 @@ from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.turns import run_of
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.stock.load import Steps
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudLost, OptionError
 from skydraft.evaluation.devices import Load, Simulation, Text, Turn, most_devices
@@ -126,13 +124,6 @@ def measured_costs(streams: Iterable[Generation], drafted: Iterable[Generation],
     return replace(costs, wire_ms=max(statistics.median(beside), 0.0) if beside else 0.0)
 
 
-def stock_costs(steps: Steps, rtt_ms: float) -> CostModel:
-    """The costs of a server without skydraft, whose steps take as many rows as there are."""
-    reading = _line(*zip((0, 0.0), *steps.reading, strict=True)) if steps.reading else ()
-    writing = _line(*zip(*steps.writing, strict=True))
-    return CostModel(0.0, writing, _MOST_ROWS, rtt_ms, streams=True, reading_ms=reading)
-
-
 def _line(rows: Seq[int], times: Seq[float]) -> tuple[float, ...]:
     """Milliseconds of 1, 2, … rows: a line between those that are known."""
     return tuple(np.interp(range(1, rows[-1] + 1), rows, times).tolist())
@@ -181,28 +172,6 @@ def record(
     found, refused = _written(edge, cloud, MODES, prompts, num_tokens)
     costs = measured_costs(found[STREAM], found[DRAFTED], info)
     return Recorded({mode: [text_of(done) for done in each] for mode, each in found.items()}, costs, refused)
-
-
-def new_prompts(prompts: Seq[str] = PROMPTS) -> list[str]:
-    """Each begins with a number of its own, so that no server has read it before."""
-    return [f"{secrets.token_hex(3)} {each}" for each in prompts]
-
-
-def record_stock(
-    edge: Engine, cloud: Cloud, costs: CostModel, prompts: Seq[str], num_tokens: int = _NUM_TOKENS
-) -> Recorded:
-    """The same at a server without skydraft, which does not draft losslessly. Raises SkydraftError.
-
-    The prompts are new to the server.
-    """
-    modes = {mode: plan for mode, plan in MODES.items() if mode != DRAFTED}
-    found, refused = _written(edge, cloud, modes, prompts, num_tokens)
-    unread = [_num_unread(done) for done in found[STREAM]]  # the first ones that were asked
-    texts = {
-        mode: [text_of(done, num_unread=num) for done, num in zip(each, unread, strict=True)]
-        for mode, each in found.items()
-    }
-    return Recorded(texts, costs, refused, is_stock=True)
 
 
 def _written(

@@ -21,7 +21,8 @@ from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.block_length import AutoK
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.channel import Channel, SessionStream, Waiting
+from skydraft.edge.channel import Channel, SessionStream
+from skydraft.edge.event_loop import Waiting
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudLost, CloudTimeout, SkydraftError

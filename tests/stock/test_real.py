@@ -17,7 +17,7 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Waiting
+from skydraft.edge.event_loop import Waiting
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.wire import Events, Wire

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.edge.channel import Waiting
+from skydraft.edge.event_loop import Waiting
 from skydraft.edge.stock.chat import Chat, Told
 from skydraft.edge.stock.llama_server import LlamaServer
 from skydraft.edge.stock.sglang import Sglang

@@ -18,7 +18,6 @@ from skydraft.errors import CloudFailure
 from skydraft.types import FinishReason, Verdict
 
 T = TypeVar("T")
-MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
 Body: TypeAlias = Mapping[str, Any]
 TokenTuple: TypeAlias = tuple[int, ...]
 
@@ -65,7 +64,6 @@ class Dialect(Protocol):
 
     name: str
     life: str
-    checks: bool  # whether one request gives the choices along a whole draft
     salt: str  # the field of a request that keeps its cache apart from that of other values; "": there is none
     separates: bool  # whether all versions do what `salt` asks for
 
@@ -83,26 +81,16 @@ class Dialect(Protocol):
     def written(self, event: Any) -> Read:
         """What one event of that stream says."""
 
-    def checking(
-        self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
-    ) -> tuple[str, Body]:
-        """Path and body of a request for the choices after `token_ids` and each token of `draft`, if there are any."""
-
-    def checked(self, answer: Any, num_rows: int) -> Read:
-        """The rows of that answer."""
-
 
 class ListsModels:
     """What vLLM and SGLang share: the list of models, and the tokens of a text."""
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        """The models that the server has, or `model` alone if it was named."""
         listed = items(field(await wire.get("/v1/models", timeout_s), "data"))
         known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
         return [each for each in known if model in (None, each.model)]
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
-        """The ids of a text, special tokens in it included."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
 

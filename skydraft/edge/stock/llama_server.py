@@ -26,7 +26,7 @@ from skydraft.errors import CloudFailure
 
 
 class LlamaServer:
-    """Writes at /completion. It checks by writing: a list of prompts would take a slot for each.
+    """Writes at /completion.
 
     A stream tells a token whose text ends within a character only when the character is whole, and then the last token
     alone. So the tokens before it are asked for one by one, not as a stream.
@@ -34,7 +34,6 @@ class LlamaServer:
 
     name = "llama-server"
     life = "/health"
-    checks = False
     salt, separates = "", False
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
@@ -70,19 +69,19 @@ class LlamaServer:
             return Read((), usage, name(event.get("model")), usage.num_written)
         return Read(_rows(event), num_written=count(event, "tokens_predicted"))
 
-    def checking(
-        self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
+    def one(
+        self, model: str, token_ids: Seq[int], num_best: int, drawn: DecodingParams | None = None
     ) -> tuple[str, Body]:
-        if draft:
-            raise NotImplementedError
+        """Path and body of a request for the next token alone, not as a stream."""
         path, body = self.writing(model, token_ids, 1, num_best, drawn)
         fields = ["tokens", "completion_probabilities", "model", "timings"]
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 
-    def checked(self, answer: Any, num_rows: int) -> Read:
+    def one_written(self, answer: Any) -> Read:
+        """What its answer says."""
         rows = _rows(sound(answer))
-        if len(rows) != num_rows:
-            raise CloudFailure(f"The server wrote {len(rows)} tokens in place of {num_rows}.")
+        if len(rows) != 1:
+            raise CloudFailure(f"The server wrote {len(rows)} tokens in place of one.")
         return Read(rows, _usage(answer), name(answer.get("model")))
 
 

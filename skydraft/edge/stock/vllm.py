@@ -26,42 +26,26 @@ _ID = "token_id:"
 
 
 class Vllm(ListsModels):
-    """Writes and checks at /v1/completions: a list of prompts, each a draft's token longer, is answered in one step."""
+    """Writes at /v1/completions."""
 
     name = "vllm"
     life = "/health"
-    checks = True
     salt, separates = "cache_salt", True
 
     def writing(
         self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
     ) -> tuple[str, Body]:
-        body = _body(model, list(token_ids), num_tokens, num_best) | sampling(drawn)
-        return "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
+        body: dict[str, Any] = {
+            "model": model, "prompt": list(token_ids), "max_tokens": num_tokens, **sampling(drawn),
+            "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True},
+            "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
+        }  # fmt: skip
+        body |= {"logprobs": num_best, "return_tokens_as_token_ids": True} if num_best else {}
+        return "/v1/completions", body
 
     def written(self, event: Any) -> Read:
         rows = tuple(row for choice in choices(event) for row in _rows(choice))
         return Read(rows, openai_usage(event), name(event.get("model")))
-
-    def checking(
-        self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
-    ) -> tuple[str, Body]:
-        prompts = [[*token_ids, *draft[:length]] for length in range(len(draft) + 1)]
-        return "/v1/completions", _body(model, prompts, 1, num_best) | sampling(drawn)
-
-    def checked(self, answer: Any, num_rows: int) -> Read:
-        by_index = {number(field(choice, "index")): _rows(choice) for choice in choices(answer)}
-        if sorted(by_index) != list(range(num_rows)) or not all(len(rows) == 1 for rows in by_index.values()):
-            raise CloudFailure(f"The server did not answer {num_rows} prompts with a token each.")
-        return Read(tuple(by_index[at][0] for at in range(num_rows)), openai_usage(answer), name(answer.get("model")))
-
-
-def _body(model: str, prompt: list[Any], num_tokens: int, num_best: int) -> dict[str, Any]:
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": num_tokens, **sampling(None), "return_token_ids": True,
-        "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
-    }  # fmt: skip
-    return body | ({"logprobs": num_best, "return_tokens_as_token_ids": True} if num_best else {})
 
 
 def _rows(choice: Any) -> list[Row]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
-from skydraft.edge.channel import Waiting, shared_loop
+from skydraft.edge.event_loop import Waiting, seen, shared_loop, sign_of_life
 from skydraft.edge.stock.ledger import Carried, Ledger, Request
 from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.refusals import no_connection, refusal
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
-_NOTHING = Carried()
+_EMPTY = Carried()
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
@@ -49,7 +48,7 @@ class Wire:
         """The address of a path."""
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self._root + path
 
-    def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _NOTHING) -> Request:
+    def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _EMPTY) -> Request:
         """A request that is not sent yet; without a body it is a GET."""
         return Request(self.ledger, path, None if body is None else as_json(body), carried)
 
@@ -85,19 +84,17 @@ class Wire:
         return parsed(bytes(data))
 
     async def look(self, path: str, timeout_s: float) -> float:
-        """Milliseconds until any answer at a path. Raises CloudLost."""
-        began, seen = time.perf_counter(), shared_loop().now()
-        try:
-            await self.get(path, timeout_s)
-        except CloudTimeout as error:
-            if shared_loop().now() - seen < timeout_s / 2:  # this process was stopped meanwhile
-                return await self.look(path, timeout_s)
-            raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
-        except (CloudLost, TlsFailure):
-            raise
-        except SkydraftError:  # it answers, if only with an error
-            pass
-        return (time.perf_counter() - began) * 1e3
+        """Milliseconds until any answer at a path. Raises CloudLost or TlsFailure."""
+
+        async def ask(timeout_s: float) -> None:
+            try:
+                await self.get(path, timeout_s)
+            except (CloudLost, TlsFailure):
+                raise
+            except SkydraftError:  # it answers, if only with an error
+                pass
+
+        return await sign_of_life(ask, timeout_s)
 
     async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting) -> T:
         """The result of `work` within the times of `waiting`. Raises CloudTimeout, or CloudLost for a dead server."""
@@ -119,7 +116,7 @@ class Wire:
             for each in (task, looking):
                 if each is not None:
                     each.cancel()
-                    each.add_done_callback(_seen)
+                    each.add_done_callback(seen)
 
     @asynccontextmanager
     async def answering(self, request: Request) -> AsyncIterator[httpx2.Response]:
@@ -260,7 +257,7 @@ class Events:
         """Break the answer off, unless it is whole: the server stops writing."""
         if not self._has_ended:
             self._task.cancel()
-        self._task.add_done_callback(_seen)
+        self._task.add_done_callback(seen)
 
 
 def _data(line: bytes) -> bytes:
@@ -307,7 +304,3 @@ async def _start(response: httpx2.Response) -> bytes:
         if len(data) >= _MAX_REFUSAL:
             break
     return bytes(data[:_MAX_REFUSAL])
-
-
-def _seen(task: asyncio.Future[Any]) -> None:
-    _ = task.cancelled() or task.exception()

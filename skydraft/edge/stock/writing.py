@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.edge.channel import Waiting
+from skydraft.edge.event_loop import Waiting
 from skydraft.edge.stock.dialect import Row, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
@@ -198,7 +198,7 @@ class TextWriting(Writing):
         if event is None:
             self._is_over = True
             return
-        said = self._dialect.told(event)
+        said = self._dialect.written(event)
         self.model = said.model or self.model
         # A server sends an event for each token, or for a few; at the end it may count them itself.
         text = self._joined(said.text)
