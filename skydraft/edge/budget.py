@@ -88,12 +88,16 @@ class Budget:
         self._soon: asyncio.Task[None] | None = None
         self._error: OSError | None = None  # why the sum could not be kept, the last time
 
+    @property
+    def cost(self) -> float:
+        """What all requests of the day have cost, as far as it is known here."""
+        return self._settled + self._unsettled
+
     def check(self) -> None:
         """Raise BudgetSpent if nothing more may be asked today."""
         self._begin_day()
-        cost = self._settled + self._unsettled
-        if self._max_cost is not None and cost >= self._max_cost:
-            raise BudgetSpent(f"Today's requests have cost {cost:.4g}, and --max-cost is {self._max_cost:g}.")
+        if self._max_cost is not None and self.cost >= self._max_cost:
+            raise BudgetSpent(f"Today's requests have cost {self.cost:.4g}, and --max-cost is {self._max_cost:g}.")
         if self._max_calls is not None and self._num_calls >= self._max_calls:
             raise BudgetSpent(f"Today's {self._max_calls} calls are used up.")
 
@@ -104,7 +108,6 @@ class Budget:
         return self._day
 
     def give_back(self, day: int) -> None:
-        """Take back a call of a day that could not be sent."""
         self._num_calls -= day == self._day and self._num_calls > 0
 
     def pay(self, link: LinkCost) -> None:

@@ -37,7 +37,6 @@ class Channel:
 
     @property
     def wire(self) -> grpc.aio.Channel:
-        """gRPC's channel, made at the first use."""
         self._wire = self._wire or self._connect()
         return self._wire
 
@@ -63,7 +62,6 @@ class Channel:
             await dead.close()
 
     async def call(self, path: str, timeout_s: float) -> bytes:
-        """A unary call without arguments."""
         try:
             method: Any = self.wire.unary_unary(path)
             reply: bytes = await method(b"", timeout=timeout_s, metadata=self._authorization)
@@ -75,7 +73,6 @@ class Channel:
         return reply
 
     async def reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
-        """The error of a failed call."""
         meant = from_rpc(error)
         return meant if self.heard_at else await first_error(meant, self.options)
 
@@ -117,7 +114,6 @@ class SessionStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether the stream has ended."""
         return bool(self._call.done())
 
     @property
@@ -126,7 +122,6 @@ class SessionStream:
         return self._has_written or self._wire.get_state() is grpc.ChannelConnectivity.READY
 
     async def ended_by(self) -> SkydraftError:
-        """The error that ended a stream that is over."""
         try:
             await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -198,11 +193,9 @@ class SessionStream:
         self.cancel()
 
     async def renew(self) -> None:
-        """Drop the connection of this stream."""
         await self._channel.renew(self._wire)
 
     def cancel(self) -> None:
-        """Break the stream off; the session stays."""
         self._call.cancel()
         if self._sending is not None:
             self._sending.cancel()
@@ -218,7 +211,6 @@ class SessionStream:
 
 
 def _closed(error: BaseException) -> CloudLost:
-    """The error for a cancelled call; if the task itself was cancelled, it raises CancelledError."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         raise error

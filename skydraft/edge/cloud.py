@@ -63,19 +63,16 @@ class Cloud:
         self._is_cancelled = False
 
     def telling(self, notify: Notify) -> Cloud:
-        """The same cloud with another `notify`."""
         return Cloud(
             self.servers, timeout_s=self._timeout_s, require=self._require, open_ahead=self._open_ahead, notify=notify
         )
 
     @property
     def name(self) -> str:
-        """HOST:PORT of each server, with commas."""
         return self.servers.name
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the connections are encrypted."""
         return all(server.uses_tls for server in self.servers.all)
 
     @property
@@ -85,17 +82,15 @@ class Cloud:
 
     @property
     def kind(self) -> str:
-        """What runs there: "skydraft", or the program or interface of a server without it, "auto" before it is known."""
+        """What runs there: "skydraft", another program or interface, or "auto" before that is known."""
         return self.servers.all[0].kind
 
     @property
     def is_stock(self) -> bool:
-        """Whether it is a server without skydraft."""
         return self.kind != OURS
 
     @property
     def prices(self) -> Prices | None:
-        """What its tokens cost, if they are sold."""
         return self.servers.all[0].prices
 
     def info(self) -> ServerInfo:
@@ -111,7 +106,6 @@ class Cloud:
         return self._run(self._patiently(ask))
 
     def ping(self, timeout_s: float) -> float:
-        """The round trip to a server, in milliseconds. Raises CloudLost."""
         return self._run(self.servers.ask(self._key, lambda server: server.ping(timeout_s)))
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
@@ -170,7 +164,6 @@ class Cloud:
     def verifier(
         self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> RemoteVerifier:
-        """The verifier of one generation."""
         plan = request.plan
         patience = Patience(self._timeout_s, self.falls_back(plan), self.servers.has_others)
         verifier = RemoteVerifier(self.servers, context, prompt, vocab, request, patience, self._notices)
@@ -181,6 +174,5 @@ class Cloud:
         return verifier
 
     def close(self) -> None:
-        """Close the connections."""
         with suppress(OptionError):  # in a forked process they are the parent's
             shared_loop().begin(self.servers.close()).result()

@@ -66,7 +66,6 @@ class Awaited(Generic[T]):
             self._loop.call_soon_threadsafe(lambda: self.task.cancel())
 
     def wait(self, timeout_s: float) -> None:
-        """Return when the work is done, or the time is over."""
         if self._done.acquire(timeout=timeout_s):
             self._done.release()
 
@@ -91,11 +90,9 @@ class WatchedTime:
         self._seen, self._last = 0.0, clock()
 
     def now(self) -> float:
-        """Seconds during which it ticked."""
         return self._seen + min(self._clock() - self._last, _UNSEEN_S)
 
     def tick(self) -> None:
-        """Go on for a moment."""
         self._seen, self._last = self.now(), self._clock()
 
 

@@ -40,8 +40,7 @@ class Server(Protocol):
     @property
     def prices(self) -> Prices | None: ...
 
-    async def ping(self, timeout_s: float) -> float:
-        """The round trip in milliseconds. Raises CloudLost."""
+    async def ping(self, timeout_s: float) -> float: ...
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         """Its model and its costs."""
@@ -49,8 +48,7 @@ class Server(Protocol):
     async def renew(self) -> None:
         """Make a new connection for what is asked next: the current one may be dead."""
 
-    async def close(self) -> None:
-        """Close the connections."""
+    async def close(self) -> None: ...
 
     def begin(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> Text:
         """A text here. Raises OptionError for what the server cannot follow."""
@@ -80,14 +78,12 @@ class Text(Protocol):
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
         """The verdict on a block after the committed tokens and `catch_up`; with `write`, the target writes on."""
 
-    async def next_written(self, waiting: Waiting) -> Written:
-        """The next tokens that the target wrote."""
+    async def next_written(self, waiting: Waiting) -> Written: ...
 
     def stop(self) -> None:
         """Stop the target's writing; what it wrote until then is still read."""
 
-    def break_off(self) -> None:
-        """Drop what is under way."""
+    def break_off(self) -> None: ...
 
     def reopen(self, server: Any = None, *, renumber: bool = False) -> None:
         """Make the next call begin anew, perhaps at another server of this kind, or under another number."""
@@ -95,5 +91,4 @@ class Text(Protocol):
     async def renew(self) -> None:
         """Drop the connection, which may be dead."""
 
-    async def close(self) -> None:
-        """End the text."""
+    async def close(self) -> None: ...

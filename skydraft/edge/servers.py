@@ -34,7 +34,6 @@ class Servers:
 
     @property
     def is_reached(self) -> bool:
-        """Whether one of them has ever answered."""
         return any(server.heard_at for server in self.all)
 
     def in_order(self, key: float) -> list[Server]:
@@ -98,7 +97,6 @@ class Servers:
         return facts
 
     async def renew(self) -> None:
-        """Drop all connections, which may be dead."""
         for server in self.all:
             await server.renew()
 

@@ -83,13 +83,11 @@ class Session:
             self._stream = None
 
     async def renew(self) -> None:
-        """Drop the used connection, which may be dead; a newer connection stays."""
         self.break_off()
         if self._last is not None:
             await self._last.renew()
 
     def open(self, waiting: Waiting) -> Coroutine[Any, Any, None]:
-        """Open the session at the server, which puts the prompt into the target's cache."""
         return self._open(codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now())), waiting)
 
     async def _open(self, message: bytes, waiting: Waiting) -> None:
@@ -141,7 +139,6 @@ class Session:
             self._stream.send(message)
 
     async def close(self) -> None:
-        """End the session at the server, if a message gets through."""
         stream, was_sent, is_named = self._stream, self._was_sent, self._is_named
         self._stream, self._writing, self._is_open = None, None, False
         if stream is not None and not stream.is_over:
@@ -150,7 +147,6 @@ class Session:
             await self._channel.stream(self._traceparent).finish(codec.encode_close(self.number))
 
     def _opening_now(self) -> Opening:
-        """The opening to send now, with all tokens that the target has seen."""
         self.spent += LinkCost(shared_bytes=codec.media_bytes(self._opening))
         seen = self._context.generated[: self._context.num_seen]
         return replace(self._opening, committed_ids=tuple(seen.tolist()))
@@ -171,7 +167,6 @@ class Session:
         self, stream: SessionStream, message: bytes, waiting: Waiting, opening: Opening | None,
         call: VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
-        """Send a message and wait for its reply; the stream is dropped if that fails."""
         day = self._budget.take() if self._budget is not None and call is not None else None
         self._count(len(message), 0)
         self._is_named = self._was_sent = True
@@ -204,7 +199,6 @@ class Session:
         self.spent += LinkCost(bytes_up=up, bytes_down=down)
 
     def _note_opened(self, reply: bytes) -> None:
-        """Note that the server has the session, and its target, so that no other target continues the text."""
         if self.target is None:
             self.target = self._read(codec.decode_target, reply)
         self._is_open = True
@@ -244,5 +238,4 @@ class Session:
 
 
 def new_number() -> int:
-    """A random number for a session, unlikely to be used twice."""
     return random.SystemRandom().randint(1, MAX_SESSION)

@@ -42,8 +42,7 @@ _LAST_WAIT_S = 0.3  # at the end of a text, for a server that was not needed
 _QUIET_S = 30.0  # of a server that comes and goes, one outage in so many seconds is told
 
 
-def silent(line: str) -> None:
-    """Ignore the line."""
+def silent(line: str) -> None: ...
 
 
 class Notices:
@@ -160,7 +159,6 @@ class RemoteVerifier:
         return replace(self._taken - before, rtt_ms=rtt_ms)
 
     def open_ahead(self) -> None:
-        """Open the session now, so that the prompt is in the target's cache at the first verification."""
         self._is_used = True
         self._ahead = self._loop.begin(self._text.open(self._waiting))
 
@@ -187,7 +185,6 @@ class RemoteVerifier:
                 return
 
     def cancel(self) -> None:
-        """End the current wait with CloudLost. Any thread may call this."""
         self._is_cancelled = True
         if (pending := self._pending) is not None:
             pending.cancel()
@@ -208,7 +205,6 @@ class RemoteVerifier:
         await self._text.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Block until work on the loop is done. Raises CloudLost if it was cancelled."""
         began, self._is_used = time.perf_counter(), True
         self._pending = pending = self._loop.begin(work)
         if self._is_cancelled:
@@ -346,7 +342,6 @@ class RemoteVerifier:
         return DraftBlock(block.base, block.token_ids[: self._max_block]) if is_long else block
 
     async def _read_written(self) -> bool:
-        """Read the next written tokens, each as a verdict of its own; returns whether there were any."""
         written = await self._text.next_written(self._waiting)
         last = len(written.token_ids) - 1
         for index, token_id in enumerate(written.token_ids):

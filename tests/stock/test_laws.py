@@ -64,11 +64,7 @@ def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any, **more: Any
 @law(100)
 @given(st.sampled_from(DIALECTS), st.sampled_from(toys.DRAFTERS), sampled, plans)
 def test_a_stock_server_is_local(
-    clouds: dict[str, tuple[Fake, Any]],
-    dialect: str,
-    drafter: tuple[float, int],
-    params: DecodingParams,
-    plan: Any,
+    clouds: dict[str, tuple[Fake, Any]], dialect: str, drafter: tuple[float, int], params: DecodingParams, plan: Any
 ) -> None:
     edge = toys.toy(SEED, drafter[0], sign=drafter[1])
     far = decode(plan, params, edge, clouds[dialect][1])

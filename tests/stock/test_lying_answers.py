@@ -15,9 +15,8 @@ import pytest
 
 import skydraft
 from skydraft.edge.event_loop import Waiting
-from skydraft.edge.stock.chat import Told
+from skydraft.edge.stock.chat import ReadText
 from skydraft.edge.stock.dialect import count, name
-from skydraft.edge.stock.server import StockServer
 from skydraft.edge.stock.wire import parsed
 from skydraft.edge.stock.writing import TextWriting
 from skydraft.errors import CloudFailure, OptionError
@@ -71,7 +70,7 @@ def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
         return {}
 
     vocab: Any = SimpleNamespace(encode=encode, pieces=TARGET.vocab.pieces, end_ids=TARGET.vocab.end_ids)
-    dialect = SimpleNamespace(echoes=False, told=lambda event: Told("语速" * 100_000))
+    dialect = SimpleNamespace(echoes=False, written=lambda event: ReadText("语速" * 100_000))
     request = SimpleNamespace(says=lambda usage: None)
     events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
     writing = TextWriting(events, dialect, np.array([1], np.int32), vocab, text="", pending=b"", end_id=0)
@@ -117,7 +116,7 @@ def test_a_proxy_that_cannot_be_used_is_one_clear_line(monkeypatch: pytest.Monke
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
     with pytest.raises(OptionError) as failed:
-        _ = StockServer("https://192.0.2.1/v1").wire.pool.client
+        skydraft.connect("https://192.0.2.1/v1").facts(None)
     assert_one_clear_line(failed.value)
 
 

@@ -13,7 +13,7 @@ import pytest
 import skydraft
 from skydraft import api
 from skydraft.edge.stock.dialect import Described
-from skydraft.edge.stock.llama_server import LlamaServer
+from skydraft.edge.stock.ids import LlamaServer
 from skydraft.errors import OptionError
 from skydraft.gating.calibration import Calibration
 from skydraft.learning.calibrating import write_calibration

@@ -64,21 +64,17 @@ class TextDialect:
         """None: its tokens need not be ours."""
 
     def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
-        """Path and body of a request for a stream of more text."""
         raise NotImplementedError
 
     def written(self, event: Any) -> ReadText:
-        """What one event of that stream says."""
         raise NotImplementedError
 
 
 def _choice(event: Any) -> Any:
-    """The only choice of an event; empty in one that counts tokens."""
     return next(iter(choices(event)), {})
 
 
 def _read(event: Any, choice: Any, text: Any) -> ReadText:
-    """What an event with this choice says, whose text this is."""
     if isinstance(text, list):  # in parts, as messages may be
         text = "".join(part["text"] for part in text)
     if text is not None and not isinstance(text, str):

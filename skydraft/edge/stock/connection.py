@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import SplitResult, urlsplit
 
 from skydraft.characters import one_line
 from skydraft.edge.budget import Budget
 from skydraft.edge.event_loop import Waiting
-from skydraft.edge.stock.address import APIS, StockOptions
 from skydraft.edge.stock.chat import Chat, Completions, TextDialect
 from skydraft.edge.stock.dialect import Described, Dialect, name
+from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.ledger import Ledger
-from skydraft.edge.stock.llama_server import LlamaServer
-from skydraft.edge.stock.pool import Pool
-from skydraft.edge.stock.sglang import Sglang
-from skydraft.edge.stock.vllm import Vllm
-from skydraft.edge.stock.wire import Wire
+from skydraft.edge.stock.wire import Pool, Wire
+from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, UnknownModel, VocabularyMismatch
+from skydraft.protocol.address import is_loopback, without_password
 
 # Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
 SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
@@ -27,9 +27,83 @@ _DIALECTS: dict[str, Callable[[Wire], Dialect | TextDialect]] = {
     "vllm": lambda wire: Vllm(), "sglang": lambda wire: Sglang(), "llama-server": lambda wire: LlamaServer(),
     "completions": Completions, "chat": Chat,
 }  # fmt: skip
+APIS = tuple(_DIALECTS)
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "skydraft": "completions"}
 _LIFE = "/v1/models"  # of a server that is not known yet
 _QUESTION_S = 10.0  # timeout of questions about the model
+
+
+@dataclass(frozen=True, slots=True)
+class StockOptions:
+    """Address and credentials of a server without skydraft. `api` is one of APIS, or "auto": it says so itself; `model`
+    is one of several models there."""
+
+    url: str
+    api: str = "auto"
+    model: str | None = None
+    key: str | None = None
+    tls_ca: bytes | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            _ = parts.port  # raises for one that is none
+        except ValueError as error:
+            raise self._no_address() from error
+        rest = (parts.username, parts.query, parts.fragment, "," in parts.netloc, "?" in self.url, "#" in self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or any(rest):
+            raise self._no_address()
+        if self.api not in ("auto", *APIS):
+            raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
+        if self.tls_ca and not self.uses_tls:
+            raise OptionError("--tls-ca does not apply to http://, which is not encrypted.")
+        if self.tls_ca:
+            check_certificates(self.tls_ca)
+        check_token(self.key)
+        if self.key and not (self.uses_tls or self.is_here or self.insecure):
+            raise OptionError(
+                "The key would cross the network unencrypted.", hint="Use https://, or allow that with --insecure."
+            )
+
+    @property
+    def _parts(self) -> SplitResult:
+        return urlsplit(self.url)
+
+    @property
+    def address(self) -> str:
+        return f"{self._parts.scheme}://{self.host}{self._parts.path.rstrip('/')}"
+
+    @property
+    def host(self) -> str:
+        return self._parts.netloc
+
+    @property
+    def uses_tls(self) -> bool:
+        return self._parts.scheme == "https"
+
+    @property
+    def is_here(self) -> bool:
+        return is_loopback(self._parts.hostname or "")
+
+    @property
+    def roots(self) -> tuple[str, str]:
+        """Where the server's own interface begins, and where that of OpenAI's kind does; without a slash at the end.
+
+        An address that ends in a version, such as /api/v3, is the latter as it stands, and so is any path of a server
+        of text.
+        """
+        url, path = self.address, self._parts.path.rstrip("/")
+        if re.search(r"/v\d+\w*$", path):
+            return url.rpartition("/")[0], url
+        return url, url if path and self.api in ("completions", "chat") else f"{url}/v1"
+
+    def _no_address(self) -> OptionError:
+        hint = "Write one address, for example http://HOST:PORT/v1."
+        return OptionError(
+            f"'{one_line(without_password(self.url))}' is not the address of a server.",
+            hint="Give a key with --cloud-key-file FILE, not in the address." if "@" in self.url else hint,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +115,6 @@ class StockInfo:
     context_len: int
 
     def is_same(self, other: StockInfo) -> bool:
-        """Whether a text may go on at the other one."""
         return self.model == other.model and self.dialect.name == other.dialect.name
 
 
@@ -79,11 +152,9 @@ class StockConnection:
 
     @property
     def gives_text(self) -> bool:
-        """Whether it is known to give text, not token ids."""
         return self.kind in ("completions", "chat")
 
     def forget(self) -> None:
-        """Ask again which model this is before the next request."""
         self._known = _Known()
 
     def is_named(self, model: str) -> bool:

@@ -34,7 +34,6 @@ class Row:
     finish: FinishReason | None = None
 
     def ends(self, verdict: Verdict) -> Verdict:
-        """The verdict, of which this is the last row."""
         return replace(verdict, finish=self.finish) if self.finish else verdict
 
 
@@ -78,21 +77,7 @@ class Dialect(Protocol):
     ) -> tuple[str, Body]:
         """Path and body of a request for a stream of the next tokens: the likeliest ones, or `drawn` by the server."""
 
-    def written(self, event: Any) -> Read:
-        """What one event of that stream says."""
-
-
-class ListsModels:
-    """What vLLM and SGLang share: the list of models, and the tokens of a text."""
-
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        listed = items(field(await wire.get("/v1/models", timeout_s), "data"))
-        known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
-        return [each for each in known if model in (None, each.model)]
-
-    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
+    def written(self, event: Any) -> Read: ...
 
 
 def read_safely(read: Callable[..., T], *given: Any) -> T:
@@ -128,21 +113,18 @@ def field(value: Any, *names: str | int) -> Any:
 
 
 def number(value: Any) -> int:
-    """A token id or a count. Raises CloudFailure."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
         raise CloudFailure("The server sent something else where a number was due.")
     return value
 
 
 def items(value: Any) -> list[Any]:
-    """A list. Raises CloudFailure."""
     if not isinstance(value, list):
         raise CloudFailure("The server sent something else where a list was due.")
     return value
 
 
 def numbers(value: Any) -> TokenTuple:
-    """Token ids. Raises CloudFailure."""
     return tuple(map(number, items(value)))
 
 
@@ -177,11 +159,3 @@ def openai_usage(answer: Any) -> Usage:
 def name(value: Any) -> str:
     """A name that may be missing, or has characters that no terminal should get: then ""."""
     return value[:1000] if isinstance(value, str) and value.isprintable() else ""
-
-
-def sampling(drawn: DecodingParams | None) -> dict[str, Any]:
-    """How tokens are drawn, in the words that vLLM and SGLang share."""
-    if drawn is None:
-        return {"temperature": 0}
-    top_k = drawn.top_k or -1
-    return {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": top_k, "min_p": drawn.min_p}

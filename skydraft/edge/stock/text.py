@@ -25,8 +25,8 @@ from skydraft.edge.event_loop import Waiting
 from skydraft.edge.stock.chat import Chat, SoFar, TextDialect
 from skydraft.edge.stock.connection import StockConnection, StockInfo
 from skydraft.edge.stock.dialect import Body, Row, read_safely
+from skydraft.edge.stock.ids import LlamaServer
 from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
-from skydraft.edge.stock.llama_server import LlamaServer
 from skydraft.edge.stock.wire import Events
 from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
@@ -169,7 +169,6 @@ class StockText:
         return replace(verdict, cost=cost)
 
     async def _judge(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, int]:
-        """The verdict, and the number of tokens that the server wrote for it."""
         info = await self._ask_who(seen, waiting)
         if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
             raise LimitExceeded(f"The text has outgrown the server's context of {info.context_len} tokens.")
@@ -184,7 +183,6 @@ class StockText:
         return row.ends(work.verdict(Cost())), num_rows
 
     async def next_written(self, waiting: Waiting) -> Written:
-        """The next tokens that the target wrote; waits for the first one, and takes all that have come."""
         assert self._limit is not None
         base, token_ids, verdict = len(self._text) - len(self._prompt), list[int](), None
         try:
@@ -210,7 +208,6 @@ class StockText:
         return Written(base, tuple(token_ids), finish, is_last, cost)
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
-        """At the end of the text, read what the server still says about it."""
         if verdict is not None and verdict.finish and self._writing is not None:
             await self._writing.rest(is_last=verdict.finish == "length")
 
@@ -250,7 +247,6 @@ class StockText:
         )
 
     def _bound(self, context_len: int) -> None:
-        """End the text where the server's context does."""
         room = context_len - len(self._prompt)
         if context_len and room < 1:
             raise LimitExceeded(f"The prompt has {len(self._prompt)} tokens, the server takes {context_len}.")
@@ -262,7 +258,6 @@ class StockText:
         return self._stopping.max_new_tokens - (len(text) - len(self._prompt))
 
     def _verification(self, text: TokenIds, block: DraftBlock) -> Verification:
-        """The verification of a block after a text; its first row is the choice after the text."""
         prompt_len, top = len(self._prompt), self._given.plan.top
         chooser = (Chooser if self._drawing.num_best else _Chosen)(self._params, self._vocab, prompt_len)
         return Verification(text, prompt_len, (), block, len(text) - 1, chooser, self._stopping, top)
@@ -332,7 +327,6 @@ class StockText:
         return row
 
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
-        """A request that carries a text, prompt included."""
         carried = Carried(len(text), text[len(self._prompt) :], len(self._context.generated), num_written)
         scope = self._given.cache_scope
         salt = {info.dialect.salt: scope} if info.dialect.salt and scope else {}
@@ -344,7 +338,6 @@ class StockText:
         return self._num_cached - before
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
-        """Ask the server to write after a text."""
         dialect = info.dialect
         if not isinstance(dialect, TextDialect):
             path, body = dialect.writing(
@@ -366,7 +359,6 @@ class StockText:
             raise TargetChanged(f"The server at {self._server.address} answers as {model} now.")
 
     def _drop(self) -> None:
-        """End the stream."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
