@@ -121,15 +121,6 @@ class SessionStream:
         """Whether a message may have left this device: one was written, or there is a connection."""
         return self._has_written or self._wire.get_state() is grpc.ChannelConnectivity.READY
 
-    async def ended_by(self) -> SkydraftError:
-        try:
-            await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            return await self._reason(error)
-        except asyncio.CancelledError as error:
-            return _closed(error)
-        return CloudLost("The stream ended early.")
-
     def send(self, message: bytes) -> None:
         """Send a message that has no reply of its own; if that fails, the stream is over."""
         self._sending = asyncio.ensure_future(self._write(message))

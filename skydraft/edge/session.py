@@ -18,7 +18,7 @@ from skydraft.decoding.receipt import Sent
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Channel, SessionStream
 from skydraft.edge.event_loop import Waiting
-from skydraft.errors import CloudDraining, CloudFailure, Diverged, ProtocolError, SkydraftError
+from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.values import MAX_SESSION, OpenCall, Opened, Opening, StopCall, TargetId, VerifyCall, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Verdict
@@ -93,7 +93,7 @@ class Session:
     async def _open(self, message: bytes, waiting: Waiting) -> None:
         if self._budget is not None:
             self._budget.check()
-        reply = await self._exchange(await self._stream_now(), message, waiting, self._opening)
+        reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         opened: Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
         self._cost = opened.cost
@@ -101,7 +101,7 @@ class Session:
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
         opening = None if self._is_open else self._opening_now()
         checksum = codec.digest(self._prompt_ids, self._context.generated)
-        stream = await self._stream_now()
+        stream = self._stream_now()
         number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
         call = VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
@@ -151,14 +151,9 @@ class Session:
         seen = self._context.generated[: self._context.num_seen]
         return replace(self._opening, committed_ids=tuple(seen.tolist()))
 
-    async def _stream_now(self) -> SessionStream:
-        """The session's stream; a new one if the server ended the old one while idle. Raises CloudDraining."""
-        if self._stream is not None and self._stream.is_over:
-            reason = await self._stream.ended_by()
-            self._stream = None
-            if isinstance(reason, CloudDraining):
-                raise reason
-        if self._stream is None:
+    def _stream_now(self) -> SessionStream:
+        """The session's stream; a new one if the server ended the old one while idle."""
+        if self._stream is None or self._stream.is_over:
             self._stream = self._last = self._channel.stream(self._traceparent)
             self._is_named = False
         return self._stream

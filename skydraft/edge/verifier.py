@@ -168,21 +168,12 @@ class RemoteVerifier:
         self._greeting = self._loop.begin(self._greet())
 
     async def _greet(self) -> None:
-        """Ask twice: gRPC may remember that a server was away a moment ago."""
-        for is_last in (False, True):
-            try:
-                await self._servers.ask(self._key, lambda server: server.ping(_PROBE_S))
-            except CloudLost as error:
-                if self._pending or self._outage or self._is_closed or self._servers.is_reached:
-                    return  # the verification finds out by itself, or has
-                if is_last:
-                    self._go_alone(error)
-                else:
-                    await self._servers.renew()
-            except SkydraftError:
-                return
-            else:
-                return
+        try:
+            await self._servers.ask(self._key, lambda server: server.ping(_PROBE_S))
+        except SkydraftError as error:
+            is_told = self._pending or self._outage or self._is_closed  # the verification finds out by itself, or has
+            if isinstance(error, CloudLost) and not (is_told or self._servers.is_reached):
+                self._go_alone(error)
 
     def cancel(self) -> None:
         self._is_cancelled = True

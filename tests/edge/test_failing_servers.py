@@ -16,7 +16,6 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.edge.channel import Channel, SessionStream
-from skydraft.edge.cloud import Cloud
 from skydraft.edge.event_loop import Waiting
 from skydraft.edge.own_server import OwnServer
 from skydraft.edge.recovery import Recovery, Situation, recover
@@ -124,11 +123,3 @@ def test_what_a_server_costs_is_asked_once(server: Serving, monkeypatch: pytest.
         monkeypatch.setattr("skydraft.edge.cloud.time", SimpleNamespace(monotonic=lambda: now() + 3600))
         write(cloud)
         assert num_asked() == 2
-
-
-def test_a_fixed_length_of_blocks_asks_nothing(server: Serving) -> None:
-    with Relay(server.address) as relay, closing(skydraft.connect(relay.address)) as cloud:
-        for plan in (make_plan(k=4), make_plan("cloud"), make_plan(gate="entropy:0.3", k=4)):
-            write(cloud, plan)
-        assert "GetInfo" not in {name for name, _ in relay.requests}
-        assert isinstance(cloud, Cloud) and cloud.facts(0) is None

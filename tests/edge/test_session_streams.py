@@ -46,23 +46,6 @@ def expected() -> dict[Any, tuple[int, ...]]:
     return {plan: begin(open_toy("toy"), plan).run().token_ids for plan in (LOSSLESS, GATED)}
 
 
-@pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
-def test_an_idle_stream_that_is_cut_is_opened_again_without_a_word(
-    server: Serving, expected: dict[Any, tuple[int, ...]], plan: Any, unhurried: None
-) -> None:
-    lines = list[str]()
-    with EmulatedLink(("127.0.0.1", server.port)) as link:
-        cloud = skydraft.connect(link.address, notify=lines.append)
-        with begin(cloud, plan) as generation:
-            for number, _ in enumerate(generation.rounds()):
-                if number in (2, 5, 8):
-                    link.cut()
-                    time.sleep(0.1)
-        assert generation.token_ids == expected[plan] and lines == []
-        assert link.num_connections >= 3
-        cloud.close()
-
-
 def test_a_server_that_says_goaway_is_followed_by_another(expected: dict[Any, tuple[int, ...]]) -> None:
     with (
         serving(open_toy("toy")) as first,

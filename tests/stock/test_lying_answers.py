@@ -20,7 +20,7 @@ from skydraft.edge.stock.dialect import count, name
 from skydraft.edge.stock.wire import parsed
 from skydraft.edge.stock.writing import TextWriting
 from skydraft.errors import CloudFailure, OptionError
-from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_one_clear_line, write
+from tests.hostile.texts import ALONE, TARGET, assert_one_clear_line, write
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, fake
 
@@ -76,15 +76,6 @@ def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
     writing = TextWriting(events, dialect, np.array([1], np.int32), vocab, text="", pending=b"", end_id=0)
     rows = [asyncio.run(writing.next_row(Waiting(1, 1, 1))) for _ in range(4)]
     assert [vocab.pieces[row.token_id].decode() for row in rows if row] and max(lengths) <= 1024
-
-
-@pytest.mark.parametrize("data", ["5", "null", '{"id": 1}'])
-@pytest.mark.parametrize("api", ["vllm", "sglang", "completions", "chat"])
-def test_models_that_are_no_list_cost_no_text(api: str, data: str) -> None:
-    listed = faults.says(b'{"data": %s}' % data.encode(), "application/json")
-    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url, timeout_s=0.7, api=api)) as cloud:
-        server.fault_of = lambda path: listed if path == "/v1/models" else None
-        assert len(write(cloud, "gated").run().token_ids) == LENGTH
 
 
 def test_a_count_that_no_price_can_be_made_of_is_none() -> None:

@@ -110,7 +110,7 @@ class StockText:
         in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
         self._stopping = Stopping(params, vocab, params.max_new_tokens)
-        self._drawing = _Drawing(params, top, gives_text=server.gives_text, drafts=request.plan.drafts)
+        self._draw(gives_text=server.gives_text)
         self._info: StockInfo | None = None
         self._writing: Writing | None = None
         self._text = self._prompt  # what was judged or written so far, while the target writes on
@@ -120,6 +120,12 @@ class StockText:
         self._ledger = Ledger(server.budget, server.address, len(self._prompt))
         self._wire = server.wire.noting(self._ledger)
         self.sent = self._ledger.sent
+
+    def _draw(self, *, gives_text: bool) -> None:
+        plan = self._given.plan
+        self._drawing = _Drawing(self._params, plan.top, gives_text=gives_text, drafts=plan.drafts)
+        chooser = Chooser if self._drawing.num_best else _Chosen
+        self._chooser = chooser(self._params, self._vocab, len(self._prompt))
 
     @property
     def is_writing(self) -> bool:
@@ -236,8 +242,7 @@ class StockText:
             raise OptionError(
                 f"{what} does not apply to a chat server, which puts messages into a template of its own."
             )
-        gives_text = isinstance(info.dialect, TextDialect)
-        self._drawing = _Drawing(self._params, request.plan.top, gives_text=gives_text, drafts=request.plan.drafts)
+        self._draw(gives_text=isinstance(info.dialect, TextDialect))
         if self._info is None or self._info.is_same(info):
             self._info = info
             self._bound(info.context_len)
@@ -258,9 +263,8 @@ class StockText:
         return self._stopping.max_new_tokens - (len(text) - len(self._prompt))
 
     def _verification(self, text: TokenIds, block: DraftBlock) -> Verification:
-        prompt_len, top = len(self._prompt), self._given.plan.top
-        chooser = (Chooser if self._drawing.num_best else _Chosen)(self._params, self._vocab, prompt_len)
-        return Verification(text, prompt_len, (), block, len(text) - 1, chooser, self._stopping, top)
+        top, prompt_len = self._given.plan.top, len(self._prompt)
+        return Verification(text, prompt_len, (), block, len(text) - 1, self._chooser, self._stopping, top)
 
     def _row_of(self, row: Row) -> npt.NDArray[Any]:
         """What a verification takes: the token that the server wrote; or, where the edge chooses, logits [vocab], -inf
