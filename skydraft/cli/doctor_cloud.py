@@ -200,6 +200,7 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice) -
     with closing(choice.connect(models.cloud_model)) as cloud:
         try:
             with TERMINAL.state(f"Asking {cloud.name}…"):
+                _check_port(cloud)
                 facts = cloud.facts(None)
                 assert facts is not None
                 _, again = _written(edge, cloud), _written(edge, cloud)

@@ -170,7 +170,7 @@ class Cloud:
         if plan.drafts and drafts_first and (self._open_ahead or not plan.is_gated):
             verifier.open_ahead()
         if patience.falls_back and not self.servers.is_reached:
-            verifier.greet()
+            verifier.greet(vocab)
         return verifier
 
     def close(self) -> None:

@@ -14,13 +14,14 @@ from skydraft.edge.server import OURS
 from skydraft.edge.session import Session
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudFailure, ProtocolError
+from skydraft.errors import CloudFailure, ProtocolError, VocabularyMismatch
 from skydraft.protocol.codec import short_fingerprint, target_id
 from skydraft.protocol.info import decode_info
 from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId
 from skydraft.types import Prompt
 
 _NUM_PINGS = 2  # the shorter one counts
+_ONE_FAMILY = "Choose two models of one family."
 
 
 class OwnServer(Channel):
@@ -44,6 +45,11 @@ class OwnServer(Channel):
         self.runs = target_id(info.weights, info.execution, info.context_len)
         self.is_exact = info.execution == "exact"
         return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
+
+    async def greet(self, vocab: Vocab, timeout_s: float) -> None:
+        info = await self.info(timeout_s)
+        if info.fingerprint != short_fingerprint(vocab.fingerprint):
+            raise VocabularyMismatch(f"{info.model} there reads other tokens than the draft model.", hint=_ONE_FAMILY)
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         info = await self.info(timeout_s)

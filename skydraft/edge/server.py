@@ -45,6 +45,9 @@ class Server(Protocol):
     async def learn(self, timeout_s: float) -> TargetFacts:
         """Its model and its costs."""
 
+    async def greet(self, vocab: Vocab, timeout_s: float) -> None:
+        """Ask whether it is there. Raises a SkydraftError: VocabularyMismatch, too, where that is easy to see."""
+
     async def renew(self) -> None:
         """Make a new connection for what is asked next: the current one may be dead."""
 

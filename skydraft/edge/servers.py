@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Seq
@@ -40,9 +41,11 @@ class Servers:
         """The servers in the order in which a text with this random key tries them: each as often first as others, and
         a recently lost one last."""
         now = time.monotonic()
-        return sorted(
-            self.all, key=lambda server: (self._avoid_until.get(server.address, 0.0) > now, hash((key, server.address)))
-        )
+
+        def place(server: Server) -> tuple[bool, float]:
+            return self._avoid_until.get(server.address, 0.0) > now, random.Random(f"{key} {server.address}").random()
+
+        return sorted(self.all, key=place)
 
     def lost(self, server: Server) -> None:
         """Note that a server did not answer: it is tried last for a while."""

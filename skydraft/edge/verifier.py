@@ -162,18 +162,26 @@ class RemoteVerifier:
         self._is_used = True
         self._ahead = self._loop.begin(self._text.open(self._waiting))
 
-    def greet(self) -> None:
+    def greet(self, vocab: Vocab) -> None:
         """See in the background whether the cloud is there: a wrong address is said even if nothing needs it."""
         self._is_used = True
-        self._greeting = self._loop.begin(self._greet())
+        self._greeting = self._loop.begin(self._greet(vocab))
 
-    async def _greet(self) -> None:
+    async def _greet(self, vocab: Vocab) -> None:
+        async def greet(server: Server) -> None:
+            await server.greet(vocab, _PROBE_S)
+            self._servers.agree(server)
+
         try:
-            await self._servers.ask(self._key, lambda server: server.ping(_PROBE_S))
+            await self._servers.ask(self._key, greet)
         except SkydraftError as error:
-            is_told = self._pending or self._outage or self._is_closed  # the verification finds out by itself, or has
-            if isinstance(error, CloudLost) and not (is_told or self._servers.is_reached):
+            is_met = isinstance(error, CloudLost) and self._servers.is_reached  # by another text
+            if self._pending or self._outage or self._is_closed or is_met:
+                return  # the verification finds out by itself, or has
+            if isinstance(error, CloudError) and error.is_outage:
                 self._go_alone(error)
+            else:
+                self._unsaid.append(f"The cloud at {self._servers.name} cannot be used: {error.line}")
 
     def cancel(self) -> None:
         self._is_cancelled = True

@@ -32,6 +32,9 @@ class StockServer(StockConnection):
     def prices(self) -> Prices | None:
         return self.budget.prices
 
+    async def greet(self, vocab: Vocab, timeout_s: float) -> None:
+        await self.ping(timeout_s)
+
     async def learn(self, timeout_s: float) -> TargetFacts:
         try:
             async with asyncio.timeout(timeout_s):
